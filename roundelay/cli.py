@@ -96,7 +96,7 @@ WIDEST = max(len(str(command.name)) for group in GROUPS.values() for command in 
 
 
 class RootGroup(click.Group):
-    """The command ``roundelay``. Its help lists the commands by what they are for, in the order of ``GROUPS``."""
+    """The command ``roundelay``. Its help lists the commands by topic, in the order of ``GROUPS``."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -105,7 +105,7 @@ class RootGroup(click.Group):
         for title, commands in GROUPS.items():
             rows = [(str(command.name), command.get_short_help_str(limit=100)) for command in commands]
             with formatter.section(title):
-                # One width for all sections, so that the texts stand in one column.
+                # Use one width for all sections, so that the descriptions line up in one column.
                 formatter.write_dl(rows, col_max=30, col_spacing=2 + WIDEST - max(len(name) for name, _ in rows))
 
     def resolve_command(
@@ -139,9 +139,9 @@ for group in GROUPS.values():
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit.
 
-    A hook always exits with 0, even if its environment is wrong: coding agents take an exit code of 2 for a veto.
+    A hook always exits with 0, even if its environment is wrong, because coding agents treat exit code 2 as a veto.
     """
-    if arguments is None:  # the process belongs to this command
+    if arguments is None:  # the command runs in a process of its own
         collect_seldom()
     code = _run(arguments)
     is_hook = list(sys.argv[1:] if arguments is None else arguments)[:2] == ["bridge", "deliver"]
@@ -153,7 +153,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="backslashreplace")  # do not fail on characters that the terminal cannot show
+            reconfigure(errors="backslashreplace")  # otherwise a character that the terminal lacks would fail
     # `python -m roundelay` has the current folder in its import path, and the agents of `up` run that way. Add it for
     # the script too, so that both find a user's tools.
     if (here := os.getcwd()) not in sys.path and "" not in sys.path:
@@ -194,7 +194,7 @@ def is_debugging() -> bool:
 
 
 def explain(error: BaseException) -> tuple[str, int]:
-    """Return the sentence and the exit code for an unhandled error."""
+    """Return the error message and the exit code for an unhandled error."""
     from roundelay.display.screen import tell_person
     from roundelay.display.text import sanitize, sanitize_lines
     from roundelay.network.credentials import hide_secrets

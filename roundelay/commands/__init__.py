@@ -1,2 +1,4 @@
-"""The commands of ``roundelay``, by topic. Only click is imported at the top of these modules, so that
-every command starts fast."""
+"""The commands of ``roundelay``, by topic.
+
+These modules import only click at the top, so that every command starts fast.
+"""

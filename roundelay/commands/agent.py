@@ -1,4 +1,4 @@
-"""``roundelay agent``: run agents of files, try one without a node, control those of the node."""
+"""``roundelay agent``: run agents from files, try an agent without a node, and control the node's agents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def agent() -> None:
 
 @agent.command("run")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--only", multiple=True, metavar="ID", help="Only this agent of the files. May be repeated.")
+@click.option("--only", multiple=True, metavar="ID", help="Run only this agent of the files. May be repeated.")
 @click.option("--until-input-ends", is_flag=True, hidden=True)
 @click.option("--as-loaded", type=click.Path(path_type=Path), hidden=True)
 @log_options
@@ -48,9 +48,10 @@ def run_command(
     log_level: str,
     log_format: LogFormat,
 ) -> None:
-    """Run the agents of FILES in this process, until it is stopped.
+    """Run the agents of FILES in this process until you stop it.
 
-    A file declares one agent, several agents, or a node with agents. An agent that already runs elsewhere is replaced.
+    A file declares one agent, several agents, or a node with agents. If an agent already runs elsewhere, this process
+    replaces it.
     """
     import asyncio
 
@@ -61,7 +62,7 @@ def run_command(
     from roundelay.nodes.run_agents import run_agents
 
     log_to_stderr(log_level, log_format)
-    if as_loaded is not None:  # the file changed after the node loaded it: run what the node has checked
+    if as_loaded is not None:  # The file changed after the node loaded it. Run the version that the node has checked.
         override_file(files[0], as_loaded.read_bytes())
     target = find_target()
     asyncio.run(
@@ -79,9 +80,11 @@ def run_command(
 @agent.command("try", short_help="Send one message to the agent of FILE and show what it does.")
 @click.argument("file", type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.argument("message")
-@click.option("--agent", "agent_id", metavar="ID", help="Which agent, if FILE has several.")
-@click.option("--as", "person", metavar="ID", callback=check_id, help="Who writes (default: the login user).")
-@click.option("--approve", "approves", is_flag=True, help="Approve calls that need it, instead of denying them.")
+@click.option("--agent", "agent_id", metavar="ID", help="Agent to try, if FILE has several.")
+@click.option(
+    "--as", "person", metavar="ID", callback=check_id, help="Sender of the message (default: the login user)."
+)
+@click.option("--approve", "approves", is_flag=True, help="Approve calls that need approval, instead of denying them.")
 @json_option
 @log_options
 @debug_option
@@ -97,8 +100,7 @@ def try_command(
 ) -> None:
     """Send one MESSAGE to the agent of FILE and show what it does, turn by turn.
 
-    It runs in a separate network in memory: nobody else is there, and nothing is stored. Its tools and its model are
-    the real ones.
+    The agent runs alone in a temporary network in memory, and nothing is stored. Its tools and its model are real.
     """
     from roundelay.agent_files import read_agents
     from roundelay.nodes.logs import log_to_stderr
@@ -119,9 +121,9 @@ def try_command(
 @json_option
 @identity_options
 def list_command(as_json: bool) -> None:
-    """List the agents that the node runs, the state of their processes, and changed files. For operators.
+    """List the agents that the node runs, with the state of their processes and any changed files. For operators.
 
-    `roundelay agents` lists everybody who has joined the network.
+    To list everybody who has joined the network, run `roundelay agents`.
     """
     from roundelay.runs.lists import list_node_agents
 

@@ -1,4 +1,4 @@
-"""``roundelay approvals``: list the calls that wait for a decision, and decide on them by number."""
+"""``roundelay approvals``: list the calls that wait for a decision, and decide on a call by its number."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _seq_argument = click.argument("seq", type=SEQ)
 @identity_options
 @click.pass_context
 def approvals(context: click.Context, as_json: bool) -> None:
-    """List and decide agents' calls that wait for a person. Without a command, list those of all agents.
+    """List agents' calls that wait for a person, and decide on them. Without a command, list the calls of all agents.
 
-    With --as ID, list those that ID may read. People who use the owner's token are operators, and read all. If the
-    agent's author names approvers, they decide. Otherwise everybody who reads the request's thread decides, and
-    operators.
+    With --as ID, list the calls that ID may read. People who use the owner's token are operators and read all calls. If
+    the agent's author names approvers, only they decide. Otherwise operators and everybody who may read the request's
+    thread decide.
     """
     if context.invoked_subcommand is not None:
         if as_json:
@@ -34,7 +34,7 @@ def approvals(context: click.Context, as_json: bool) -> None:
     _show_waiting(as_json=as_json)
 
 
-@approvals.command("list", short_help="List what waits for a decision. Same as without a command.")
+@approvals.command("list", short_help="List the calls that wait for a decision. Same as without a command.")
 @json_option
 @identity_options
 def list_waiting(as_json: bool) -> None:
@@ -64,12 +64,12 @@ def _show_waiting(*, as_json: bool) -> None:
     )
 
 
-@approvals.command("show", short_help="Show what #SEQ asks for and who decided.")
+@approvals.command("show", short_help="Show the call that #SEQ asks for, and who decided.")
 @_seq_argument
 @json_option
 @identity_options
 def show_one(seq: int, as_json: bool) -> None:
-    """Show what the request SEQ asks for, and who decided on it, when, and in which words."""
+    """Show the call that the request SEQ asks for, and each decision with its person, time and words."""
     from roundelay.runs.approvals import describe_request, show_request
 
     value = ask_hub(lambda client: show_request(client, seq))
@@ -109,7 +109,7 @@ def deny(seq: int, reason: str, as_json: bool) -> None:
 @json_option
 @identity_options
 def edit(seq: int, arguments: str, as_json: bool) -> None:
-    """Approve the call that the request SEQ asks for with other ARGUMENTS, a JSON object.
+    """Approve the call that the request SEQ asks for, but with other ARGUMENTS: a JSON object.
 
     If the arguments do not fit the tool, the agent rejects them in the thread, and the request keeps waiting.
     """

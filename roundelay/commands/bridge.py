@@ -33,29 +33,33 @@ dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would c
 def bridge() -> None:
     """Connect a coding agent (claude, codex, gemini, opencode, cursor) to a network.
 
-    `install` adds two things to the project's files for that agent. An MCP server lets it send and ask. Hooks show it
-    messages from others while it works. The page `bridge` of the documentation lists what each agent can do.
+    `install` adds an MCP server and hooks to the project's files for the coding agent. Through the MCP server, the
+    agent sends messages and asks questions. The hooks show messages from others to the agent while it works. The page
+    `bridge` of the documentation lists the features that each coding agent supports.
     """
 
 
 @bridge.command()
 @host_argument
 @project_option
-@click.option("--url", metavar="URL", help="The hub (default: found each time, as by other commands).")
-@click.option("--command", metavar="WORDS", help="How the agent starts roundelay (default: as found here).")
-@click.option("--wake", is_flag=True, help="Preview: wake HOST when it is idle and something comes (claude, codex).")
+@click.option("--url", metavar="URL", help="The hub (default: searched at each start, as by other commands).")
+@click.option(
+    "--command", metavar="WORDS", help="Command with which the agent starts roundelay (default: the one found here)."
+)
+@click.option("--wake", is_flag=True, help="Preview: wake HOST when it is idle and a message arrives (claude, codex).")
 @dry_run_option
 @json_option
 @debug_option
 def install(
     host: str, project: Path, url: str | None, command: str | None, wake: bool, dry_run: bool, as_json: bool
 ) -> None:
-    """Write the MCP server and the hooks into a project's files for HOST. Idempotent."""
+    """Add the MCP server and the hooks to a project's files for HOST. Running the command again changes nothing."""
     from roundelay.interop.bridge import installer
     from roundelay.interop.mcp.stdio import is_sdk_installed
     from roundelay.network.extras import MissingExtra, describe_missing
 
-    if command is None and not is_sdk_installed():  # otherwise the host would start a command that cannot run
+    # Without this check, the host would later start a command that cannot run.
+    if command is None and not is_sdk_installed():
         raise MissingExtra(describe_missing("bridge", "mcp"))
     chosen = _find(host)
     changes = installer.plan_install(chosen, project, url=check_url(url) if url else None, command=command, wakes=wake)
@@ -73,9 +77,10 @@ def install(
 @json_option
 @debug_option
 def remove(host: str, project: Path, dry_run: bool, as_json: bool) -> None:
-    """Remove the bridge: restore each file, or, if it was changed since, remove only our entries.
+    """Remove the bridge from a project's files.
 
-    A file that cannot be edited safely (one with comments, say) stays as it is and is reported, and the exit code is 1.
+    Each file is restored. If a file was changed since, only the bridge's entries are removed. A file that cannot be
+    edited safely, such as one with comments, is reported and stays as it is. The exit code is then 1.
     """
     from roundelay.interop.bridge import installer
 
@@ -124,7 +129,7 @@ def status(host: str | None, project: Path, as_json: bool) -> None:
 @host_argument
 @click.option("--url", metavar="URL", envvar="ROUNDELAY_URL")
 def deliver(host: str, url: str | None) -> None:
-    """Answer one hook of HOST: read its event from stdin, write the text for its model to stdout."""
+    """Answer one hook of HOST: read the hook's event from stdin, and write the text for HOST's model to stdout."""
     from roundelay.interop.bridge.hooks import run_hook as answer
 
     answer(_find(host), url)
@@ -135,7 +140,7 @@ def deliver(host: str, url: str | None) -> None:
 @click.option("--url", metavar="URL", envvar="ROUNDELAY_URL")
 @debug_option
 def mcp(host: str, url: str | None) -> None:
-    """Serve MCP on stdin and stdout for the HOST that starts this, as its participant."""
+    """Serve MCP on stdin and stdout for HOST, which starts this command and takes part as its own participant."""
     from roundelay.interop.bridge.participants import is_woken
     from roundelay.interop.mcp.stdio import HostPipe, is_sdk_installed
     from roundelay.network.extras import MissingExtra, describe_missing
@@ -143,7 +148,7 @@ def mcp(host: str, url: str | None) -> None:
     if not is_sdk_installed():
         raise MissingExtra(describe_missing("bridge", "mcp"))
     chosen = _find(host)
-    # Only the SDK can push events to a host. If the host is to be woken, the SDK serves from the start.
+    # Only the SDK can push events to a host, so use the SDK from the start if the bridge may wake the host.
     pipe = HostPipe() if not is_woken(chosen) else None
     import asyncio
 

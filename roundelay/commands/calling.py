@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 @json_option
 @identity_options
 def call(op: str | None, arguments: tuple[str, ...], as_json: bool) -> None:
-    """Call the operation OP (polls.vote, channels.create, network.info) as the login user, or --as ID, and print its
-    value. Without OP, list the operations.
+    """Call the operation OP, such as polls.vote or network.info, and print its result. Without OP, list the operations.
 
-    A VALUE is parsed by the type that the operation declares: text as it is, everything else as JSON.
+    The caller is the login user, or --as ID.
+
+    The type of the parameter decides how VALUE is read: text is used as it is, everything else is parsed as JSON.
     """
     if op is None:
         show_list(
@@ -63,7 +64,7 @@ async def _call(op: str, arguments: Sequence[str]) -> Any:
 
 
 def list_operations(client: NetworkClient) -> dict[str, OperationInfo]:
-    """Return the operations of the hub's mods, as ``welcome`` lists them, and those of every hub, by name."""
+    """Return all operations by name: those of the hub's mods, from its ``welcome`` frame, and those that every hub has."""
     from roundelay.network.operations import network_operations
 
     mods = {it.op: it for mod in client.welcome.mods for it in mod.operations}
@@ -127,7 +128,7 @@ def _name_type(value: object) -> str:
 
 
 def _list_types(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> set[str]:
-    """Return the JSON types that a schema allows; empty if it does not say."""
+    """Return the JSON types that a schema allows, or an empty result if the schema names no type."""
     if "$ref" in schema:
         return _list_types(whole.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {}), whole)
     if "enum" in schema or "const" in schema:
@@ -145,7 +146,7 @@ def _describe_arguments(schema: Mapping[str, Any]) -> str:
 
 
 def describe_value(value: object) -> Iterable[str]:
-    """Return a value as lines: one for each member of an object or item of a list; anything else as JSON."""
+    """Return a value as lines: one line per member of an object or item of a list. Other values are one line of JSON."""
     from roundelay.display.text import sanitize
 
     if isinstance(value, Mapping):

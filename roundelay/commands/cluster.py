@@ -26,11 +26,11 @@ CHOOSING_S, ASK_AGAIN_S = 12.0, 1.0
 
 @click.group(short_help="Check, compare and move nodes on a shared log.")
 def cluster() -> None:
-    """Check, compare and move nodes on a shared log: one of them writes it, the others follow.
+    """Check, compare and move nodes on a shared log. One node writes the log, and the others follow.
 
-    `start` starts servers to try it out. `status` shows the leader. `verify` compares a node's database with the log,
-    `rebuild` builds it from the log. `migrate` moves a network from a database into a log, or back. The page `cluster`
-    of the documentation has the details.
+    `start` starts servers to try out a cluster. `status` shows the leader. `verify` compares a node's database with the
+    log. `rebuild` builds a node's database from the log. `migrate` moves a network from a database into a log, or back.
+    The page `cluster` of the documentation has the details.
     """
 
 
@@ -56,7 +56,7 @@ def _use(log_url: str, work: Callable[[SharedLog], Coroutine[Any, Any, T]]) -> T
 
 
 async def _refuse_missing(log: SharedLog) -> None:
-    """Raise `LedgerError` for a missing log before anything is created."""
+    """Raise `LedgerError` if the log does not exist, before anything is created."""
     await _open(log)
     await log.close()
 
@@ -99,7 +99,7 @@ def _tell_progress(done: int, of: int) -> None:
 @click.option("--stream", default="lab", show_default=True, help="Stream in the printed address.")
 @debug_option
 def start(nodes: int, folder: Path, port: int, stream: str) -> None:
-    """Start NATS servers on this machine to try out a cluster. They run until the command is stopped.
+    """Start NATS servers on this machine to try out a cluster. The servers run until you stop the command.
 
     They listen on loopback without a password. With the same --dir, they continue with their data.
     """
@@ -114,7 +114,7 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
         raise click.UsageError("Start 1, 3 or 5: most of them have to agree.")
 
     url = log_url(nodes, port, stream)
-    read_log_url(url)  # a node would reject it
+    read_log_url(url)  # a node would reject this stream name
 
     async def watch(number: int, process: asyncio.subprocess.Process) -> None:
         code, place = await process.wait(), folder / f"n{number}"
@@ -148,9 +148,9 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
 @json_option
 @debug_option
 def status(log_url: str, as_json: bool) -> None:
-    """Show the leader, the nodes that follow and how far behind they are, and the state of the log's servers.
+    """Show the leader, how far each follower is behind, and the state of the log's servers.
 
-    It listens for a second and a half to the nodes' heartbeats. While servers elect a leader, it asks again.
+    The command listens to the nodes' heartbeats for 1.5 seconds. While the servers elect a leader, it retries.
     """
     import asyncio
     import time
@@ -216,7 +216,7 @@ def _describe(found: dict[str, Any]) -> list[str]:
 def verify(log_url: str, db: Path, as_json: bool) -> None:
     """Compare a node's database with the shared log: every row, and every value of its tables.
 
-    The node may run. If they differ, the first difference is shown and the exit code is 1.
+    The node may be running. If the two differ, the command shows the first difference and exits with 1.
     """
 
     async def look(log: SharedLog) -> Any:
@@ -248,8 +248,8 @@ def _show_copied(found: Any, as_json: bool, told: str) -> None:
 def rebuild(log_url: str, db: Path, as_json: bool) -> None:
     """Build a node's database from the log, or update it, before the node starts.
 
-    A node does the same when it starts. This command never becomes the leader, and ends. If interrupted, run it again
-    to continue. The node must not run.
+    A node does the same when it starts. Unlike a node, this command never becomes the leader, and it ends when the
+    database is complete. The node must not be running. If the command is interrupted, run it again to continue.
     """
     import time
 
@@ -273,8 +273,9 @@ def rebuild(log_url: str, db: Path, as_json: bool) -> None:
 def migrate(source: str, target: str, as_json: bool) -> None:
     """Move a network from a node's database into a shared log, or from a log into a database, with the same seqs.
 
-    No node may use either of them. If interrupted, run the same command again to continue. At the end everything is
-    compared. The source is not changed: do not start a node with it again, because that would begin a second history.
+    No node may use the source or the target meanwhile. If the command is interrupted, run it again to continue. At the
+    end the command compares everything. The source is not changed. Do not start a node with the source again, because
+    that would begin a second history.
     """
     if _is_log(source) == _is_log(target):
         raise click.UsageError(
@@ -301,7 +302,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
             await _refuse_missing(log)
             try:
                 return await export_database(log, Path(target), _tell_progress)
-            except UnusableLog as error:  # users know an index as a node's --db
+            except UnusableLog as error:  # users know the index as the file of a node's --db
                 raise UnusableLog(str(error).replace("--db", "--to")) from error
 
         done = _use(source, make_database)

@@ -1,4 +1,4 @@
-"""``roundelay cost``: what models used and what it cost."""
+"""``roundelay cost``: show the tokens that models used, and their cost."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ GROUPS = ("agent", "model", "thread", "root", "reaction", "turn", "call", "day")
 """Same as `runs.cost.GROUPS`, repeated so that the start of every command does not import that module."""
 
 
-@click.command(short_help="Show what models used and what it cost.")
-@click.option("--by", type=click.Choice(GROUPS), default="agent", show_default=True, help="Group by this.")
+@click.command(short_help="Show the tokens that models used, and their cost.")
+@click.option("--by", type=click.Choice(GROUPS), default="agent", show_default=True, help="How to group the sums.")
 @click.option("--agent", "agent_id", metavar="ID", callback=check_id, help="Only this agent.")
 @click.option("--thread", "thread_id", metavar="ID", help="Only reactions to messages of this thread.")
 @click.option("--root", type=SEQ, metavar="SEQ", help="Only the conversation that began with this message.")
@@ -38,10 +38,11 @@ def cost(
     db: Path | None,
     as_json: bool,
 ) -> None:
-    """Show what models used, and what it cost where prices are known.
+    """Show the tokens that models used, and their cost where prices are known.
 
-    Agents that run inside another agent's call are counted with that agent. Operators see all agents. With --as ID
-    --as-kind agent only that agent's own records are counted. People who use the owner's token are operators.
+    If an agent runs inside another agent's call, its usage counts toward the calling agent. Operators see all agents.
+    With --as ID --as-kind agent, only the records of that agent are counted. People who use the owner's token are
+    operators.
     """
     from roundelay.runs.cost import CallFilter, parse_since, read_cost
     from roundelay.runs.cost_text import describe_cost
@@ -57,7 +58,7 @@ def cost(
     async def read(source: Source) -> CostReport:
         report = await read_cost(source, wanted, by)  # type: ignore[arg-type]  # click has checked the choice
         if root is not None and not report.groups:
-            await source.chain(root)  # raises if there is no such message
+            await source.chain(root)  # raises if the message does not exist
         return report
 
     report = read_run(db, read)

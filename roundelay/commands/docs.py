@@ -28,13 +28,13 @@ def docs(page: str | None, path: bool) -> None:
     if path:
         click.echo(found)
     elif sys.stdout.isatty():
-        click.echo_via_pager(found.read_text(encoding="utf-8").rstrip("\n"))  # the pager ends the last line itself
+        click.echo_via_pager(found.read_text(encoding="utf-8").rstrip("\n"))  # the pager adds the last newline
     else:
         click.echo(found.read_text(encoding="utf-8"), nl=False)
 
 
 def find_folder() -> Path:
-    """Return the folder of the pages: in the package, or in the clone."""
+    """Return the folder of the documentation pages: in the installed package, or in the source checkout."""
     for place in roundelay.__path__:
         if (folder := Path(place, "docs")).is_dir():
             return folder
@@ -42,13 +42,13 @@ def find_folder() -> Path:
 
 
 def list_pages(folder: Path) -> dict[str, Path]:
-    """Return the pages by name, such as ``agents``, and ``decisions/loops`` after the others."""
+    """Return the pages by name, such as ``agents``. Subfolders, such as ``decisions/loops``, come last."""
     found = (*sorted(folder.glob("*.md")), *sorted(folder.glob("*/*.md")), *sorted(folder.glob("*.json")))
     return {it.relative_to(folder).with_suffix("").as_posix(): it for it in found}
 
 
 def find_page(folder: Path, written: str) -> Path:
-    """Return a page, also by the name in an error message or link (``docs/agents.md``). Raises `UsageError`."""
+    """Return a page by its name, or by its path in error messages and links (``docs/agents.md``). Raises `UsageError`."""
     pages = list_pages(folder)
     name = written.partition("#")[0].removeprefix("docs/").removesuffix(".md").removesuffix(".json")
     if name in pages:

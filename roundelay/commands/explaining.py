@@ -1,6 +1,6 @@
 """Commands that explain a run: ``why``, ``impact``, ``export``, ``replay`` and ``tapes``.
 
-Each reads a live node under the caller's rights, or with ``--db`` a ledger's file.
+Each command reads a live node under the caller's rights. With ``--db`` it reads a ledger's file instead.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 def why(seq: int, db: Path | None, as_json: bool) -> None:
     """Explain why a message was sent: the call, the model's reply, the prompt, and so on up to the root.
 
-    SEQ is the number that every list shows as #SEQ. Records are visible to their agent and to operators.
+    SEQ is the number that lists show as #SEQ. Only an agent and operators can see the agent's records.
     """
     from roundelay.runs.why import explain
     from roundelay.runs.why_text import describe_steps
@@ -79,8 +79,8 @@ def impact(seq: int, db: Path | None, as_json: bool) -> None:
 )
 @click.option("--thread", metavar="ID", help="Only this thread.")
 @click.option("--root", type=SEQ, metavar="SEQ", help="Only the conversation with this root.")
-@click.option("--from", "first", type=SEQ, metavar="SEQ", help="First seq.")
-@click.option("--to", "last", type=SEQ, metavar="SEQ", help="Last seq.")
+@click.option("--from", "first", type=SEQ, metavar="SEQ", help="Start at this message.")
+@click.option("--to", "last", type=SEQ, metavar="SEQ", help="End at this message.")
 @click.option(
     "-o",
     "--output",
@@ -101,8 +101,9 @@ def export(
 ) -> None:
     """Export the complete log (jsonl), the messages (markdown, mermaid), or one page for a browser (html).
 
-    The log is for operators; the other formats hold what the caller may read. A whole jsonl export can be replayed. The
-    page opens from disk without a network. It holds records too, with arguments and results of tools.
+    Only operators may export the log. The other formats contain the messages that the caller may read. `roundelay
+    replay` can run a complete jsonl export. The page opens from disk without a network. It also contains records, with
+    the arguments and results of tools.
     """
     from roundelay.display.text import sanitize_json
     from roundelay.network.durable_files import replace_file
@@ -115,7 +116,7 @@ def export(
 
     async def write(source: Source, file: TextIO) -> None:
         if format_ == "jsonl":
-            # written as bytes to a file or a pipe
+            # the bytes may go to a file or a pipe
             is_shown = file is sys.stdout and sys.stdout.isatty()
             await write_log(source, part, (lambda text: file.write(sanitize_json(text))) if is_shown else file.write)
         elif format_ == "html":
@@ -144,9 +145,9 @@ def export(
 )
 @debug_option
 def tapes(ledger: Path, output: Path) -> None:
-    """Write the recorded replies of each agent's model as a tape. `model: {replay: tapes/ID.jsonl}` plays it.
+    """Write the recorded replies of each agent's model as a tape. `model: {replay: tapes/ID.jsonl}` replays the tape.
 
-    LEDGER is a node's database or an export of one. A tape is a text file that people can read and edit.
+    LEDGER is a node's database or a jsonl export. A tape is a text file that people can read and edit.
     """
     from roundelay.agents.models.tape import write_tape
     from roundelay.display.text import sanitize
@@ -158,7 +159,7 @@ def tapes(ledger: Path, output: Path) -> None:
     if not made:
         raise ConfigError(f"{ledger} holds no reply of a model, so there is nothing to make a tape of")
     for agent_id, turns in sorted(made.items()):
-        # the id was chosen by an agent's process: it must not name another folder
+        # An agent's process chose the id. Without this check, the id could name a file in another folder.
         if not re.fullmatch(r"\w[\w. -]{0,63}", agent_id):
             click.echo(f"Left out, for its name can be no file's: {sanitize(agent_id[:80])}", err=True)
             continue
@@ -183,24 +184,24 @@ def tapes(ledger: Path, output: Path) -> None:
     metavar="NAME",
     help="Run this tool again instead of using its recorded results.",
 )
-@click.option("--lenient", is_flag=True, help="Continue after a changed prompt, and report all changes.")
+@click.option("--lenient", is_flag=True, help="Continue after a changed prompt, and report every change.")
 @json_option
 @debug_option
 def replay(
     ledger: Path, files: tuple[Path, ...], factory: str | None, run_tools: tuple[str, ...], lenient: bool, as_json: bool
 ) -> None:
-    """Run the agents of a recorded ledger again, on their recorded replies, and compare message by message.
+    """Run the agents of a recorded ledger again on their recorded replies, and compare every message.
 
-    FILES are agent files, or a node file, whose limits, mods and visibility apply. LEDGER is a node's database or an
-    export of one. No node and no model are needed, and nothing outside is changed. Agents without a file keep their
-    recorded part. The exit code is 1 if something differs, or if no agent ran.
+    FILES are agent files, or a node file. The limits, mods and visibility of a node file apply. LEDGER is a node's
+    database or a jsonl export. The replay needs no node and no model, and changes nothing outside. The messages of
+    agents without a file are taken from LEDGER. The exit code is 1 if anything differs or no agent ran.
     """
     from roundelay.display.screen import Screen
     from roundelay.display.text import sanitize
     from roundelay.runs.replay import load_replay
     from roundelay.runs.replay import replay as play
 
-    silence_logs()  # errors of the recorded run happen again; do not log them
+    silence_logs()  # The errors of the recorded run happen again. Do not log them a second time.
     recording, runners, options = load_replay(ledger, files, factory, frozenset(run_tools), is_lenient=lenient)
     report = play(recording, runners, options)
     if as_json:

@@ -1,4 +1,4 @@
-"""``roundelay gateway`` and ``roundelay mcp``: other protocols' access to a node."""
+"""``roundelay gateway`` and ``roundelay mcp``: access to a node through other protocols."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _check(value: str | None, check: Literal["check_public_url", "check_web_host
     type=click.IntRange(0, 65_535),
     default=8701,
     show_default=True,
-    help="Port to listen on; 0 takes any free one.",
+    help="Port to listen on; 0 selects a free port.",
 )
 @click.option("--insecure", is_flag=True, help="Listen without encryption on an address that others can reach.")
 @click.option(
@@ -63,13 +63,13 @@ def _check(value: str | None, check: Literal["check_public_url", "check_web_host
     "webhook_hosts",
     multiple=True,
     metavar="HOST",
-    help="A webhook's host that may be called although it is not public, and without TLS; may be repeated.",
+    help="Allow webhooks to this host although it is not public, and without TLS. May be repeated.",
 )
 @click.option(
     "--public-url",
     callback=lambda _, __, value: _check(value, "check_public_url"),
     metavar="URL",
-    help="Where others reach it, behind a proxy, its path included: cards of A2A and /openapi.json show it.",
+    help="Public URL of the gateway behind a proxy, with its path. A2A cards and /openapi.json show this URL.",
 )
 @click.option(
     "--web-host",
@@ -77,7 +77,7 @@ def _check(value: str | None, check: Literal["check_public_url", "check_web_host
     multiple=True,
     callback=lambda _, __, values: tuple(_check(it, "check_web_host") for it in values),
     metavar="HOST",
-    help="Another name by which hosts of MCP reach it, behind a proxy; may be repeated.",
+    help="Another host name of the gateway for MCP clients, behind a proxy. May be repeated.",
 )
 @click.option("--until-input-ends", is_flag=True, hidden=True)
 @log_options
@@ -96,11 +96,11 @@ def gateway(
     log_level: str,
     log_format: LogFormat,
 ) -> None:
-    """Let programs take part in a network by HTTP, each with a participant's token.
+    """Let programs take part in a network over HTTP, each with a participant's token.
 
-    It runs beside the node until it is stopped, and stores nothing but webhooks: messages are in the ledger. With
-    `interop` in the node's file, `roundelay up` runs one. The page `interop` of the documentation lists the endpoints;
-    /openapi.json describes them for programs.
+    The gateway is a separate process that runs until you stop it. It stores only webhooks: messages are in the node's
+    ledger. With `interop` in the node's file, `roundelay up` also runs a gateway. The page `interop` of the
+    documentation lists the endpoints. /openapi.json describes them for programs.
     """
     import asyncio
 
@@ -144,17 +144,17 @@ def gateway(
 
     try:
         asyncio.run(work())
-    except ConnectError as error:  # the address cannot be bound: not a failed connection
+    except ConnectError as error:  # the address cannot be bound, which is not a failed connection
         raise ConfigError(str(error)) from error
 
 
 @click.command(short_help="Connect an MCP host over stdio.")
 @identity_options
 def mcp() -> None:
-    """Serve MCP on stdin and stdout. The MCP host that starts it takes part as one participant, --as.
+    """Serve MCP on stdin and stdout. The MCP host that starts the command takes part as the participant --as ID.
 
-    A host (an editor, a coding agent) starts it by its own configuration. Without a token, one is created and saved at
-    the first use, as for any agent on this machine.
+    The host, such as an editor or a coding agent, starts this command from its own configuration. Without a token, the
+    first use creates and saves one, as for any agent on this machine.
     """
     from roundelay.interop.mcp.stdio import HostPipe, is_sdk_installed
     from roundelay.network.extras import MissingExtra, describe_missing
@@ -164,7 +164,7 @@ def mcp() -> None:
     target = find_target()
     if target.agent_id is None:
         raise click.UsageError("Say as whom: roundelay mcp --as ID.")
-    pipe = HostPipe()  # answers the host from now on, while the rest is imported
+    pipe = HostPipe()  # answer the host from here on, while the other modules are being imported
     import asyncio
 
     from roundelay.network.client import NetworkClient

@@ -1,4 +1,4 @@
-"""``roundelay inbox``: decisions, questions, failures, stopped conversations and spent budgets."""
+"""``roundelay inbox``: list the decisions, questions, failures and budgets that wait for a person."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ IN_WORDS = {"dead_letter": "failed", "fault": "cannot answer"}
 
 
 @click.command(short_help="List what waits for you.")
-@click.option("--limit", type=click.IntRange(1, MAX_LISTED), default=100, show_default=True, help="Maximum number.")
+@click.option(
+    "--limit", type=click.IntRange(1, MAX_LISTED), default=100, show_default=True, help="Maximum number of entries."
+)
 @json_option
 @identity_options
 def inbox(limit: int, as_json: bool) -> None:
-    """List what waits for you or for --as ID: calls to decide on, unanswered questions, failed messages, stopped
-    conversations, and spent budgets.
+    """List what waits for you or for --as ID.
+
+    The list has calls to decide on, unanswered questions, failed messages, stopped conversations and spent budgets.
     """
     show_list(
         {"items": run(_read(limit))},

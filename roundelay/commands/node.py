@@ -25,14 +25,14 @@ DEFAULT_FILE = Path("roundelay.yaml")
 
 
 def pick_file(file: Path | None) -> Path | None:
-    """Return the node file: the given one, or else roundelay.yaml if it is here."""
+    """Return the node file: the given file, or else roundelay.yaml if the current folder has one."""
     return file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
 
 
 @click.command(short_help="Run a node and its agents.")
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--host", help="The address to listen on (default: 127.0.0.1).")
-@click.option("--port", type=int, help="The port to listen on; 0 takes any free one (default: 8700).")
+@click.option("--port", type=int, help="The port to listen on; 0 selects a free port (default: 8700).")
 @click.option("--db", metavar="FILE", help="The database (default: roundelay.db).")
 @click.option(
     "--durability",
@@ -54,9 +54,12 @@ def pick_file(file: Path | None) -> Path | None:
     "anywhere.",
 )
 @click.option(
-    "--behind-proxy", is_flag=True, default=None, help="Connections come through a proxy, so none counts as local."
+    "--behind-proxy",
+    is_flag=True,
+    default=None,
+    help="Connections come through a proxy, so treat none of them as local.",
 )
-@click.option("--web/--no-web", default=None, help="Serve the page to browsers (default), or not.")
+@click.option("--web/--no-web", default=None, help="Serve the web page (default), or not.")
 @click.option("--web-link", is_flag=True, help="Print a login link for the page even without a terminal.")
 @click.option(
     "--open/--no-open",
@@ -70,7 +73,7 @@ def pick_file(file: Path | None) -> Path | None:
     help="Run the gateway for programs of other protocols (default: where FILE has `interop`), or not.",
 )
 @click.option(
-    "--interop-port", type=int, metavar="PORT", help="The gateway's port; 0 takes any free one (default: 8701)."
+    "--interop-port", type=int, metavar="PORT", help="The gateway's port; 0 selects a free port (default: 8701)."
 )
 @click.option("--no-agents", is_flag=True, help="Do not start the agents that FILE declares.")
 @click.option("--until-input-ends", is_flag=True, hidden=True)
@@ -90,10 +93,11 @@ def up(
     log_format: LogFormat,
     **flags: str | int | bool | tuple[str, ...] | None,
 ) -> None:
-    """Run a node, and the agents that FILE declares, until it is stopped.
+    """Run a node and the agents that FILE declares, until you stop the command.
 
-    FILE is roundelay.yaml if there is one here. Flags take precedence over the environment (ROUNDELAY_PORT and so on),
-    and the environment over the file. One line on stdout says when everything is ready, and at which address.
+    FILE defaults to roundelay.yaml in this folder, if it exists. Flags take precedence over the environment
+    (ROUNDELAY_PORT and so on), and the environment over the file. When everything is ready, one line on stdout shows
+    the address.
     """
     import asyncio
 
@@ -167,7 +171,7 @@ def up(
     try:
         with asyncio.Runner(loop_factory=find_loop_factory()) as runner:
             runner.run(work)
-    except ConnectError as error:  # the address cannot be bound: not a failed connection
+    except ConnectError as error:  # the address cannot be bound, which is not a failed connection
         raise click.ClickException(str(error)) from error
     except ModError as error:
         raise place_mod_error(error, origins["mods"]) from error
@@ -189,7 +193,7 @@ def up(
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="Seconds that a model may take.",
+    help="Maximum seconds for a model's reply.",
 )
 @json_option
 @node_options
@@ -203,10 +207,11 @@ def doctor(
     timeout_s: float,
     as_json: bool,
 ) -> None:
-    """Check what a node and its agents need, and say what to do.
+    """Check everything that a node and its agents need, and explain how to fix each problem.
 
-    It checks versions, configuration, the database and its integrity, shared log, retention, open files, TLS, port and
-    clock, and asks each model of FILE's agents once to call a tool. FILE may be an agent file.
+    The command checks versions, the configuration, the database and its integrity, the shared log, retention, open
+    files, TLS, the port and the clock. It also asks each model of FILE's agents once to call a tool. FILE may be an
+    agent file.
     """
     import asyncio
 
@@ -215,7 +220,7 @@ def doctor(
     from roundelay.nodes.doctor import examine
 
     if file is not None and not file.exists():
-        load_yaml(file)  # reports it: nothing of it can be checked, and its name may be misspelled
+        load_yaml(file)  # Report the missing file: none of its settings can be checked, and its name may be misspelled.
     checks = asyncio.run(
         examine(
             pick_file(file),

@@ -42,8 +42,8 @@ MAX_LISTED = 1000
 def backup(file: Path, db: Path | None, as_json: bool) -> None:
     """Copy a node's database into FILE, even while the node runs.
 
-    When the command ends, the copy is complete, checked and on disk. A node that starts from it begins a new epoch,
-    because it does not know the messages after the copy.
+    When the command ends, the copy is complete, checked and on disk. A node that starts from the copy begins a new
+    epoch, because the copy lacks all later messages.
     """
     from roundelay.network.ledger.backup import back_up
 
@@ -55,7 +55,7 @@ def backup(file: Path, db: Path | None, as_json: bool) -> None:
 
 
 def _find_database() -> Path:
-    """Return the database of the only node on this machine, or else the one configured here. Raises `ConfigError`."""
+    """Return the database of the only node on this machine, or else the database configured here. Raises `ConfigError`."""
     from roundelay.network.config import resolve_config
     from roundelay.network.errors import ConfigError
     from roundelay.network.home import running_nodes
@@ -72,10 +72,10 @@ def _find_database() -> Path:
 
 @click.group("dead-letters", short_help="List, retry and drop messages that failed at their recipient.")
 def dead_letters() -> None:
-    """List, retry and drop messages that failed five times at their recipient.
+    """List, retry and drop dead letters: messages that failed five times at their recipient.
 
-    Operators see all of them. With --as ID --as-kind agent, it is only that agent's own. People who use the owner's
-    token are operators.
+    Operators see all dead letters. With --as ID --as-kind agent, you see only those of that agent. People who use the
+    owner's token are operators.
     """
 
 
@@ -92,7 +92,13 @@ def _letter_options(function: Function) -> Function:
 
 @dead_letters.command("list", short_help="List dead letters and why they failed.")
 @_owner_option
-@click.option("--limit", type=click.IntRange(1, MAX_LISTED), default=100, show_default=True, help="Maximum number.")
+@click.option(
+    "--limit",
+    type=click.IntRange(1, MAX_LISTED),
+    default=100,
+    show_default=True,
+    help="Maximum number of dead letters.",
+)
 @db_option
 @json_option
 @identity_options

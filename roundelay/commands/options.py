@@ -1,4 +1,4 @@
-"""Shared options of commands, and the connection that they describe.
+"""Shared options of commands, and the connections that these options describe.
 
 `node_options` is on the root command and on each command that connects, so that ``roundelay --url X agents`` and
 ``roundelay agents --url X`` are the same. Without options, the node of this machine is used (`roundelay.network.home`).
@@ -32,7 +32,7 @@ _ID = r"[a-z0-9][a-z0-9._-]{0,63}"
 
 @dataclass
 class Target:
-    """The hub to connect to and the identity, as far as the options name them."""
+    """Hub and identity from the options; None for an option that was not given."""
 
     url: str | None = None
     token: str | None = None
@@ -41,14 +41,15 @@ class Target:
 
 
 def find_target() -> Target:
-    """Return the target that the options of the running command and its groups name."""
+    """Return the target of the running command, from its own options and those of its groups."""
     return click.get_current_context().ensure_object(Target)
 
 
 def _keep(name: str, check: Callable[[str], str] = str) -> Callable[[click.Context, click.Parameter, str | None], None]:
     """Return an option callback that stores a value of the target.
 
-    An option typed before the command takes precedence over the environment, which is read for both places.
+    The options exist before and after the command's name, and click reads the environment for both. An option that the
+    user typed before the name takes precedence over the environment.
     """
 
     def keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
@@ -61,7 +62,7 @@ def _keep(name: str, check: Callable[[str], str] = str) -> Callable[[click.Conte
 
 
 def check_url(value: str) -> str:
-    """Validate the address of a hub, or several addresses with commas between them."""
+    """Validate the address of a hub, or several addresses separated by commas."""
     from roundelay.network.errors import ConfigError
     from roundelay.network.home import read_urls
 
@@ -72,7 +73,7 @@ def check_url(value: str) -> str:
 
 
 def _read_token(value: str) -> str:
-    """Validate a token: it must fit into an HTTP header."""
+    """Check that a token can be sent in an HTTP header, and return it."""
     from roundelay.network.credentials import read_secret
     from roundelay.network.errors import ConfigError
 
@@ -104,20 +105,20 @@ SEQ = _Seq()
 
 
 def check_id(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    """Option callback that validates a participant's id."""
+    """Validate a participant's id, as an option callback."""
     return _check_id(value) if value is not None else None
 
 
 def check_place(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    """Option callback that validates a place: an address, a thread, or a participant's id."""
+    """Validate an address, a thread or a participant's id, as an option callback."""
     if value is not None and not re.fullmatch(rf"broadcast|(agent:)?{_ID}|(channel|direct|mod|thread):\S+", value):
         raise click.BadParameter(f"{value!r} is no place; write an ID, broadcast, channel:NAME, mod:ID or thread:SEQ.")
     return value
 
 
 def read_address(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """Option callback that returns an address. A bare id means that participant."""
-    from roundelay.network.addresses import complete_address  # keeps the start of commands fast
+    """Return an address, as an option callback. A bare id is the address of the participant."""
+    from roundelay.network.addresses import complete_address  # imported here so that commands start fast
 
     address = complete_address(value)
     if not re.fullmatch(rf"broadcast|(agent|channel|mod):{_ID}", address):
@@ -148,7 +149,7 @@ def node_options(function: Function) -> Function:
         expose_value=False,
         callback=_keep("url", check_url),
         envvar="ROUNDELAY_URL",
-        help="The hub (default: the node on this machine).  [env: ROUNDELAY_URL]",
+        help="URL of the hub (default: the node on this machine).  [env: ROUNDELAY_URL]",
     )(function)
 
 
@@ -159,7 +160,7 @@ def identity_options(function: Function) -> Function:
         type=click.Choice(("human", "service", "agent")),
         expose_value=False,
         callback=_keep("kind"),
-        help="Kind of --as (default: that of its token, or else human).",
+        help="Kind of the participant --as (default: the kind of its token, or else human).",
     )(function)
     function = click.option(
         "--as",
@@ -189,7 +190,11 @@ LEDGER_PATH = click.Path(readable=False, path_type=Path)
 
 def db_option(function: Function) -> Function:
     return click.option(
-        "--db", "db", type=LEDGER_PATH, metavar="FILE", help="Read this ledger, or an export of one, without a node."
+        "--db",
+        "db",
+        type=LEDGER_PATH,
+        metavar="FILE",
+        help="Read this ledger, or a jsonl export of it, without a node.",
     )(function)
 
 
@@ -214,7 +219,7 @@ def log_options(function: Function) -> Function:
 
 
 def silence_logs() -> None:
-    """Hide logs that no handler is configured for, so that only the command's own output is seen."""
+    """Hide logs that have no configured handler, so that users see only the command's own output."""
     import logging
 
     if not logging.getLogger().handlers:
@@ -229,11 +234,11 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     try:
         return asyncio.run(work)
     except asyncio.CancelledError:
-        raise SystemExit(143) from None  # after SIGTERM, which is handled to restore the terminal
+        raise SystemExit(143) from None  # SIGTERM is handled too, so that the terminal is restored
 
 
 def ask_hub(work: Callable[[NetworkClient], Awaitable[T]]) -> T:
-    """Run work over a connection for reading, and return its result."""
+    """Run work over a connection that only reads, and return the result."""
 
     async def join_and_work() -> T:
         async with join() as client:
@@ -261,10 +266,10 @@ def read_run(db: Path | None, read: Callable[[Source], Coroutine[Any, Any, T]]) 
 
 @asynccontextmanager
 async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIterator[NetworkClient]:
-    """Connect as ``--as``, or else as the login user (``as_person``) or the commands' own reader.
+    """Connect as ``--as``. The default is the login user with ``as_person``, or else the commands' own reader.
 
-    Without ``reconnect``, a lost connection ends the command. An id that only reads with the owner's token must be
-    registered already: the connection would register it. Raises `UnknownRecipient` if it is not.
+    Without ``reconnect``, a lost connection ends the command. A connection with the owner's token would register a new
+    id. Therefore an id that only reads must be registered already. Raises `UnknownRecipient` if it is not registered.
     """
     from roundelay.network.client import NetworkClient
     from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated
@@ -281,7 +286,7 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
 
     client = make_client(None if is_left_to_token else target.kind or usual)
     try:
-        is_reading = READ_ONLY_QUERY in client.url  # a read replica registers nobody
+        is_reading = READ_ONLY_QUERY in client.url  # a read replica registers no participants
         is_doubtful = not as_person and target.agent_id is not None and target.token is None and not is_reading
         if is_doubtful and find_owner_token(client.url):
             await _check_registered(agent_id, client.url)
@@ -290,7 +295,7 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
         except NotAuthenticated:
             if not is_left_to_token:
                 raise
-            client = make_client(usual)  # the owner's token does not say which kind a new participant is
+            client = make_client(usual)  # the owner's token does not determine the kind of a new participant
             await client.connect()
     except NotAuthenticated as error:
         raise NotAuthenticated(f"{error} {_advise(target)}") from error
@@ -299,7 +304,7 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
         if READ_ONLY_QUERY in client.url and target.agent_id is None:
             told = f"{agent_id} has never joined this network: say with --as as whom to read."
         raise Forbidden(f"{error} {told}".strip()) from error
-    finally:  # by now a read replica may have named its leader
+    finally:  # meanwhile a read replica may have reported the leader's address
         if target.url is None and (others := {node.url for node in running_nodes()} - {client.url}):
             told = f"Several nodes run here; this is {client.url}. Another one: --url {', '.join(sorted(others))}"
             click.echo(f"* {told}", err=True)
@@ -322,7 +327,7 @@ def _tell_age(client: NetworkClient) -> str:
 
 
 async def _check_registered(agent_id: str, url: str) -> None:
-    """Raise `UnknownRecipient` for an unregistered id: connecting with the owner's token would register it."""
+    """Raise `UnknownRecipient` for an unregistered id, because connecting with the owner's token would register it."""
     from roundelay.network.client import NetworkClient
     from roundelay.runs.lists import list_participants
     from roundelay.terminal.places import check_recipient

@@ -1,4 +1,4 @@
-"""Output of commands: words and tables for people, JSON with ``--json`` for programs."""
+"""Output of commands: text and tables for people, JSON with ``--json`` for programs."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def print_json(value: object, indent: int | None = None) -> None:
 
 
 def print_answer(value: object) -> None:
-    """Print a hub's answer on one line, or indented at a terminal. Numbers beyond a double become null, as in messages."""
-    from pydantic_core import to_json  # keeps the start of commands fast
+    """Print a hub's answer on one line, or indented at a terminal. Numbers outside the range of a double become null,
+    as in messages.
+    """
+    from pydantic_core import to_json  # imported here so that commands start fast
 
     click.echo(sanitize_json(to_json(value, indent=terminal_indent(), inf_nan_mode="null").decode()))
 
@@ -40,7 +42,7 @@ def show(
     as_json: bool,
     print_value: Callable[[object], None] = print_json,
 ) -> None:
-    """Show a value as JSON, or by the lines that describe it."""
+    """Print a value as JSON with ``--json``, or else the lines that describe it."""
     if as_json:
         print_value(value)
         return
@@ -59,7 +61,7 @@ def show_list(
     as_json: bool,
     print_value: Callable[[object], None] = print_json,
 ) -> None:
-    """Show a list as a table with these columns, or under its name in JSON. ``empty`` is shown for an empty list."""
+    """Print a list as a table, or in JSON as an object with the list under its name. Print ``empty`` for an empty list."""
     [entries] = listed.values()
     rows = [[read(it) for read in columns.values()] for it in entries]
     describe = draw_table(list(columns), rows) if rows else lambda _: [empty]
@@ -67,12 +69,12 @@ def show_list(
 
 
 def draw_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Callable[[Paint], Iterable[str]]:
-    """Return a function for `show` that draws a table."""
+    """Return a function that draws a table, as an argument of `show`."""
     from roundelay.display.screen import format_table
 
     return lambda paint: [format_table(head, rows, paint=paint)]
 
 
 def format_day(at: int) -> str:
-    """Return local date and time."""
+    """Return a time as local date and time."""
     return f"{datetime.fromtimestamp(at / 1000, UTC).astimezone():%Y-%m-%d %H:%M}"

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     "--to",
     metavar="PLACE",
     callback=check_place,
-    help="Where lines go at first: ID, channel:NAME, thread:SEQ (default: broadcast).",
+    help="First recipient of your lines: ID, channel:NAME or thread:SEQ (default: broadcast).",
 )
 @click.option(
     "--wait",
     "wait_s",
     type=click.FloatRange(0, 86_400),
     metavar="SECONDS",
-    help="Seconds to stay after the end of a pipe (default: until nobody is at work).",
+    help="Seconds to stay after the end of the input (default: until no agent is working).",
 )
 @identity_options
 def chat(to: str | None, wait_s: float | None) -> None:
@@ -61,7 +61,7 @@ def tui(to: str | None) -> None:
 
     Press ? for the list of keys.
 
-    It needs the extra `tui`: pip install 'roundelay[tui]'
+    The command needs the extra `tui`: pip install 'roundelay[tui]'
     """
     from roundelay.network.errors import ConfigError
 
@@ -88,12 +88,18 @@ def tui(to: str | None) -> None:
 @click.argument("to", callback=read_address)
 @click.argument("text")
 @click.option("--reply-to", type=SEQ, metavar="SEQ", help="The message that this one answers.")
-@click.option("--requires-response", "needed", multiple=True, metavar="ID", help="Who must answer. May be repeated.")
+@click.option(
+    "--requires-response", "needed", multiple=True, metavar="ID", help="Participant who must answer. May be repeated."
+)
 @click.option(
     "--conversation", metavar="ID", help="Name of a conversation with a participant: each is a separate thread."
 )
 @click.option(
-    "--id", "--message-id", "message_id", metavar="ID", help="Id of the message: repeating it sends nothing twice."
+    "--id",
+    "--message-id",
+    "message_id",
+    metavar="ID",
+    help="Id of the message. A repeated send with the same id stores nothing twice.",
 )
 @json_option
 @identity_options
@@ -112,7 +118,7 @@ def send(
     """
     try:
         content = sys.stdin.read().removesuffix("\n") if text == "-" else text
-        content.encode()  # a byte that is not UTF-8 arrives as a lone surrogate
+        content.encode()  # Python reads a byte that is not UTF-8 as a lone surrogate
     except UnicodeError:
         raise click.UsageError("The text is not UTF-8, so nothing is sent; `iconv -t UTF-8` makes it that.") from None
     if not content.strip():

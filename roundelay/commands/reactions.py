@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 MAX_LAST = 500
 
 
-@click.group(short_help="List, show and stop the work of agents.")
+@click.group(short_help="List, show and stop agents' reactions.")
 def reactions() -> None:
-    """List agents' reactions, show the records of one, stop one.
+    """List the reactions of agents, show the records of one reaction, or stop it.
 
-    Operators see all reactions. With --as ID --as-kind agent, it is only that agent's own. People who use the owner's
-    token are operators.
+    Operators see all reactions. With --as ID --as-kind agent, you see only the reactions of that agent. People who use
+    the owner's token are operators.
     """
 
 
-@reactions.command("list", short_help="List open reactions and those to the last messages.")
+@reactions.command("list", short_help="List open and recent reactions.")
 @click.option("--agent", "agent_id", metavar="ID", callback=check_id, help="Only this agent.")
 @click.option("--open", "only_open", is_flag=True, help="Only open reactions.")
 @click.option(
@@ -39,13 +39,13 @@ def reactions() -> None:
     default=100,
     show_default=True,
     metavar="N",
-    help="Besides open ones, show those whose prompt holds one of the last N messages.",
+    help="Also show reactions whose prompt contains one of the last N messages.",
 )
 @db_option
 @json_option
 @identity_options
 def list_command(agent_id: str | None, only_open: bool, last: int, db: Path | None, as_json: bool) -> None:
-    """List open reactions and those whose prompt holds one of the last messages, oldest first."""
+    """List open reactions, and reactions whose prompt contains one of the last messages, oldest first."""
     from roundelay.runs.reactions import list_open_reactions, list_reactions
 
     found = read_run(db, list_open_reactions if only_open else lambda source: list_reactions(source, last))
@@ -72,13 +72,13 @@ def list_command(agent_id: str | None, only_open: bool, last: int, db: Path | No
     "agent_id",
     metavar="ID",
     callback=check_id,
-    help="Only records of this agent, if others wrote under the same id.",
+    help="Show only the records of this agent, if several agents used the same reaction id.",
 )
 @db_option
 @json_option
 @identity_options
 def show_command(reaction: str, agent_id: str | None, db: Path | None, as_json: bool) -> None:
-    """Show the records of REACTION: prompt, replies, calls with their results, the end."""
+    """Show the records of REACTION: its prompt, replies, tool calls with results, and end."""
     from roundelay.display.screen import CONTINUED, Screen, format_time
     from roundelay.display.text import sanitize, sanitize_lines
     from roundelay.network.errors import UnknownMessage
@@ -111,7 +111,7 @@ def show_command(reaction: str, agent_id: str | None, db: Path | None, as_json: 
 @json_option
 @identity_options
 def cancel_command(reaction: str, as_json: bool) -> None:
-    """Ask REACTION to stop. If its agent is offline, it stops when the agent returns."""
+    """Ask REACTION to stop. If its agent is offline, the reaction stops when the agent reconnects."""
     from roundelay.display.text import sanitize
     from roundelay.network.errors import UnknownMessage
 

@@ -1,4 +1,4 @@
-"""Commands that only read: participants, threads, messages, the state of the hub. They change no inbox."""
+"""Commands that only read participants, threads, messages and the state of the hub. They change no inbox."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ MAX_PAGE = 500
 
 
 @click.command()
-@click.option("--online/--offline", default=None, help="Only connected participants, or only others.")
+@click.option(
+    "--online/--offline", default=None, help="Only connected participants, or only disconnected participants."
+)
 @json_option
 @identity_options
 def agents(as_json: bool, online: bool | None) -> None:
-    """List agents, people and services, and what they say they do."""
+    """List agents, people and services with their descriptions."""
     from roundelay.display.screen import Paint, format_participants
     from roundelay.runs.lists import list_participants
 
@@ -55,7 +57,7 @@ def agents(as_json: bool, online: bool | None) -> None:
 @identity_options
 def threads(as_json: bool, limit: int, db: Path | None) -> None:
     """List threads, newest first."""
-    # the log does not hold the readers of a thread
+    # the log does not record the readers of a thread
     head, name = ("READERS", "readers") if db is None else ("SENDERS", "senders")
     show_list(
         {"threads": read_run(db, lambda source: source.threads(limit))},
@@ -99,7 +101,7 @@ def history(thread: str, as_json: bool, limit: int, before: int | None, db: Path
 @json_option
 @identity_options
 def search(words: tuple[str, ...], as_json: bool, thread: str | None, limit: int, before: int | None) -> None:
-    """Find the newest messages that contain all of these WORDS. invoi* matches all words with this beginning."""
+    """Find the newest messages that contain all WORDS. A word such as invoi* matches every word that begins with invoi."""
     args = {"query": " ".join(words), "thread_id": thread, "limit": limit, "before": before}
     given = {name: value for name, value in args.items() if value is not None}
     value = ask_hub(lambda client: client.call("network.search", given))
@@ -107,7 +109,7 @@ def search(words: tuple[str, ...], as_json: bool, thread: str | None, limit: int
 
 
 def _show_messages(value: Mapping[str, Any], *, empty: str, as_json: bool) -> None:
-    """Print a page of messages, oldest first, and how to see earlier ones."""
+    """Print a page of messages, oldest first, and the command that shows earlier messages."""
     from roundelay.display.screen import Screen
     from roundelay.network.messages import message_from_wire
 
@@ -132,15 +134,15 @@ def _show_messages(value: Mapping[str, Any], *, empty: str, as_json: bool) -> No
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Seconds over which to count rates.",
+    help="Seconds during which to measure rates.",
 )
 @json_option
 @identity_options
 def status(as_json: bool, over_s: float) -> None:
     """Show the state of the node: sessions, backlog, commits, rates.
 
-    The rates are counted over the next second, or over --over. --json has every figure; docs/operations.md explains
-    them.
+    Rates are measured during the next second, or during --over. --json shows every figure, and docs/operations.md
+    explains the figures.
     """
     from roundelay.network.errors import ConnectError
     from roundelay.network.home import find_url
@@ -151,7 +153,7 @@ def status(as_json: bool, over_s: float) -> None:
         value = ask_hub(lambda client: read_status(client, urls, over_s))
     except ConnectError:
         alone = read_alone(urls)
-        if alone is not None:  # a read replica without a leader
+        if alone is not None:  # the answer of a read replica without a leader
             show(alone, lambda _: describe_status(alone), as_json=as_json, print_value=print_answer)
         raise
     show(value, lambda _: describe_status(value), as_json=as_json, print_value=print_answer)
@@ -168,8 +170,9 @@ def status(as_json: bool, over_s: float) -> None:
 def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> None:
     """Follow every message that you may read, as it is stored.
 
-    Operators read everything; people who use the owner's token are operators. With --as ID --as-kind agent, it shows
-    what that agent may read. Messages are not delivered or handled by it. With --json, each line is one message.
+    Operators read everything, and people who use the owner's token are operators. With --as ID --as-kind agent, you see
+    the messages that the agent may read. The command does not deliver messages or mark them as handled. With --json,
+    each line is one message.
     """
 
     import asyncio
@@ -195,7 +198,7 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
             yield message
 
     async def watch(client: NetworkClient) -> None:
-        """Report a lost connection, which would otherwise look like silence."""
+        """Report a lost connection. Without the report, it would look as if nobody wrote."""
         patience = make_output_limit()
         async for event in client.events():
             if patience.handle_event(event) and isinstance(event, (Reconnecting, Reconnected)):

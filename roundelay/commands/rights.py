@@ -1,4 +1,4 @@
-"""``roundelay rights``: what `rights` in a node file lets somebody do. The node need not run."""
+"""``roundelay rights``: explain the permissions that `rights` in a node file grants. The node need not run."""
 
 from __future__ import annotations
 
@@ -31,15 +31,26 @@ KINDS = click.Choice(("agent", "human", "service"))
 
 @click.group()
 def rights() -> None:
-    """Explain who may do what, by `rights` in a node's file. The node need not run."""
+    """Explain the permissions that `rights` in a node's file grants. The node need not run."""
 
 
 def page_options(function: Function) -> Function:
     for option in (
         click.option(
-            "--kind", type=KINDS, default="agent", show_default=True, help="Kind of ID: roles may name kinds."
+            "--kind",
+            type=KINDS,
+            default="agent",
+            show_default=True,
+            help="Kind of ID, because roles can apply to a kind.",
         ),
-        click.option("--as", "agent_id", required=True, metavar="ID", callback=check_id, help="The participant."),
+        click.option(
+            "--as",
+            "agent_id",
+            required=True,
+            metavar="ID",
+            callback=check_id,
+            help="Participant whose rights are checked.",
+        ),
         click.option(
             "--file", type=click.Path(path_type=Path, dir_okay=False), help="The node's file (roundelay.yaml)."
         ),
@@ -58,7 +69,10 @@ def page_options(function: Function) -> Function:
 @json_option
 @debug_option
 def check(file: Path | None, agent_id: str, kind: Kind, op: str, to: str | None, to_kind: Kind, as_json: bool) -> None:
-    """Check whether ID may do something by FILE's rights, by which role and rule. The exit code is 1 if it may not."""
+    """Check whether FILE's rights let ID do something, and show the role and rule that decide.
+
+    The exit code is 1 if ID may not do it.
+    """
     page, operations = read_page(file)
     decision = decide(page, operations, (agent_id, kind), op, to, to_kind)
     found = {"allowed": decision.allowed, "as": agent_id, "kind": kind, "op": op, "to": to}
@@ -73,7 +87,7 @@ def check(file: Path | None, agent_id: str, kind: Kind, op: str, to: str | None,
 @json_option
 @debug_option
 def show(file: Path | None, agent_id: str, kind: Kind, as_json: bool) -> None:
-    """List what ID may do by FILE's rights: each verb with its targets, and the operations."""
+    """List everything that FILE's rights let ID do: each verb with its targets, and the operations."""
     from roundelay.network.core.rights import VERBS
 
     page, operations = read_page(file)
@@ -110,7 +124,9 @@ def decide(
     to: str | None = None,
     to_kind: str = "",
 ) -> Ruling:
-    """Decide on a verb or an operation as the hub does. Raises `click.UsageError` for a question without an answer."""
+    """Decide on a verb or an operation as the hub does. Raises `click.UsageError` if the rights cannot answer the
+    question.
+    """
     from roundelay.network.core.rights import VERBS, Ruling
 
     known = [*VERBS, *operations]
@@ -137,7 +153,7 @@ def decide(
 
 
 def _say(op: str, to: str | None) -> str:
-    """Return the question in the words of the hub's refusals."""
+    """Return the action in the same words that the hub uses to refuse it."""
     from roundelay.network.core.rights import VERB_PHRASES
 
     verb, thing = _find_verb(op, to) if op in VERB_PHRASES else ("call", f"{op} for {to}" if to else op)

@@ -19,17 +19,17 @@ FAILED = 1
 
 @click.group()
 def scenario() -> None:
-    """Run and check scenarios: tests for teams of agents, written in YAML."""
+    """Run and check scenarios, which are tests for teams of agents in YAML."""
 
 
 @scenario.command("run")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="The seed, instead of the file's.")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="Seed to use instead of the seed in the file.")
 @click.option(
     "--seeds",
     type=click.IntRange(1, 100_000),
     metavar="N",
-    help="Run each with N seeds, starting with its own. The first failure is shown.",
+    help="Run each scenario with N seeds, starting with the seed in the file. The first failure is shown.",
 )
 @click.option("--live", metavar="URL", help="Run against this network in real time.")
 @click.option(
@@ -63,7 +63,7 @@ def run_command(
     real_models: bool,
     as_json: bool,
 ) -> None:
-    """Run the scenarios in FILES. Exits with 1 if one fails."""
+    """Run the scenarios in FILES. The exit code is 1 if a scenario fails."""
     from roundelay.display.text import sanitize_lines
     from roundelay.network.durable_files import replace_file
     from roundelay.testing.file import load_scenario

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def demo(
     question: str | None, model: str | None, base_url: str | None, serve: bool, web: bool, kill: str | None
 ) -> None:
-    """Watch a node, three agents and a person solve one QUESTION. Needs no key and no network."""
+    """Watch three agents and a person answer one QUESTION on a node. The demo needs no API key and no network."""
     from roundelay.demo.play import run_demo
 
     click.get_current_context().exit(
@@ -69,10 +69,11 @@ def init(
     agent: str | None,
     yes: bool,
 ) -> None:
-    """Write a commented roundelay.yaml, agents and a test of them into FOLDER. Never overwrites.
+    """Write a commented roundelay.yaml, agents and a test of the agents into FOLDER. Existing files are never
+    overwritten.
 
-    At a terminal it asks three questions: which model, which name, and where you want to talk. Every answer is also an
-    option.
+    At a terminal the command asks for the model, the agent's name, and where you want to talk. Each answer can also be
+    given as an option.
     """
     from roundelay.nodes import starter
 
@@ -123,7 +124,7 @@ def _is_at_terminal() -> bool:
 
 
 def _ask_provider() -> tuple[str, str | None, str | None]:
-    """Ask for the provider, and for address and model of another server."""
+    """Ask for the provider. For another server, also ask for its address and model."""
     from roundelay.nodes.starter import PROVIDERS
 
     names = ["none", *PROVIDERS, "other"]
@@ -147,7 +148,7 @@ def _check_agent(name: str) -> str:
     try:
         return check_agent_id(name)
     except AgentIdError as error:
-        raise click.UsageError(str(error)) from error  # click asks again
+        raise click.UsageError(str(error)) from error  # makes click ask again
 
 
 def _choose_provider(name: str, model: str | None, base_url: str | None) -> Provider | None:
@@ -184,13 +185,15 @@ def config() -> None:
     """Show the configuration of a node."""
 
 
-@config.command(short_help="Show every value that applies to a node here.")
+@config.command(short_help="Show every value that a node started here would use.")
 @click.argument("file", required=False, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--origin", is_flag=True, help="Show where each value comes from.")
 @json_option
 @debug_option
 def show(file: Path | None, origin: bool, as_json: bool) -> None:
-    """Show every value that applies to a node with FILE here, and with --origin its source."""
+    """Show every value that a node started here with FILE would use. With --origin, also show where each value comes
+    from.
+    """
     from roundelay.display.text import sanitize
     from roundelay.network.config import flat_values, resolve_config
 
@@ -209,14 +212,15 @@ def show(file: Path | None, origin: bool, as_json: bool) -> None:
 @click.command()
 @click.argument("shell", type=click.Choice(("bash", "zsh", "fish")))
 def completion(shell: str) -> None:
-    """Print the completion for SHELL.
+    """Print the script that completes commands in SHELL.
 
-    Activate it with: eval "$(roundelay completion bash)", in fish: roundelay completion fish | source
+    To activate completion in bash, run: eval "$(roundelay completion bash)". In fish: roundelay completion fish |
+    source
     """
     from click.shell_completion import get_completion_class
 
     found = get_completion_class(shell)
-    assert found is not None  # a class of click
+    assert found is not None  # click's class for this shell
     root = click.get_current_context().find_root().command
     click.echo(found(root, {}, "roundelay", "_ROUNDELAY_COMPLETE").source())
 

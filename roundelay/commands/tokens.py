@@ -23,7 +23,8 @@ T = TypeVar("T")
 def token() -> None:
     """Create, list and revoke tokens. For operators.
 
-    On the node's machine agents need none: the first use of an id binds the token that the client created itself.
+    Agents on the node's machine need no token. A client there creates one, and its first use binds the id to that
+    token.
     """
 
 
@@ -42,11 +43,11 @@ def token_options(function: Function) -> Function:
 @click.option(
     "--kind", type=click.Choice(("agent", "human", "service")), default="agent", show_default=True, help="Kind of ID."
 )
-@click.option("--operator", is_flag=True, help="Let it read and manage everything.")
+@click.option("--operator", is_flag=True, help="Make ID an operator, who may read and manage everything.")
 @json_option
 @token_options
 def create(agent_id: str, kind: Kind, operator: bool, as_json: bool, db: Path | None) -> None:
-    """Create a token for ID and print it. It cannot be shown again."""
+    """Create a token for ID and print it. The token cannot be shown again."""
 
     from roundelay.network.clock import make_token
     from roundelay.network.core.joining import hash_token
@@ -74,7 +75,7 @@ def create(agent_id: str, kind: Kind, operator: bool, as_json: bool, db: Path | 
 def list_tokens(as_json: bool, db: Path | None) -> None:
     """List tokens by their hashes, and the number of sessions that use each.
 
-    A browser that logged in by a link has a separate token: roundelay token revoke ID --hash HASH logs it out.
+    A browser that logged in by a link has its own token. `roundelay token revoke ID --hash HASH` logs that browser out.
     """
     from roundelay.runs import lists
 
@@ -96,11 +97,16 @@ def list_tokens(as_json: bool, db: Path | None) -> None:
 
 @token.command(short_help="Revoke the tokens of ID and close their sessions.")
 @click.argument("agent_id", metavar="ID", callback=check_id)
-@click.option("--hash", "token_hash", metavar="HASH", help="Only this one, as token list shows it.")
+@click.option(
+    "--hash",
+    "token_hash",
+    metavar="HASH",
+    help="Revoke only the token with this hash, as `roundelay token list` shows it.",
+)
 @json_option
 @token_options
 def revoke(agent_id: str, token_hash: str | None, as_json: bool, db: Path | None) -> None:
-    """Revoke all tokens of ID, or one. Sessions that use them are closed."""
+    """Revoke all tokens of ID, or only the token HASH. Sessions that use a revoked token are closed."""
 
     only = {} if token_hash is None else {"token_hash": token_hash.removesuffix("...")}
     number = _operate(db, lambda client: client.call("network.revoke_token", {"agent_id": agent_id, **only}))["revoked"]
@@ -109,7 +115,7 @@ def revoke(agent_id: str, token_hash: str | None, as_json: bool, db: Path | None
 
 
 def _operate(db: Path | None, work: Callable[[NetworkClient], Awaitable[T]]) -> T:
-    """Run work with an operator's rights: at the running node, or in a database that no node has open."""
+    """Run work with an operator's rights, on the running node or in a database that no node has open."""
     if db is None:
         return ask_hub(work)
     from roundelay.app import Network

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 @click.command(short_help="Create a link that logs in to the page once.")
-@click.option("--operator", is_flag=True, help="Let it read and manage everything, as your own link does.")
+@click.option("--operator", is_flag=True, help="Log in as an operator, who may read and manage everything.")
 @click.option("--minutes", type=click.IntRange(1, 1440), default=10, show_default=True, help="Lifetime of the link.")
-@click.option("--open", "opens", is_flag=True, help="Open it in this machine's browser.")
-@click.option("--qr", "shows_qr", is_flag=True, help="Show it as a QR code too, for a phone.")
+@click.option("--open", "opens", is_flag=True, help="Open the link in this machine's browser.")
+@click.option("--qr", "shows_qr", is_flag=True, help="Show the link as a QR code too, for a phone.")
 @json_option
 @identity_options
 def web(operator: bool, minutes: int, opens: bool, shows_qr: bool, as_json: bool) -> None:
-    """Create a link that logs in to the node's page once, as the login user or --as ID. For operators.
+    """Create a link that logs in to the node's page once, as the login user or as --as ID. For operators.
 
-    With the owner's token, the link may be for anybody. With --token, it is for that participant.
+    With the owner's token, the link may be for any participant. With --token, the link is for the token's participant.
     """
     import asyncio
 
@@ -50,7 +50,7 @@ def web(operator: bool, minutes: int, opens: bool, shows_qr: bool, as_json: bool
     own_id = find_login_id() if target.token is None else target.agent_id
     agent_id, kind = target.agent_id or find_login_id(), target.kind or "human"
     if target.token is None:
-        target.agent_id = target.kind = None  # the caller is the owner, whoever the link is for
+        target.agent_id = target.kind = None  # the caller is the owner, even if the link is for another participant
 
     async def make(client: NetworkClient) -> dict[str, Any]:
         await asyncio.to_thread(check_page, client.url)
@@ -85,13 +85,15 @@ def web(operator: bool, minutes: int, opens: bool, shows_qr: bool, as_json: bool
 @click.command(short_help="Show a ledger's file in a browser.")
 @click.argument("file", type=LEDGER_PATH)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="The port to listen on (default: any free one).")
-@click.option("--open/--no-open", "opens", default=True, help="Open it in this machine's browser (default), or not.")
+@click.option(
+    "--open/--no-open", "opens", default=True, help="Open the page in this machine's browser (default), or not."
+)
 @debug_option
 def view(file: Path, port: int, opens: bool) -> None:
-    """Show a ledger's file in a browser, until Ctrl-C: the node's page, on which nothing can be changed.
+    """Show a ledger's file in a browser, on a read-only copy of the node's page. Ctrl-C ends the command.
 
-    FILE is a node's database or a backup of one. It is not changed: the page shows a copy in a temporary folder, made
-    when the command started.
+    FILE is a node's database or a backup. The command does not change FILE: it makes a copy in a temporary folder when
+    it starts, and the page shows that copy.
     """
     from roundelay.network.errors import ConnectError
     from roundelay.nodes.view import show_file
@@ -106,7 +108,7 @@ def view(file: Path, port: int, opens: bool) -> None:
 
     try:
         run(show_file(file, port, find_login_id(), announce))
-    except ConnectError as error:  # the address cannot be bound: not a failed connection
+    except ConnectError as error:  # the address cannot be bound, which is not a failed connection
         raise click.ClickException(str(error)) from error
 
 

@@ -34,9 +34,7 @@ def _gateway_option(function: Function) -> Function:
 
 
 def _of_option(function: Function) -> Function:
-    return click.option(
-        "--of", metavar="ID", callback=check_id, help="Participant whose webhook is meant, for operators."
-    )(function)
+    return click.option("--of", metavar="ID", callback=check_id, help="Owner of the webhook. For operators.")(function)
 
 
 @webhook.command(short_help="Register a participant's webhook.")
@@ -50,10 +48,10 @@ def _of_option(function: Function) -> Function:
 @json_option
 @_gateway_option
 def add(address: str, secret_file: Path | None, gateway: str | None, as_json: bool) -> None:
-    """Post to URL what is delivered to --as ID from now on, and print the signing secret. It cannot be shown again.
+    """Post each new message for --as ID to URL, and print the signing secret. The secret cannot be shown again.
 
-    With --token, that participant registers it. An operator on the node's machine needs no token: a separate one is
-    created for the webhook.
+    With --token, the token's participant registers the webhook. An operator on the node's machine needs no token: the
+    command creates a separate token for the webhook.
     """
     target = find_target()
     agent_id = target.agent_id
@@ -77,7 +75,7 @@ def add(address: str, secret_file: Path | None, gateway: str | None, as_json: bo
 @json_option
 @_gateway_option
 def list_webhooks(gateway: str | None, as_json: bool) -> None:
-    """List webhooks and their state. For operators; with --token, only that participant's own."""
+    """List webhooks and their state. For operators. With --token, list only the webhooks of the token's participant."""
     who = _find_caller()
     found = (
         {"webhooks": [_ask_gateway("GET", "/v1/webhook", gateway, who)]}
@@ -103,7 +101,7 @@ def list_webhooks(gateway: str | None, as_json: bool) -> None:
 @_of_option
 @_gateway_option
 def remove(of: str | None, gateway: str | None) -> None:
-    """Remove a webhook. Messages that its receiver did not accept stay unhandled in the ledger."""
+    """Remove a webhook. Messages that the receiver did not accept stay unhandled in the ledger."""
     whose = _whose(of)
     _ask_gateway("DELETE", "/v1/webhook", gateway, _find_caller(), whose)
     click.echo("Removed.")
@@ -121,18 +119,18 @@ def test(of: str | None, gateway: str | None) -> None:
         click.get_current_context().exit(1)
 
 
-@webhook.command(short_help="Post again at once to a waiting or paused webhook.")
+@webhook.command(short_help="Resume a paused webhook, or retry one at once.")
 @_of_option
 @_gateway_option
 def resume(of: str | None, gateway: str | None) -> None:
-    """Post again at once to a webhook that is paused or waits for its receiver."""
+    """Resume a webhook that is paused or is waiting to retry: post to it again at once."""
     whose = _whose(of)
     resumed = _ask_gateway("POST", "/v1/webhook/resume", gateway, _find_caller(), whose)
     click.echo(f"The webhook of {resumed['participant']} goes on.")
 
 
 def _whose(of: str | None) -> dict[str, str]:
-    """Return whose webhook is meant: the participant of --of, of --as, or of --token."""
+    """Return the owner of the webhook: the participant of --of, of --as, or of --token."""
     target = find_target()
     named = of or target.agent_id
     if named is None:
@@ -143,7 +141,7 @@ def _whose(of: str | None) -> dict[str, str]:
 def _register_with_new_token(agent_id: str, gateway: str | None, body: dict[str, str]) -> dict[str, Any]:
     """Register with a token that only the gateway holds.
 
-    An operator first asks whether the gateway would accept it, so that a refusal leaves nothing behind.
+    Ask the gateway first whether it would accept the webhook, so that a refusal leaves no token behind.
     """
     target = find_target()
     kind = target.kind
@@ -159,7 +157,7 @@ def _register_with_new_token(agent_id: str, gateway: str | None, body: dict[str,
 
 
 def _find_caller() -> tuple[str, str]:
-    """Return id and token of the caller: those of --as and --token, or else of the owner of this machine's node.
+    """Return the caller's id and token, from --as and --token. The default is the owner of this machine's node.
 
     Raises `ConfigError`.
     """
@@ -184,7 +182,9 @@ def _find_caller() -> tuple[str, str]:
 
 
 def _make_token(agent_id: str, chosen: Kind | None) -> tuple[str, bool]:
-    """Create a token for a participant's webhook as the operator. Return it, and whether the id has no other token."""
+    """Create a token for a participant's webhook as the operator. Return the token, and whether the id has no other
+    token.
+    """
     from roundelay.network.clock import make_token
     from roundelay.network.core.joining import hash_token
     from roundelay.runs.lists import list_participants, list_tokens
@@ -207,7 +207,7 @@ def _make_token(agent_id: str, chosen: Kind | None) -> tuple[str, bool]:
 def _take_back(agent_id: str, is_first: bool) -> None:
     """Revoke the token of a webhook that was not registered.
 
-    All tokens of an id are revoked at once. If it has others, tell the operator instead of revoking.
+    Revoking affects all tokens of an id. If the id has other tokens, report this to the operator and revoke nothing.
     """
 
     async def revoke(client: NetworkClient) -> None:

@@ -1,6 +1,6 @@
-"""Approvals for people: requests in words, and deciding each only once.
+"""Formats approval requests for people, and sends their decisions so that each request is decided only once.
 
-The hub lists what waits (``network.approvals``). A decision is a reply to the message that asks.
+The hub lists the waiting requests (``network.approvals``). A decision is a reply to the request's message.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LOOKED_THROUGH = 200
 
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
-    """A call that waits for a person's decision. ``until`` is in milliseconds since the Unix epoch."""
+    """Call that waits for a person's decision. ``until`` is in milliseconds since the Unix epoch."""
 
     message: AnyMessage
     reaction: str
     until: int
     may_decide: bool
     may_call: bool = False
-    """Whether the caller may decide as an operator, without reading the message."""
+    """Whether the caller may decide as an operator without being a reader of the message."""
 
     deciders: tuple[str, ...] | None = None
     approved_by: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class WaitingRequest:
     def to_json(self) -> dict[str, object]:
         """Return JSON with times in milliseconds since the Unix epoch.
 
-        ``arguments`` are decoded, or the model's text if it is not JSON.
+        ``arguments`` is decoded from JSON. If the model's text is not JSON, ``arguments`` is that text.
         """
         it = self.message
         where = {"agent_id": it.sender_id, "thread_id": it.thread_id, "reaction": self.reaction}
@@ -74,7 +74,7 @@ class WaitingRequest:
         return {"seq": it.seq, **where, **call, **when, **rights, "approved_by": list(self.approved_by)}
 
     def describe(self) -> str:
-        """Return one line: who asks for what, and where."""
+        """Return one line that names the agent, the call and the thread of the request."""
         told = read_arguments(self.message)
         why = f" ({sanitize(told['reason'])})" if told["reason"] else ""
         call = f"call {sanitize(told['tool'])} with {sanitize(told['arguments'])}{why}"
@@ -84,14 +84,16 @@ class WaitingRequest:
 
 
 def read_arguments(request: BaseMessage) -> dict[str, str]:
-    """Return the ``tool``, ``arguments`` and ``reason`` of a request, each empty if missing."""
+    """Return the ``tool``, ``arguments`` and ``reason`` of a request. A missing value is empty."""
     told = (request.metadata or {}).get("approval")
     found = told if isinstance(told, dict) else {}
     return {name: it if isinstance(it := found.get(name), str) else "" for name in ("tool", "arguments", "reason")}
 
 
 def _read_json(text: str) -> object:
-    """Return the decoded JSON, or the text itself if it is not JSON, too deep, or has a number that is too large."""
+    """Return the decoded JSON. Return the text unchanged if it is not JSON, is too deep, or has a number that is too
+    large.
+    """
     try:
         # NaN and infinity are no JSON, so the result could not be written as JSON again.
         return from_json(text, allow_inf_nan=False)
@@ -110,7 +112,7 @@ def read_until(request: BaseMessage) -> int | None:
 
 
 def format_until(until: int) -> str:
-    """Return local date and time, or "the end of time" for a time beyond the calendar."""
+    """Return a deadline as local date and time, or "the end of time" if the calendar cannot show it."""
     try:
         return f"{datetime.fromtimestamp(until / 1000, UTC).astimezone():%Y-%m-%d %H:%M}"
     except (ValueError, OverflowError, OSError):
@@ -123,7 +125,7 @@ async def list_requests(client: NetworkClient) -> list[WaitingRequest]:
 
 
 async def show_request(client: NetworkClient, seq: int) -> dict[str, Any]:
-    """Return what a request asks for, whether it still waits, and the decisions on it. Raises `RoundelayError`."""
+    """Return a request's call, whether the request still waits, and the decisions on it. Raises `RoundelayError`."""
     request = await find_message(client, seq)
     if read_request(request) is None:
         raise InvalidArguments(f"#{seq} is not a request for approval. List the requests: roundelay approvals")
@@ -160,7 +162,7 @@ def describe_request(shown: Mapping[str, Any]) -> list[str]:
 def describe_decision(request: BaseMessage, by: str, said: str) -> str | None:
     """Return a decision in words: ``mia approved refund(order=17)``.
 
-    Return None if the words decide nothing, the person may not decide, or the message is not a request.
+    Return None if the text is not a decision, the person may not decide, or the message is not a request.
     """
     deciders, decision = read_deciders(request), parse_decision(said)
     if decision is None or request.sender_kind != "agent" or read_request(request) is None:
@@ -187,13 +189,17 @@ class KnownRequests:
                 del self._known[next(iter(self._known))]
 
     async def describe(self, message: BaseMessage) -> str | None:
-        """Return a person's decision in words, or None for another message. Reads the request if it is not cached."""
+        """Return a person's decision in words, or None if the message is not a decision. Reads the request if not
+        cached.
+        """
         self.add(message)
         question = message.reply_to
         if question is None or message.sender_kind != "human" or read_decision(message) is None:
             return None
         if question not in self._known:
-            with suppress(RequestError, LookupError):  # dropped by retention, or not visible to the client
+            with suppress(
+                RequestError, LookupError
+            ):  # the request was deleted by retention, or is not visible to the client
                 self.add(await find_message(self._client, question))
         # Nothing if it could not be read; the decision is then shown as the plain message that it is.
         request = self._known.get(question)
@@ -210,9 +216,10 @@ async def decide(
     decision: str,
     on_sent: Callable[[AnyMessage, Stored], None] = lambda request, stored: None,
 ) -> tuple[AnyMessage, Stored]:
-    """Send a decision on a request. Return the request and the stored decision; ``on_sent`` gets them as soon as sent.
+    """Send a decision on a request, and return the request and the stored decision.
 
-    Raises `InvalidArguments` before sending if it would decide nothing, and afterwards if somebody else was faster.
+    ``on_sent`` receives both as soon as the decision is sent. Raises `InvalidArguments` before sending if the text is
+    not a valid decision, and after sending if another person decided first.
     """
     request = await find_message(client, seq)
     if read_request(request) is None:
@@ -239,7 +246,7 @@ async def decide(
 
 
 def _explain_rights(client: NetworkClient, waiting: WaitingRequest) -> str:
-    """Return why the client may not decide, as the end of a sentence."""
+    """Return the reason why the client may not decide, as the end of a sentence."""
     me = sanitize(client.agent_id)
     if me in waiting.approved_by:
         return f"has the approval of {me} already and waits for somebody else's"
@@ -261,18 +268,22 @@ def check_arguments(text: str) -> None:
 
 
 async def _find_settled(client: NetworkClient, request: BaseMessage, *, is_waiting: bool) -> str | None:
-    """Return why a request cannot be decided any more, as the end of a sentence. Return None if it can."""
+    """Return the reason why a request can no longer be decided, as the end of a sentence. Return None if it can be
+    decided.
+    """
     decisions = await _list_decisions(client, request)
     for it in decisions:
         if not it.is_edit:
             return it.describe()
     if decisions and not is_waiting:
-        return decisions[-1].describe()  # an edit that does not fit decides nothing, and the request would still wait
+        return decisions[
+            -1
+        ].describe()  # an edit with unsuitable arguments does not decide the request, which would still wait
     if request.reply_to is None:
         return None
     status = await client.call("network.message_status", {"seq": request.reply_to})
     for it in status["recipients"]:
-        begun = [it, it["again"]] if "again" in it else [it]  # the second one replaced the first after a takeover
+        begun = [it, it["again"]] if "again" in it else [it]  # the second request replaced the first after a takeover
         for ended in begun:
             is_it = it["agent_id"] == request.sender_id and ended.get("reaction") == read_request(request)
             if is_it and ended["reaction_status"] != "open":
@@ -282,7 +293,7 @@ async def _find_settled(client: NetworkClient, request: BaseMessage, *, is_waiti
 
 @dataclass(frozen=True, slots=True)
 class RecordedDecision:
-    """A decision on a request: the people, the message, the time (ms) and their words."""
+    """Decision on a request: the people, the message, the time in milliseconds, and the people's words."""
 
     by: tuple[str, ...]
     seq: int
@@ -306,7 +317,7 @@ async def list_decisions(client: NetworkClient, seq: int) -> list[RecordedDecisi
 async def _list_decisions(client: NetworkClient, request: BaseMessage) -> list[RecordedDecision]:
     """Return the decisions on a request, oldest first.
 
-    Replies of people who may not decide are skipped, and so are approvals if more than one is needed.
+    Skips replies of people who may not decide. Also skips single approvals if the request needs several.
     """
     history = await client.history(request.thread_id, limit=LOOKED_THROUGH)
     deciders, needed = read_deciders(request), _read_needed(request)

@@ -1,8 +1,9 @@
-"""Adds up model usage and cost from records: by groups (`read_cost`) or for a chat (`read_usage`).
+"""Sums model usage and cost from records: by groups (`read_cost`) or for a chat (`read_usage`).
 
-Only records that the caller may see are counted: an agent sees its own, an operator all. ``network.usage`` lists them:
-model replies, what tools and middleware used, reviews, and the end of a reaction. The end repeats the sum of the
-others, so only its rest counts. `cost_text` draws the tables.
+Only records that the caller may see are counted. An agent sees its own records, and an operator sees all.
+``network.usage`` lists model replies, the usage of tools and middleware, reviews, and the ends of reactions. The end of
+a reaction repeats the sum of the reaction's other records, so only usage beyond that sum is counted. `cost_text` draws
+the tables.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ HEADS: dict[By, tuple[str, ...]] = {
 
 
 class UsedCall(BaseModel):
-    """The tokens of one record, without those that it lists by model (``used``).
+    """Token usage of one record, without the usage that the record lists by model (``used``).
 
     ``path`` is empty except for an agent inside a call.
     """
@@ -59,7 +60,7 @@ class UsedCall(BaseModel):
     thread_id: str | None = None
     root: int | None = None
     sent_in: str = ""
-    """The reaction that sent the trigger: whose agent asked this one."""
+    """Reaction that sent the trigger. Its agent asked this agent."""
 
     @property
     def is_model_call(self) -> bool:
@@ -67,11 +68,11 @@ class UsedCall(BaseModel):
 
     @property
     def is_empty(self) -> bool:
-        """Whether it used nothing: a review that asked no model, say."""
+        """Whether the record used nothing, such as a review without a model call."""
         return self.kind != "model_reply" and not self.tools and self.usage == Usage()
 
     def find_cost(self, prices: Prices) -> Decimal | None:
-        """Return its dollars; None if it used tokens of a model whose price is unknown."""
+        """Return the cost in dollars, or None if the price of a used model is unknown."""
         # Nothing used costs nothing, even where no price is known.
         if not self.usage.prompt_tokens and not self.usage.completion_tokens:
             return Decimal(0)
@@ -82,7 +83,7 @@ class UsedCall(BaseModel):
 class CallFilter:
     """Which calls to count. Times are in milliseconds since the Unix epoch.
 
-    ``reaction`` includes the reactions of the agents that it asked, and of those that these asked.
+    ``reaction`` also includes all reactions to questions that the reaction asked, at any depth.
     """
 
     agent_id: str | None = None
@@ -91,7 +92,7 @@ class CallFilter:
     reaction: str | None = None
     since: int = 0
     after: int = 0
-    """Skip records up to this seq: everything that a root caused comes after it."""
+    """Skip records up to this seq. Everything that a root message caused has a higher seq than the root."""
 
     def admits(self, call: UsedCall) -> bool:
         return call.at >= self.since and self.thread_id in (None, call.thread_id) and self.root in (None, call.root)
@@ -99,7 +100,7 @@ class CallFilter:
 
 @dataclass(slots=True)
 class Total:
-    """A sum. ``cost`` leaves out the models in ``unpriced``, whose prices are unknown."""
+    """Sum of usage and cost. ``cost`` excludes the models in ``unpriced``, because their prices are unknown."""
 
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
@@ -130,7 +131,7 @@ class Total:
 
 @dataclass(slots=True)
 class CostReport:
-    """The sums of the groups, by their names (`HEADS`), and the total."""
+    """Sums of the groups, by group name (`HEADS`), and the total."""
 
     by: By
     groups: dict[tuple[str, ...], Total] = field(default_factory=dict)
@@ -145,7 +146,7 @@ class CostReport:
         self.total.add(call, prices)
 
     def by_cost(self) -> list[tuple[tuple[str, ...], Total]]:
-        """Return the groups with their names, the most expensive first."""
+        """Return the names and sums of the groups, most expensive first."""
         return sorted(self.groups.items(), key=lambda group: (-group[1].cost, group[0]))
 
     def to_json(self) -> dict[str, object]:
@@ -155,7 +156,7 @@ class CostReport:
 
 
 async def read_cost(source: ReadableSource, wanted: CallFilter, by: By, prices: Prices | None = None) -> CostReport:
-    """Add up the wanted calls, page by page: only the sums are kept in memory."""
+    """Sum the wanted calls page by page, so that only the sums stay in memory."""
     report = CostReport(by)
     prices = prices or Prices()
     # A first pass over all pages: an asked agent's reaction may be listed before the one that asked it.
@@ -167,7 +168,7 @@ async def read_cost(source: ReadableSource, wanted: CallFilter, by: By, prices: 
 
 
 async def list_costs(source: ReadableSource, prices: Prices) -> AsyncIterator[dict[str, Any]]:
-    """Yield every call as JSON with its dollars (``usd``), null where no price is known."""
+    """Yield every call as JSON with its cost in dollars (``usd``), which is null if the price is unknown."""
     async for call in _read_calls(source, CallFilter()):
         if not call.is_empty:
             cost = call.find_cost(prices)
@@ -205,10 +206,10 @@ async def _read_calls(source: ReadableSource, wanted: CallFilter) -> AsyncIterat
 
 
 def _read_page(page: Mapping[str, Any], counted: dict[tuple[str, str], Usage]) -> Iterator[UsedCall]:
-    """Yield the calls of a page. ``counted`` holds what was yielded of each open reaction.
+    """Yield the calls of a page. ``counted`` maps each open reaction to the usage that was already yielded.
 
-    The end of a reaction repeats what its replies and reviews used. Only what it used beyond them is yielded: counting
-    both would double the cost.
+    The end of a reaction repeats the usage of its replies and reviews. Yield only the usage beyond that, because
+    otherwise the cost would be counted twice.
     """
     for entry in page["calls"]:
         place = page["reactions"].get(entry["reaction"], {})
@@ -216,7 +217,7 @@ def _read_page(page: Mapping[str, Any], counted: dict[tuple[str, str], Usage]) -
         context |= {name: place.get(name) for name in ("thread_id", "root")}
         try:
             call = UsedCall(**{**entry, **context})
-        except ValueError:  # another program's record, in another shape
+        except ValueError:  # a record in another program's format
             continue
         reaction = (call.agent_id, call.reaction)
         # Each model in the list has a price of its own, so its tokens leave the sum of the record.
@@ -262,7 +263,7 @@ _NAMES: dict[str, Callable[[UsedCall], str]] = {
 
 
 def parse_since(text: str, now_s: float | None = None) -> int:
-    """Parse ``2h``, ``30m`` or ``7d`` ago, a date, or a date with a time (of this machine's zone).
+    """Parse an age (``2h``, ``30m``, ``7d``), a date, or a date with a time in this machine's time zone.
 
     Returns milliseconds since the Unix epoch. Raises `ValueError` and `OverflowError`.
     """
@@ -286,8 +287,8 @@ class AgentUsage:
 class UsageReport:
     """Usage of some reactions, by agent.
 
-    ``hidden`` counts reactions whose records the caller may not see, or that another program wrote. ``others`` is what
-    all other agents used in the same conversations.
+    ``hidden`` counts reactions whose records the caller may not see or another program wrote. ``others`` is the usage
+    of all other agents in the same conversations.
     """
 
     agents: dict[str, AgentUsage]
@@ -296,9 +297,10 @@ class UsageReport:
 
 
 async def read_usage(client: NetworkClient, noticed: Iterable[tuple[str, str]], seqs: Iterable[int]) -> UsageReport:
-    """Add up what the reactions to these messages used, including open ones.
+    """Sum the usage of the reactions to these messages, including open reactions.
 
-    ``noticed`` are further reactions, as (id, agent). A reaction counts once, under the agent that the hub names.
+    ``noticed`` lists further reactions, as (id, agent). Each reaction is counted once, for the agent that the hub
+    reports as its owner.
     """
     source, seqs = LiveSource(client), list(seqs)
     # Later entries win, so the agent that the hub names counts.
@@ -323,7 +325,7 @@ async def read_usage(client: NetworkClient, noticed: Iterable[tuple[str, str]], 
 
 
 async def _read_conversation_usage(client: NetworkClient, seqs: Iterable[int]) -> AgentUsage:
-    """Return the model calls and tokens of the conversations of these messages, as the hub adds them up."""
+    """Return the hub's sums of model calls and tokens for the conversations of these messages."""
 
     async def read(seq: int) -> tuple[int, dict[str, dict[str, int]]]:
         spent = await client.call("network.spent", {"seq": seq})

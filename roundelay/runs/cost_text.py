@@ -1,4 +1,4 @@
-"""Costs as tables for a terminal. Pure but for the question whether a price table is installed."""
+"""Formats costs as tables for a terminal. Its only IO is checking whether a price table is installed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def describe_cost(report: CostReport, *, paint: Paint) -> str:
 
 
 def list_figures(total: Total) -> tuple[object, ...]:
-    """Return a sum as table cells, in the order of `FIGURES`. Unknown prices are a question mark."""
+    """Return a sum as table cells, in the order of `FIGURES`. An unknown price is shown as a question mark."""
     usage = total.usage
     # A free model shows its zero; only an unknown price is a question.
     cost = write_dollars(total.cost) if total.cost or not total.unpriced else "?"
@@ -47,7 +47,7 @@ def list_figures(total: Total) -> tuple[object, ...]:
 
 
 def describe_usage(report: UsageReport, *, paint: Paint) -> str:
-    """Return a table with a line for each agent and the total, or the reason why there is none."""
+    """Return a table with a line for each agent and the total, or a sentence that explains why no table is shown."""
     notes = []
     if report.hidden:
         hidden = f"{count(report.hidden, 'reaction')} {'is' if report.hidden == 1 else 'are'} hidden"

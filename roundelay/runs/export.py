@@ -1,7 +1,7 @@
 """Exports a run: the log itself, a Markdown transcript, or a Mermaid sequence diagram.
 
-The log is written line by line and loses nothing. In documents, participants' text is escaped: it cannot change their
-structure.
+The log is written line by line and completely. In documents, participants' text is escaped so that it cannot change the
+structure of the document.
 """
 
 from __future__ import annotations
@@ -84,15 +84,17 @@ def _escape(text: str) -> str:
 
 
 def _escape_mermaid(text: str) -> str:
-    """Escape what would end the line, begin a comment or be an entity
-    (https://mermaid.js.org/syntax/sequenceDiagram.html)."""
+    """Escape characters that end a line, begin a comment or begin an entity.
+
+    See https://mermaid.js.org/syntax/sequenceDiagram.html.
+    """
     escaped = "".join(f"#{ord(char)};" if char in "#;<>{}%&$\"'`" else char for char in sanitize(text))
     return escaped or " "
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a run: one thread, one root, or a range of seqs. Without them, the whole run."""
+    """Part of a run: one thread, one conversation (``root``), or a range of seqs. Without arguments, the whole run."""
 
     thread_id: str | None = None
     root: int | None = None
@@ -121,7 +123,7 @@ class Part:
 
 
 class Selection:
-    """Selects the messages and rows of a part. They must come ascending.
+    """Selects the messages and rows of a part. Pass rows in ascending order of their seqs.
 
     A thread includes the reply threads of its messages.
     """
@@ -146,7 +148,9 @@ class Selection:
         return part.holds_seq(seq)
 
     def takes_row(self, row: Row) -> bool:
-        """Return whether a row belongs to the part. Records belong to it if their reaction answers one of its messages."""
+        """Return whether a row belongs to the part. A record belongs to the part if its reaction answers one of the
+        part's messages.
+        """
         part = self._part
         if part.thread_id is None and part.root is None:
             return part.holds_seq(row.seq)
@@ -220,7 +224,7 @@ async def read_messages(source: Source, part: Part) -> AsyncIterator[BaseMessage
             if selection.takes(message.thread_id, message.root, message.seq):
                 yield message
         return
-    # Messages of a channel or broadcast are answered in reply threads, whose first message may precede the range.
+    # Replies to a channel or broadcast are in reply threads, whose first message may precede the range.
     has_answers = part.thread_id is not None and part.thread_id.startswith(("broadcast", "channel:"))
     read = source.all_messages(0) if has_answers else source.all_messages(part.first - 1, part.thread_id)
     async for message in read:

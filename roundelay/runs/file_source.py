@@ -1,7 +1,7 @@
-"""A run read from a ledger's file, which holds everything: the counterpart of `node_source`.
+"""Reads a run from a ledger's file, which contains everything. `node_source` reads a run from a node.
 
-Rows are read from the file when they are asked for. Only the places of records are kept in memory, so that a large log
-is explored in bounded space.
+Rows are read from the file on demand. Only the positions of records stay in memory, so that even a large log needs
+little memory.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _RecordSeqs:
 
 
 class FileSource:
-    """A ledger's file. Everything in it may be seen."""
+    """Source that reads a ledger's file. The caller may see everything."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -51,8 +51,10 @@ class FileSource:
         return sorted(records, key=lambda record: int(record["seq"]))
 
     async def threads(self, limit: int) -> list[dict[str, Any]]:
-        """Return the newest threads as a node does. A log does not hold a thread's readers: ``senders`` replaces
-        them."""
+        """Return the newest threads as a node does.
+
+        A log does not contain a thread's readers, so ``senders`` replaces them.
+        """
         threads: dict[str, dict[str, Any]] = {}
         first: dict[str, Row] = {}
         for row in self._log.rows():
@@ -88,7 +90,7 @@ class FileSource:
                 continue
             body = read_body(row)
             name = (str(body["agent_id"]), int(body["seq"]))
-            if "event" in body:  # an operator retried or dropped the letter, or its reaction finished after all
+            if "event" in body:  # the letter was retried or dropped by an operator, or its reaction finished after all
                 letters.pop(name, None)
             # Retention has dropped the older messages; a node lists no letter without its message.
             elif name[1] >= self._log.head.first_seq and recipient in (None, name[0]):
@@ -96,8 +98,10 @@ class FileSource:
         return [letters[name] for name in sorted(letters)[:limit]]
 
     async def knows(self, agent_id: str) -> bool:
-        """Whether a participant has this id. A log that was trimmed may have lost the registration, so any id may be
-        known to it."""
+        """Return whether a participant has this id. If the beginning of the log was deleted, return True for any id.
+
+        The deleted rows may have contained the registration.
+        """
         joined = (row for row in self._log.rows() if row.type == "registered")
         return self._log.head.first_seq > 1 or any(read_body(row)["agent_id"] == agent_id for row in joined)
 
@@ -115,7 +119,7 @@ class FileSource:
                 yield {"agent_id": row.actor, "calls": [call], "reactions": {row.stream: places[name]}}
 
     def _place_reaction(self, trigger: int | None) -> dict[str, Any]:
-        """Return the thread, root and asking reaction of a trigger, as far as the log holds it."""
+        """Return the thread, root and asking reaction of a trigger, if the log contains the trigger."""
         head = row.head if trigger is not None and (row := self._log.row(trigger)) is not None else None
         if head is None:
             return {}
@@ -138,7 +142,7 @@ class FileSource:
         return names
 
     def list_names(self) -> list[tuple[str, str]]:
-        """Return all reactions as (agent, id), in the order of their first records."""
+        """Return all reactions as (agent, id), ordered by their first records."""
         return list(self._read_places())
 
     async def open_reactions(self) -> set[tuple[str, str]]:
@@ -203,7 +207,7 @@ class FileSource:
     async def reactions_to(self, message: BaseMessage) -> list[RecordedReaction]:
         self._read_places()
         started = sorted(self._started.get(message.seq, {}).items())
-        # the first reaction and the newest: a takeover may have caused another one
+        # the first reaction and the newest, because a takeover may have caused another reaction
         names = [(agent_id, dict.fromkeys((its[0].reaction, its[-1].reaction))) for agent_id, its in started]
         return [await self.reaction(agent_id, reaction) for agent_id, its in names for reaction in its]
 
@@ -219,7 +223,7 @@ class FileSource:
                     yield message
 
     def _read_places(self) -> dict[tuple[str, str], _RecordSeqs]:
-        """Return the places of all records, by (agent, id); the log is scanned once."""
+        """Return the positions of all records by (agent, id). Scans the log once."""
         if self._places is None:
             self._places = {}
             for row in self._log.rows():
@@ -248,9 +252,9 @@ class FileSource:
 
 
 def _write_title(first: Row) -> str:
-    """Return the title that a thread with this first row has for somebody who is not in it."""
+    """Return the title of a thread, from its first row, for a reader who does not take part in the thread."""
     is_reply = first.stream.startswith("thread:")
-    # A log does not say of which kind a recipient is, so assume an agent: that gives the thread a subject.
+    # A log does not contain the recipient's kind. Assume an agent, so that the thread gets a subject as its title.
     is_told = not first.is_damaged and is_about_something(first.stream, has_agent=True)
     place = name_place(first.target if is_reply else first.stream, "")
     return write_title(place, read_message(first).text if is_told else "")

@@ -12,8 +12,9 @@ Entry = dict[str, Any]
 
 
 async def list_participants(client: NetworkClient, *, online: bool | None = None) -> list[Entry]:
-    """Return the participants by id; with ``online`` only those that are connected, or are not. Raises
-    `RoundelayError`."""
+    """Return the participants by id. ``online`` selects the connected or the disconnected ones. Raises
+    `RoundelayError`.
+    """
     args: dict[str, object] = {} if online is None else {"online": online}
     agents = await _read_entries(client, "network.list_agents", "agents", args)
     # The reader is the command that asks; listed, it would be in every answer.
@@ -21,13 +22,15 @@ async def list_participants(client: NetworkClient, *, online: bool | None = None
 
 
 async def list_channels(client: NetworkClient) -> list[Entry]:
-    """Return the channels that the client may see, by name. Raises `RoundelayError`: a hub may have no channels."""
+    """Return the channels that the client may see, by name. Raises `RoundelayError`, also if the hub has no channels."""
     return await _read_entries(client, "channels.list", "channels")
 
 
 async def list_threads(client: NetworkClient, *, limit: int | None = None, above: int = 0) -> list[Entry]:
-    """Return the threads that the client may read, newest first: at most ``limit``, with a message above the seq
-    ``above`` (the last page may hold older ones). Raises `RoundelayError`."""
+    """Return at most ``limit`` threads that the client may read, newest first. Raises `RoundelayError`.
+
+    ``above`` selects threads with a message above this seq. The last page may contain older threads too.
+    """
     threads: list[Entry] = []
     async for page in client.pages("network.list_threads", {"limit": min(limit or PAGE, PAGE)}):
         threads += page["threads"]
@@ -40,7 +43,7 @@ async def list_threads(client: NetworkClient, *, limit: int | None = None, above
 async def list_dead_letters(
     client: NetworkClient, *, recipient: str | None = None, limit: int | None = None
 ) -> list[Entry]:
-    """Return dead letters by recipient and seq, at most ``limit``. Raises `RoundelayError`."""
+    """Return at most ``limit`` dead letters, ordered by recipient and seq. Raises `RoundelayError`."""
     args: dict[str, object] = {"limit": min(limit or LETTERS, LETTERS)}
     if recipient is not None:
         args["agent_id"] = recipient
@@ -48,12 +51,12 @@ async def list_dead_letters(
 
 
 async def list_approvals(client: NetworkClient) -> list[Entry]:
-    """Return the calls that wait for a person's decision, by the seq of the request. Raises `RoundelayError`."""
+    """Return the calls that wait for a person's decision, ordered by the seq of the request. Raises `RoundelayError`."""
     return await _read_entries(client, "network.approvals", "approvals")
 
 
 async def list_inbox(client: NetworkClient, *, limit: int) -> list[Entry]:
-    """Return what waits for the client, newest first, at most ``limit``. Raises `RoundelayError`."""
+    """Return at most ``limit`` entries of the client's inbox, newest first. Raises `RoundelayError`."""
     return await _read_entries(client, "network.inbox", "items", {"limit": min(limit, PAGE)}, limit)
 
 
@@ -79,6 +82,6 @@ async def _read_entries(
 
 
 async def list_node_agents(client: NetworkClient) -> list[dict[str, Any]]:
-    """The agents that the node runs, by id. Raises `RoundelayError`."""
+    """Return the agents that the node runs, by id. Raises `RoundelayError`."""
     agents: list[dict[str, Any]] = (await client.call("network.node_agents"))["agents"]
     return agents

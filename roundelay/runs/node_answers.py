@@ -1,9 +1,8 @@
-"""The node's explanations of runs: what ``network.explain``, ``network.effects``, ``network.work`` and
-``network.cost_report`` answer. Implements `RunReader`.
+"""Answers ``network.explain``, ``network.effects``, ``network.work`` and ``network.cost_report`` on the node.
 
-The command line reads the same values by `why`, `timeline` and `cost`. This module adds what a page draws beside them:
-times, prices, and the messages that an explanation names. Modules that need the agents' code are imported at the first
-question, in a thread, so that a node that nobody asks starts fast.
+Implements `RunReader`. The command line reads the same values through `why`, `timeline` and `cost`. This module adds
+the times, prices and messages that a page needs. The first request imports the modules that need the agents' code, in a
+thread. Therefore a node starts fast.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ MAX_GROUPS = 1000
 
 
 class NodeRunReader:
-    """Explains runs by the records that the caller may see, with the prices that this process knows."""
+    """Explains runs from the records that the caller may see, with the prices that this process knows."""
 
     def __init__(self, prices: Prices | None = None) -> None:
         self._prices = prices
 
     async def explain(self, call: Call, seq: int, max_bytes: int) -> dict[str, Any]:
-        """Return the steps from a message up to its root, and ``next`` if there was no room for all of them."""
+        """Return the steps from a message up to its root. ``next`` continues the answer if not all steps fit."""
         prices = await self._load_prices()
         from roundelay.runs.node_source import NodeSource
         from roundelay.runs.why import explain_step, pair_with_reactions
@@ -42,7 +41,7 @@ class NodeRunReader:
         pairs = pair_with_reactions(page["chain"])
         next_seq = None
         if page["has_more"]:
-            # The page may end between a message and its reaction: leave the last message to the next answer.
+            # The page may end between a message and its reaction, so the next answer starts with the last message.
             next_seq = pairs.pop()[0].seq if len(pairs) > 1 else pairs[0][0].cause
         steps: list[dict[str, Any]] = []
         size = 0
@@ -59,7 +58,7 @@ class NodeRunReader:
         return answer if next_seq is None else {**answer, "next": next_seq}
 
     async def list_effects(self, call: Call, seq: int, limit: int, max_bytes: int) -> dict[str, Any]:
-        """Return the tree of what followed from a message."""
+        """Return the tree of the messages and reactions that followed from a message."""
         await self._load_prices()
         from roundelay.runs.node_source import NodeSource
         from roundelay.runs.why import follow
@@ -99,7 +98,7 @@ class NodeRunReader:
 
 
 def _load() -> Prices:
-    """Import what the answers need, and read the price table: both take too long for the hub's event loop."""
+    """Import the modules and read the price table in a thread. Both would block the hub's event loop for too long."""
     import roundelay.runs.cost
     import roundelay.runs.node_source
     import roundelay.runs.why  # noqa: F401
@@ -107,7 +106,7 @@ def _load() -> Prices:
     from roundelay.agents.models.tokens import Prices
 
     prices = Prices()
-    prices.cost("gpt-4o", Usage(1, 1))  # the first question reads the table
+    prices.cost("gpt-4o", Usage(1, 1))  # the first lookup reads the price table
     return prices
 
 
@@ -118,7 +117,7 @@ def _has_prices() -> bool:
 
 
 def reaction_to_json(reaction: RecordedReaction, prices: Prices) -> dict[str, Any]:
-    """Return a reaction's state and steps. Another program's records may give only the trigger and the end."""
+    """Return a reaction's state and steps. Records of another program may contain only the trigger and the end."""
     return {
         "trigger": reaction.trigger,
         "thread_id": reaction.thread_id,
@@ -136,7 +135,7 @@ def reaction_to_json(reaction: RecordedReaction, prices: Prices) -> dict[str, An
 
 
 def steps_to_json(reaction: RecordedReaction, prices: Prices) -> list[dict[str, Any]]:
-    """Return the steps of a reaction, each model call with its dollars (``usd``), None where no price is known."""
+    """Return the steps of a reaction. Model calls have a cost in dollars (``usd``), or None if the price is unknown."""
     from roundelay.runs.timeline import list_steps
 
     steps = []

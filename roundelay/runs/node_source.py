@@ -1,8 +1,8 @@
-"""A run read from a node: `NodeSource` by the node's reading operations, `LiveSource` by a client that also follows it.
+"""Reads a run from a node. `NodeSource` calls the node's read operations; `LiveSource` also follows new messages.
 
-`NodeSource` needs no more than a function that calls an operation. The node itself uses that to answer
-``network.explain`` and its neighbors (`node_answers`), under the rights of whoever asks. Nothing is cached: each method
-reads what the caller may see at that moment.
+`NodeSource` needs only a function that calls an operation. The node also uses `NodeSource` to answer
+``network.explain`` and similar operations (`node_answers`), with the caller's rights. Nothing is cached: each method
+reads the data that the caller may see at that moment.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ MAX_CONCURRENT_READS = 16
 
 
 class HubLog:
-    """The messages of a hub's log above ``position``, page by page. The hub raises `Forbidden` for non-operators."""
+    """Reads the messages of a hub's log above ``position``, page by page. The hub raises `Forbidden` for non-operators."""
 
     def __init__(self, client: NetworkClient, position: int = 0) -> None:
         self.position = position
         self._client = client
 
     async def read(self, wait_ms: int = 0) -> list[AnyMessage]:
-        """Return the next page and advance the position. Wait up to ``wait_ms`` if nothing is above it yet.
+        """Return the next page and advance the position. Wait up to ``wait_ms`` for new rows above the position.
 
-        Rows that are not messages are skipped, so an empty page is not always the last one.
+        Rows that are not messages are skipped, so an empty page is not always the last page.
         """
         args = {"after": self.position, "limit": MAX_PAGE, "wait_ms": wait_ms}
         page = await self._client.call("network.log", args)
-        # The head can lie below the position: the ledger was replaced while the connection was down. Without the
+        # If the ledger was replaced while the connection was down, the head can be below the position. Without the
         # minimum, the reader would wait for seqs that the new ledger reaches only much later.
         self.position = min(int(page["next"]), int(page["head"]))
         return [message_from_wire(message) for message in page["messages"]]
 
     async def read_to_end(self) -> AsyncIterator[AnyMessage]:
-        """Yield all messages up to the end that the log has by then."""
+        """Yield all messages up to the current end of the log, including messages that arrive meanwhile."""
         # A page may hold no messages at all, so only a position that stands still means the end.
         previous = -1
         while self.position > previous:
@@ -64,7 +64,7 @@ class HubLog:
 
 
 class NodeSource:
-    """A run as a node's reading operations show it to one caller."""
+    """Source that reads a run through a node's read operations, with the rights of one caller."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -88,7 +88,7 @@ class NodeSource:
         return chain
 
     async def following(self, seq: int, limit: int | None = None) -> tuple[list[BaseMessage], bool]:
-        """Return the messages that followed from one, ascending, and whether ``limit`` left some out.
+        """Return the messages that followed from a message, ascending, and whether ``limit`` left some out.
 
         Raises `UnknownMessage`.
         """
@@ -101,15 +101,17 @@ class NodeSource:
         return messages, False
 
     async def reaction(self, agent_id: str, reaction: str) -> RecordedReaction:
-        """Return a reaction with those of its records that the caller may see."""
+        """Return a reaction with the records that the caller may see."""
         return RecordedReaction(reaction, agent_id, await fetch_records(self._call, reaction, agent_id))
 
     async def records(self, reaction: str, agent_id: str | None) -> list[Record]:
-        """Return the records under a reaction's id, by this agent or by everybody who used the id."""
+        """Return the records under a reaction's id, of this agent or of all agents that used the id."""
         return await fetch_records(self._call, reaction, agent_id)
 
     async def usage(self, agent_id: str | None, after: int) -> AsyncIterator[dict[str, Any]]:
-        """Yield the pages of ``network.usage`` above ``after``, for one agent or for all. Each page is one agent's."""
+        """Yield the pages of ``network.usage`` above ``after``, for one agent or for all. Each page belongs to one
+        agent.
+        """
         asked: str | None = agent_id
         while True:
             args = {"after": after, "limit": MAX_PAGE, **({"agent_id": asked} if asked is not None else {})}
@@ -123,15 +125,19 @@ class NodeSource:
             asked = next_agent
 
     async def reactions_to(self, message: BaseMessage) -> list[RecordedReaction]:
-        """Return each agent's first reaction to a message, by agent, followed by the one that replaced it after a
-        takeover."""
+        """Return each agent's first reaction to a message, by agent.
+
+        If a takeover replaced the reaction, the replacement follows.
+        """
         reactions = [await self.reaction(*name) for name in await self._list_reactions_with(message.seq)]
-        # A prompt may hold a message without being written for it: keep only reactions that this message triggered.
+        # A prompt may contain a message that did not trigger the reaction. Keep only reactions to this message.
         return [it for it in reactions if not it.records or message.seq in it.triggers]
 
     async def reactions_with(self, seqs: Iterable[int]) -> set[tuple[str, str]]:
-        """Return the reactions whose prompt holds one of these messages, as (agent, id). The caller must be able to
-        read the messages."""
+        """Return the reactions whose prompt contains one of these messages, as (agent, id).
+
+        The caller must be able to read the messages.
+        """
         return {name for names in await read_concurrently(self._list_reactions_with, seqs) for name in names}
 
     async def open_reactions(self) -> set[tuple[str, str]]:
@@ -140,11 +146,11 @@ class NodeSource:
         return {(it["agent_id"], it["reaction"]) async for page in pages for it in page["reactions"]}
 
     async def read_reactions(self, names: Iterable[tuple[str, str]]) -> list[RecordedReaction]:
-        """Return these reactions, each named by (agent, id)."""
+        """Return the reactions with these names (agent, id)."""
         return await read_concurrently(lambda name: self.reaction(*name), names)
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, BaseMessage]:
-        """Return those of these messages that the caller may see, by seq."""
+        """Return the messages with these seqs that the caller may see, by seq."""
         messages: dict[int, BaseMessage] = {}
         for seq in seqs:
             try:
@@ -160,7 +166,9 @@ class NodeSource:
 
 
 class LiveSource(NodeSource):
-    """A node that a client is connected to. Operators see everything, others what they may read."""
+    """Source that reads a run from a connected node. Operators see everything, and other callers see what they may
+    read.
+    """
 
     def __init__(self, client: NetworkClient) -> None:
         super().__init__(client.call)
@@ -185,15 +193,15 @@ class LiveSource(NodeSource):
         return page
 
     async def dead_letters(self, recipient: str | None, limit: int) -> list[dict[str, Any]]:
-        """Return dead letters by recipient and seq, of one recipient or of all."""
+        """Return the dead letters of one recipient or of all, ordered by recipient and seq."""
         return await list_dead_letters(self.client, recipient=recipient, limit=limit)
 
     async def knows(self, agent_id: str) -> bool:
-        """Whether a participant has this id."""
+        """Return whether a participant has this id."""
         return any(it["agent_id"] == agent_id for it in await list_participants(self.client))
 
     async def all_messages(self, after: int, thread_id: str | None = None) -> AsyncIterator[BaseMessage]:
-        """Yield every message above a seq, ascending, or those of one thread."""
+        """Yield every message above a seq, ascending, of one thread or of all threads."""
         if thread_id is not None:
             for message in await self._read_thread(thread_id, after):
                 yield message
@@ -201,7 +209,7 @@ class LiveSource(NodeSource):
         try:
             async for message in HubLog(self.client, after).read_to_end():
                 yield message
-        except (Forbidden, UnknownOperation):  # not an operator: read the threads instead
+        except (Forbidden, UnknownOperation):  # the caller is not an operator, so read the threads instead
             thread_ids = [str(it["thread_id"]) for it in await list_threads(self.client)]
             for message in await self._read_threads(thread_ids, after):
                 yield message
@@ -226,7 +234,7 @@ class LiveSource(NodeSource):
     # --- new messages
 
     async def read_last(self, count: int = 0, thread_id: str | None = None) -> list[AnyMessage]:
-        """Return the last messages, of one thread if named. `follow` continues from here."""
+        """Return the last messages of one thread or of all threads. `follow` continues after these messages."""
         if count and thread_id is None:
             try:
                 return await self._read_end_of_log(count)
@@ -239,7 +247,7 @@ class LiveSource(NodeSource):
         for name in thread_ids:
             try:
                 messages += (await self.client.history(name, limit=count or 1)).messages
-            except UnknownMessage:  # the thread may begin later
+            except UnknownMessage:  # the thread may not exist yet
                 self.has_thread = name != thread_id
         messages.sort(key=lambda message: message.seq)
         return messages[len(messages) - min(count, len(messages)) :]
@@ -247,9 +255,9 @@ class LiveSource(NodeSource):
     async def follow(self) -> AsyncIterator[AnyMessage]:
         """Yield new messages in log order, without end.
 
-        For operators the hub holds a read of the log open until there is news. Others poll their threads. Deliveries
-        would arrive by themselves, but they belong to the recipient's inbox: acknowledging them here would mark them as
-        handled, and leaving them unacknowledged would block delivery after `max_unacked`.
+        For operators, the hub holds a read of the log open until a new row exists. Other callers poll their threads.
+        Deliveries would arrive without polling, but they belong to the recipient's inbox. Acknowledging them here would
+        mark them as handled, and leaving them unacknowledged would block delivery after `max_unacked`.
         """
         try:
             while True:
@@ -265,13 +273,14 @@ class LiveSource(NodeSource):
             # An empty list has the head 0, which would repeat everything.
             self._log.position = max(seen, head)
             for message in new:
-                # A message newer than the list waits for the next round: otherwise an older message of another thread
-                # could come after it, and the order across threads would break.
+                # Leave messages newer than the list for the next round. Otherwise an older message of another thread
+                # could
+                # come later, and the order across threads would break.
                 if message.seq <= head:
                     yield message
 
     async def _read_end_of_log(self, count: int) -> list[AnyMessage]:
-        """Return the last messages of the log, reading back only as far as needed."""
+        """Return the last messages of the log. Reads backward only as far as needed."""
         head = self._log.position = int((await self.client.call("network.info"))["head"])
         distance = count
         while True:
@@ -280,10 +289,10 @@ class LiveSource(NodeSource):
             messages = [it async for it in HubLog(self.client, start).read_to_end() if it.seq <= head]
             if len(messages) >= count or start == 0:
                 return messages[-count:]
-            distance *= 4  # most rows of that stretch are records, not messages
+            distance *= 4  # most of the rows just read are records, not messages
 
     async def _list_threads(self) -> tuple[list[tuple[str, int]], int]:
-        """Return (id, last seq) of each thread with news, newest first, and the highest of these seqs."""
+        """Return (id, last seq) of each thread with new messages, newest first, and the highest of these seqs."""
         seen = self._log.position
         entries = await list_threads(self.client, limit=None if seen else MAX_PAGE, above=seen)
         threads = [(str(it["thread_id"]), int(it["last_seq"])) for it in entries]

@@ -1,8 +1,10 @@
-"""Writes a run as one HTML file that opens from disk without a network: the node's page (`roundelay.web`) with rows.
+"""Writes a run as one HTML file: the node's page (`roundelay.web`) with rows. The file opens from disk without a
+network.
 
-The file holds what the caller may read: everything of a ledger's file, the log of a node for operators, and for others
-their messages and, for agents, their own records. The rows are compressed and base64-encoded, so that no text of a
-participant can become HTML. The page's content security policy allows its own scripts only, and no requests.
+The file contains only the rows that the caller may read. From a ledger's file, these are all rows. From a node,
+operators get the whole log, other participants get their messages, and agents also get their own records. The rows are
+compressed and base64-encoded, so that no text of a participant can become HTML. The content security policy of the page
+allows only the page's own scripts, and no requests.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ nonce is created with the page, after everything that participants wrote, so nob
 
 @dataclass
 class _PageRows:
-    """The rows of a page. Messages and bodies of records keep their stored bytes."""
+    """Rows of a page. Messages and the bodies of records keep their stored bytes."""
 
     head: int = 0
     size: int = 0
@@ -53,7 +55,7 @@ class _PageRows:
     """Kinds of the participants, by id."""
     triggers: set[int] = field(default_factory=set)
     rows: list[Row] = field(default_factory=list)
-    """The same messages and records as rows of a log, for explanations."""
+    """The messages and records again, as log rows for explanations."""
     threads: set[str] = field(default_factory=set)
 
     def add_row(self, row: Row) -> None:
@@ -105,7 +107,7 @@ async def write_page(source: Source, part: Part, *, now_s: float, nonce: str) ->
         network = {"name": head.name, "epoch": head.epoch}
         async for row in part_rows:
             rows.add_row(row)
-    except (Forbidden, UnknownOperation):  # not an operator
+    except (Forbidden, UnknownOperation):  # the caller is not an operator
         assert isinstance(source, LiveSource)
         is_operator = False
         info = source.client.welcome.network
@@ -132,7 +134,7 @@ async def write_page(source: Source, part: Part, *, now_s: float, nonce: str) ->
 
 
 async def _read_own(source: LiveSource, part: Part, rows: _PageRows) -> None:
-    """Read what a non-operator may see: the messages, and an agent's own records."""
+    """Read the rows that a non-operator may see: messages, and for an agent its own records."""
     async for message in read_messages(source, part):
         data = message.model_dump_json(exclude_none=True).encode()
         rows.add_message(message.model_dump(), data)
@@ -150,7 +152,10 @@ async def _read_own(source: LiveSource, part: Part, rows: _PageRows) -> None:
 
 
 async def _describe_participants(source: Source, rows: _PageRows, *, is_whole: bool) -> list[dict[str, object]]:
-    """Return the participants; of a part of the run, only those who appear in it. A log does not hold their cards."""
+    """Return the participants. For a part of the run, return only participants who appear in that part.
+
+    The participants' cards are read from the hub, because a log does not contain cards.
+    """
     cards: dict[str, object] = {}
     if isinstance(source, LiveSource):
         for it in await list_participants(source.client):
@@ -164,13 +169,13 @@ async def _describe_participants(source: Source, rows: _PageRows, *, is_whole: b
 
 
 async def _read_readers(source: Source, rows: _PageRows) -> dict[str, list[str]]:
-    """Return the readers of the page's threads. A log does not hold them."""
+    """Return the readers of the page's threads, which a log does not contain."""
     threads = await list_threads(source.client) if isinstance(source, LiveSource) else []
     return {it["thread_id"]: it["readers"] for it in threads if it["thread_id"] in rows.threads}
 
 
 def make_page(rows: bytes, nonce: str, folder: Path = site.FOLDER) -> str:
-    """Return the node's page with all its files and these rows in it."""
+    """Return the node's page as one HTML file that embeds all scripts, styles and these rows."""
     contents = site.read_contents(folder)
     places = {
         name: f"data:text/javascript;base64,{b64encode(body).decode()}"

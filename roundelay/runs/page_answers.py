@@ -1,7 +1,7 @@
 """Precomputed answers for an exported page: explanations, costs and reactions of its rows.
 
-A page on a file has nobody to ask. So the writer explains every message and adds up nothing: the page picks the answer
-for a message, follows causes, and sums the calls that a screen asks for. Works on the page's own rows alone.
+A page in a file has no hub to ask. Therefore this module explains every message when the page is written. The page
+looks up these answers, follows causes, and sums the model calls. Only the rows of the page are read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from roundelay.runs.work import list_messages, work_to_json
 
 
 class MemoryLog:
-    """The rows of a page as a log. Implements `Log`."""
+    """Log that holds the rows of a page. Implements `Log`."""
 
     def __init__(self, head: LogHead, rows: Sequence[Row]) -> None:
         self.head = head
@@ -37,7 +37,7 @@ class MemoryLog:
 
 
 def make_message_row(message: BaseMessage, data: bytes) -> Row:
-    """Return the row of a message that was read without the log."""
+    """Return the log row for a message that the hub returned by itself."""
     head = MessageHead(
         seq=message.seq,
         sender_id=message.sender_id,
@@ -62,7 +62,7 @@ def make_message_row(message: BaseMessage, data: bytes) -> Row:
 
 
 def make_record_row(reaction: str, record: Record, data: bytes) -> Row:
-    """Return the row of a record that was read without the log."""
+    """Return the log row for a record that the hub returned by itself."""
     return Row(
         seq=int(record["seq"]),
         at=int(record["at"]),
@@ -76,12 +76,12 @@ def make_record_row(reaction: str, record: Record, data: bytes) -> Row:
 
 
 async def describe_run(log: MemoryLog, prices: Prices) -> dict[str, Any]:
-    """Return the answers, as JSON:
+    """Return the answers as a JSON object with these fields:
 
     ``explained``: by seq, the ``reaction`` of ``network.explain`` without its ``work``, ``prompt`` and ``steps``
     ``effects``: by seq, the ``reactions`` of ``network.effects`` without their ``work``
     ``reactions``: the answers of ``network.work``, with ``agent_id``, ``reaction`` and the ``seq`` of the first record
-    ``calls``: what ``network.cost_report`` adds up, one entry a model call
+    ``calls``: the entries that ``network.cost_report`` sums, one per model call
     """
     source = FileSource(log)
     explained: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Reactions for people: lists of open and recent ones, and records in words."""
+"""Lists open and recent reactions, and formats their records for people."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from roundelay.runs.source import Source
 
 
 async def list_reactions(source: Source, last: int) -> list[RecordedReaction]:
-    """Return the visible reactions that are open or whose prompt holds one of the last messages, by trigger and agent."""
+    """Return the visible reactions that are open or recent, ordered by trigger and agent.
+
+    A reaction is recent if its prompt contains one of the last messages.
+    """
     messages = await source.read_last(last)
     found = await source.reactions_with([message.seq for message in messages])
     return await _read_all(source, found | await source.open_reactions())
 
 
 async def list_open_reactions(source: Source) -> list[RecordedReaction]:
-    """Return all visible open reactions, by trigger and agent."""
+    """Return all visible open reactions, ordered by trigger and agent."""
     return [it for it in await _read_all(source, await source.open_reactions()) if it.is_open]
 
 
 async def _read_all(source: Source, named: Iterable[tuple[str, str]]) -> list[RecordedReaction]:
     found = [
         it for it in await source.read_reactions(named) if it.records
-    ]  # of the others the caller may read no record
+    ]  # the caller may not read the records of the other reactions
     return sorted(found, key=lambda it: (it.trigger, it.agent_id))
 
 
 def describe_record(record: Record) -> str:
-    """Return a record in words. A record of another program's shape is shown as JSON."""
+    """Return a record as text. A record in another program's format is returned as JSON."""
     kind, body = str(record["kind"]), record["body"]
     try:
         told = _describe(kind, body)
@@ -126,7 +129,7 @@ def _tell_tokens(usage: Mapping[str, Any]) -> str:
 
 
 def describe_prompt(prompt: Mapping[str, Any]) -> list[str]:
-    """Return a stored prompt, message by message."""
+    """Return a stored prompt as text, message by message."""
     lines = ["(its longest messages are cut)"] if prompt.get("is_cut") else []
     for part in prompt["parts"]:
         head = f"{part['role']} {part['tool']}".strip()

@@ -1,7 +1,7 @@
-"""One reaction, read back from its records. Explanations, lists, costs, verdicts and replays all start here.
+"""Reads one reaction back from its records. Explanations, lists, costs, verdicts and replays start here. Does no IO.
 
-`roundelay.agents.journal` parses the bodies of records. Another program may write anything under the same kinds: then
-`RecordedReaction.run` is None, and only what every program must record (the trigger, the end) is available. Pure.
+`roundelay.agents.journal` parses the bodies of records. Another program may write records of the same kinds in a
+different format. `RecordedReaction.run` is then None, and only the trigger and the end are available.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ Record = Mapping[str, Any]
 class RecordedCall:
     """One tool call of a reaction.
 
-    ``seq`` is that of its first record. ``questions`` are the messages that it sent to others, by recipient, and
-    ``replies`` the answers that it received. ``request`` is the message that asked people for approval.
+    ``seq`` is the seq of the call's first record. ``questions`` holds the seqs of its questions by recipient, and
+    ``replies`` the seqs of the answers. ``request`` is the message that asked people for approval.
     """
 
     seq: int
@@ -51,7 +51,7 @@ class RecordedCall:
     approval: Approval | None = None
 
     def parsed(self) -> Any:
-        """Return the arguments decoded from JSON, or the text itself if it is not JSON."""
+        """Return the arguments decoded from JSON, or the original text if it is not JSON."""
         try:
             return msgspec.json.decode(self.arguments)
         except msgspec.DecodeError:
@@ -60,7 +60,7 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class RecordedReview:
-    """Review of an answer, or of the ``send``-th message that a ``call`` sends to the asker."""
+    """Review of an answer, or of message number ``send`` from a ``call`` to the asker."""
 
     seq: int
     turn: int
@@ -72,9 +72,9 @@ class RecordedReview:
 
 @dataclass(frozen=True, slots=True)
 class RecordedHandoff:
-    """Handoff to another agent after a turn. ``seq`` is that of the other agent's first record.
+    """Handoff to another agent after a turn. ``seq`` is the seq of the new agent's first record.
 
-    ``is_return`` means that the other agent had the conversation before.
+    ``is_return`` means that the new agent had already led the conversation before.
     """
 
     seq: int
@@ -92,7 +92,7 @@ RecordedWork = RecordedCall | RecordedReview | RecordedHandoff
 class RecordedReaction:
     """One reaction and its records, oldest first.
 
-    ``recorded`` is what the readable records say. ``run`` is the same, or None if some record is not readable.
+    ``recorded`` is the state from all readable records. ``run`` is the same state, or None if a record is unreadable.
     """
 
     def __init__(self, reaction: str, agent_id: str, records: Sequence[Record]) -> None:
@@ -108,23 +108,25 @@ class RecordedReaction:
 
     @property
     def runs(self) -> Mapping[str, Recorded]:
-        """The reaction itself (path ``""``) and the runs inside it, by path."""
+        """The reaction (path ``""``) and the runs inside the reaction, by path."""
         return {"": self.recorded, **self.recorded.children}
 
     @property
     def is_kept(self) -> bool:
-        """Whether this is not a reaction but an agent's standing approvals or memories, recorded under their own id."""
+        """Whether the records are an agent's standing approvals or memories, which have a separate id, and not a
+        reaction.
+        """
         return all(it["kind"] in ("standing", "memory") for it in self.records)
 
     @cached_property
     def triggers(self) -> list[int]:
-        """The messages that the records name as the trigger. One is usual, but another program may write anything."""
+        """Messages that the records name as the trigger: usually one, but another program may record several."""
         triggers = (read_trigger(str(it["kind"]), it["body"]) for it in self.records)
         return [trigger for trigger in triggers if trigger is not None]
 
     @property
     def trigger(self) -> int:
-        """Seq of the message that it reacts to; 0 if unknown."""
+        """Seq of the trigger; 0 if unknown."""
         return self.triggers[-1] if self.triggers else 0
 
     @property
@@ -133,7 +135,7 @@ class RecordedReaction:
 
     @property
     def manifest(self) -> Sequence[int]:
-        """Seqs of the messages in its prompt."""
+        """Seqs of the messages in the prompt."""
         return self.recorded.started.manifest if self.recorded.started is not None else ()
 
     @property
@@ -156,7 +158,7 @@ class RecordedReaction:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it is open and waits for answers or for an approval."""
+        """Whether the reaction is open and waits for answers or an approval."""
         return self.is_open and bool(self.recorded.open_waits())
 
     @property
@@ -166,12 +168,12 @@ class RecordedReaction:
 
     @property
     def turns(self) -> int:
-        """Number of turns with a recorded reply, without runs inside it."""
+        """Number of turns with a recorded reply, not counting runs inside the reaction."""
         return len(self.recorded.replies)
 
     @property
     def replies(self) -> list[ModelReply]:
-        """All recorded model replies, including those of runs inside it."""
+        """All recorded model replies, including replies in runs inside the reaction."""
         return [reply for run in self.runs.values() for reply in run.replies.values()]
 
     @property
@@ -180,19 +182,19 @@ class RecordedReaction:
 
     @property
     def misconfigured(self) -> str:
-        """Error in the model's configuration, which a retry cannot fix; empty if there is none."""
+        """Error in the model's configuration, which a retry cannot fix. Empty without such an error."""
         failures = [failure for run in self.runs.values() for failure in run.failures.values()]
         # The newest one: an earlier one may have been corrected.
         return next((it.reason for it in reversed(failures) if it.failure == "misconfigured"), "")
 
     @property
     def calls(self) -> list[RecordedCall]:
-        """Tool calls that were started or refused, in order, including those of runs inside it."""
+        """Tool calls that were started or refused, in order, including calls in runs inside the reaction."""
         return [it for it in self.work if isinstance(it, RecordedCall) and it.is_begun]
 
     @cached_property
     def work(self) -> list[RecordedWork]:
-        """Calls, reviews and handoffs in the order in which they began, including those of runs inside it.
+        """Calls, reviews and handoffs in the order in which they began, including work in runs inside the reaction.
 
         A call that still waits for approval is included.
         """
@@ -252,7 +254,7 @@ class RecordedReaction:
         return RecordedReview(record["seq"], turn, run.sent_reviews[turn, call, send], path, call, send)
 
     def _read_handoff(self, record: Record, turn: int, from_id: str) -> RecordedHandoff:
-        """Read the handoff before a reply. No call asked for a handoff back: it happens when the other agent is done."""
+        """Read the handoff before a reply. A handoff back has no call, because it happens when the other agent is done."""
         path, to_id = read_path(record), str(record["body"]["agent"])
         reply = self.runs[path].replies.get(turn)
         calls = reply.tool_calls if reply is not None else ()
@@ -283,8 +285,10 @@ class RecordedReaction:
 
 
 def read_reactions(rows: Iterable[Row]) -> list[RecordedReaction]:
-    """Return the reactions of a log in the order in which they began. Records of several writers under the same id
-    make several reactions."""
+    """Return the reactions of a log in the order in which they began.
+
+    If several writers used the same id, each writer's records are a separate reaction.
+    """
     by_name: dict[tuple[str, str], list[Record]] = {}
     for row in rows:
         if row.type == "record":
@@ -293,9 +297,9 @@ def read_reactions(rows: Iterable[Row]) -> list[RecordedReaction]:
 
 
 def choose_author(reaction: str, records: Sequence[Record], epoch: str) -> str:
-    """Return the agent that owns a reaction, among all who wrote records under its id.
+    """Return the agent that owns a reaction, among all agents that wrote records under its id.
 
-    The id is derived from its owner's id. If it fits none of them, the first writer counts.
+    The reaction's id is derived from the owner's id. If no writer matches the id, the first writer is the owner.
     """
     for record in records:
         trigger = read_trigger(str(record["kind"]), record["body"])
@@ -329,8 +333,10 @@ def read_path(record: Record) -> str:
 
 
 def read_body(row: Row) -> Any:
-    """Return the decoded body of a row. Raises `LedgerError`, also for a message whose cause does not come before it:
-    following its causes would never end."""
+    """Return the decoded body of a row. Raises `LedgerError`.
+
+    A message whose cause has no lower seq is an error too, because following its causes might never end.
+    """
     try:
         body = decode_json(row.data)
     except (ValueError, RecursionError) as error:
@@ -357,7 +363,7 @@ def read_message(row: Row) -> BaseMessage:
 
 
 def _can_read(records: Sequence[Record]) -> bool:
-    """Whether records have the shape that this package writes; another program may write any."""
+    """Return whether all records have the format that this package writes. Other programs may use any format."""
     try:
         read_records(records)
     except (RoundelayError, ValueError, TypeError, KeyError, AttributeError):

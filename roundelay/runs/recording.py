@@ -1,4 +1,4 @@
-"""A whole log in memory, for replays and tapes: all rows, the reactions, and the tool calls that sent messages. Pure."""
+"""A whole log in memory, for replays and tapes: rows, reactions, and tool calls that sent messages. Does no IO."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roundelay.runs.reading import RecordedReaction, read_body, read_message, re
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """Place of a tool call: reaction, run inside it, turn, and number in the turn."""
+    """Position of a tool call: the reaction, the run inside the reaction, the turn, and the index in the turn."""
 
     reaction: str
     path: str
@@ -26,7 +26,7 @@ class CallPlace:
 
 
 class Recording:
-    """The whole log of a ledger."""
+    """All rows of a ledger's log, with indexes for replays."""
 
     def __init__(self, head: LogHead, rows: Iterable[Row]) -> None:
         self.head = head
@@ -56,12 +56,14 @@ class Recording:
         """Tool calls by the prefix of the ids that they send under."""
 
     def message(self, seq: int) -> BaseMessage | None:
-        """Return a message of the log, or None. Raises `LedgerError` for a damaged one."""
+        """Return a message of the log, or None. Raises `LedgerError` for a damaged message."""
         row = self.by_seq.get(seq)
         return read_message(row) if row is not None and row.type == "message" else None
 
     def is_replayable(self, reaction: RecordedReaction) -> bool:
-        """Return whether a runner of this package wrote a reaction under this epoch. Only then can it be replayed."""
+        """Return whether a reaction can be replayed: a runner of this package must have written it in the current
+        epoch.
+        """
         derived = reaction_id(reaction.agent_id, reaction.trigger, self.head.epoch)
         return reaction.run is not None and reaction.reaction == derived
 
@@ -83,7 +85,7 @@ class Recording:
         """Return a tape for each agent that asked a model, including agents inside other agents' calls."""
         tapes: dict[str, list[TapedTurn]] = {}
         for reaction in self._replayable():
-            asked: dict[str, str] = {}  # last agent of each run, because the record of a failure does not name it
+            asked: dict[str, str] = {}  # The last agent of each run. The record of a failure does not name its agent.
             for record in reaction.records:
                 if record["kind"] not in ("model_reply", "model_failed"):
                     continue

@@ -1,13 +1,13 @@
-"""``roundelay replay``: runs recorded agents again on their recorded replies, and reports the first difference.
+"""Implements ``roundelay replay``: runs recorded agents on their recorded replies and reports the first difference.
 
-    load      a ledger, agent files, a node file, or a factory of runners (here)
-    stage     a hub in memory on virtual time, and the connections to it (`replay_stage`)
-    player    repeats the input of people, programs, and agents that are not run (`replay_stage`)
-    answers   models, tools and reviewers answer from the records; nothing outside is asked (`replay_answers`)
-    compare   each new row with the recorded one (`replay_compare`)
+load      reads a ledger, and agent files, a node file or a factory of runners (this module)
+stage     provides a hub in memory on virtual time, and the connections to it (`replay_stage`)
+player    repeats the input of people, programs, and agents that do not run (`replay_stage`)
+answers   answer for models, tools and reviewers from the records, without outside calls (`replay_answers`)
+compare   compares each new row with the recorded row (`replay_compare`)
 
-The rows of the log are produced again in order, each at its own seq and time. Rows of agents must come from their
-runners, whose writes wait at a gate until their row is next.
+The replay produces the rows of the log again, in order, each at its recorded seq and time. Rows of agents must come
+from their runners. A gate holds a runner's write until its row is next.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ NO_RATE = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """Limits, mods and visibility of the network, and the tools to run again instead of using their recorded results.
+    """Settings of a replay: the network's limits, mods and visibility, and the tools to run again (``run_tools``).
+
+    Other tools return their recorded results.
 
     With ``is_lenient``, a changed prompt is reported but does not end the replay.
     """
@@ -60,7 +62,7 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """Result of a replay. ``played`` are the agents that ran, ``recorded`` those whose rows were taken from the log."""
+    """Result of a replay. ``played`` names the agents that ran; rows of the agents in ``recorded`` came from the log."""
 
     rows: int
     messages: int
@@ -81,7 +83,7 @@ class ReplayReport:
 def load_replay(
     ledger: Path, files: Sequence[Path], factory: str | None, run_tools: frozenset[str], *, is_lenient: bool
 ) -> tuple[Recording, list[AgentRunner], ReplayOptions]:
-    """Load the arguments of `replay`. Models are named but not created, so no API key is needed.
+    """Load the arguments of `replay`. No model is created, so no API key is needed.
 
     Raises `ConfigError` and `LedgerError`.
     """
@@ -90,7 +92,7 @@ def load_replay(
     recording = Recording(*read_log(ledger))
     runners = {runner.agent_id: runner for runner in _call_factory(factory)} if factory is not None else {}
     for spec in read_agents(files) if files else []:
-        # only the adapter knows the model name of a framework's agent
+        # for an agent of another framework, only the adapter knows the model's name
         runners[spec.id] = build_runner(spec, model=name_model(spec) if spec.adapter is None else None)
     called = recording.list_tools()
     # A mistyped name would replay the recorded result and look like a tool that works.
@@ -113,7 +115,7 @@ def _call_factory(factory: str) -> list[AgentRunner]:
         if not colon:
             raise ImportError("it has no colon")
         made = getattr(import_module(module), name)()
-    except Exception as error:  # importing and calling the factory runs user code, which may raise anything
+    except Exception as error:  # the factory is user code: importing or calling it may raise any exception
         raise ConfigError(
             f"--agents {factory} gives no runners ({type(error).__name__}: {error}); write module:function, "
             "importable from here"
@@ -124,7 +126,7 @@ def _call_factory(factory: str) -> list[AgentRunner]:
 
 
 def replay(recording: Recording, runners: Sequence[AgentRunner], options: ReplayOptions | None = None) -> ReplayReport:
-    """Replay a recording in a separate event loop. Raises `LedgerError` for a log without its beginning."""
+    """Replay a recording in a separate event loop. Raises `LedgerError` if the beginning of the log is missing."""
     if recording.head.is_excerpt:
         raise LedgerError(
             "This is a part of a log, and a replay needs all of it: export it without --thread, --root, --from and "
@@ -135,7 +137,7 @@ def replay(recording: Recording, runners: Sequence[AgentRunner], options: Replay
             "This log has lost its beginning to retention, and a replay needs all of it: take a backup or an export "
             "of before."
         )
-    # A tool that runs again takes real time, and may wait for something outside.
+    # A tool that runs again takes real time, and may wait for another system.
     loop = SimulationLoop(is_virtual=not (options is not None and options.run_tools))
 
     async def work() -> ReplayReport:
@@ -145,14 +147,14 @@ def replay(recording: Recording, runners: Sequence[AgentRunner], options: Replay
 
 
 class _StopReplay(Exception):
-    """Raised to end the replay at a difference."""
+    """Ends the replay at a difference."""
 
     def __init__(self, difference: Difference) -> None:
         self.difference = difference
 
 
 class _Replay:
-    """One replay. ``_seen`` is the seq of the last row that was produced."""
+    """Run of one replay. ``_seen`` is the seq of the last row that was produced."""
 
     def __init__(
         self, recording: Recording, runners: Sequence[AgentRunner], options: ReplayOptions, loop: SimulationLoop
@@ -161,7 +163,7 @@ class _Replay:
         self._loop = loop
         self._began_s = loop.time()
         self._is_lenient = options.is_lenient
-        # Ids are derived from the epoch: a runner cannot produce a reaction of another epoch, or of another program.
+        # Ids are derived from the epoch, so a runner cannot produce reactions of another epoch or of another program.
         others = recording.find_others()
         self._runners = {runner.agent_id: runner for runner in runners if runner.agent_id not in others}
         self._notes = list(_find_left_out(recording, runners, others))
@@ -226,7 +228,7 @@ class _Replay:
                 self._notes.append(f"#{row.seq} ({row.type}) is not part of a replay")
             elif self._bring_about(row):
                 continue
-            elif row.actor != "mod:network":  # it reports refusals, which the replayed tools take from the log
+            elif row.actor != "mod:network":  # this mod reports refusals, but replayed tools read refusals from the log
                 await self._wait_for(row)
                 continue
             # The row is skipped, but its seq stays taken: all later rows must get their own.
@@ -238,7 +240,7 @@ class _Replay:
         self._seen = self._answers.seen = seq
 
     def _bring_about(self, row: Row) -> bool:
-        """Release a row's write or cause the row. Return False if it must come from a runner and has not come yet."""
+        """Release the held write of a row, or cause the row. Return False if a runner must still write it."""
         if row.key and self._stage.gate.release((row.actor, row.key)):
             return True
         if row.type == "registered" and row.actor in self._runners:
@@ -246,7 +248,7 @@ class _Replay:
             return True
         if not self._is_awaited(row):
             if row.seq in self._performed:
-                return False  # the hub has accepted it, or will refuse it: wait
+                return False  # wait until the hub stores or refuses the write
             self._performed.add(row.seq)
             return self._stage.hands.perform(row)
         before = self._read_after.get(row.seq)
@@ -258,22 +260,25 @@ class _Replay:
         return self._let_go_another()
 
     def _let_go_another(self) -> bool:
-        """Release a write that the log does not have: it was refused or changed nothing then, and will again."""
+        """Release a write that the log does not contain, because the hub refused it or it changed nothing.
+
+        In the replay, the hub will refuse or ignore the write again.
+        """
         for held in self._stage.gate.held.values():
             # Its own turn comes later, or the log ended before it.
             if held.key in self._recording.keys or self._is_over(str(held.frame.get("reaction", ""))):
                 continue
-            if not held.begins_reaction:  # a reaction that did not exist then is reported at the end
+            if not held.begins_reaction:  # a reaction that the log does not contain is reported at the end
                 return self._stage.gate.release(held.key)
         return False
 
     def _is_over(self, reaction: str) -> bool:
-        """Return whether the log holds no more of a reaction that it left open."""
+        """Return whether the log left a reaction open and all its recorded rows have been produced."""
         found = self._recording.reactions.get(reaction)
         return found is not None and found.is_open and int(found.records[-1]["seq"]) <= self._seen
 
     async def _wait_for(self, row: Row) -> None:
-        """Let virtual time pass until a row's write arrives, but not longer than when it was recorded.
+        """Let virtual time pass until a row's write arrives, at most until shortly after the recorded time of the row.
 
         Raises `_StopReplay`.
         """
@@ -300,7 +305,7 @@ class _Replay:
         self._stop(f"it does not come: {describe_row(row)}{also}", row, row.stream)
 
     async def _settle(self) -> None:
-        """Wait until nothing more happens without new input. Raises what ended a runner."""
+        """Wait until nothing more happens without new input. If a runner failed, raise its error."""
         await self._loop.when_quiet()
         for agent_id, task in self._tasks.items():
             # Without its runner, each further row of this agent would be waited for in vain.
@@ -312,7 +317,9 @@ class _Replay:
                 ) from error
 
     def _look_at_requests(self) -> None:
-        """Raise `_StopReplay` if a model was asked something else. All rows before that have been compared."""
+        """Raise `_StopReplay` if a request to a model differs from the recorded one. All earlier rows have been
+        compared.
+        """
         if self._answers.drifts and not self._is_lenient:
             raise _StopReplay(self._answers.drifts[0])
 
@@ -326,9 +333,9 @@ class _Replay:
         raise _StopReplay(Difference(text, row.seq, row.actor, known))
 
     async def _look_at_the_end(self) -> None:
-        """Check the writes beyond the end of the log.
+        """Check the writes that remain after the last row of the log.
 
-        A reaction that did not happen then is a difference, unless the log only ended before it.
+        A reaction that the log does not contain is a difference, unless the log simply ended before it.
         """
         await self._settle()
         self._look_at_requests()
@@ -347,7 +354,7 @@ class _Replay:
     # --- sources of rows
 
     def _is_awaited(self, row: Row) -> bool:
-        """Return whether a row must come from a runner or a mod. The player causes all others."""
+        """Return whether a row must come from a runner or a mod. The player causes all other rows."""
         if is_decision_told(row):
             return False  # a person called network.decide
         # Mods are part of the hub, which runs here too.
@@ -368,7 +375,7 @@ class _Replay:
 
     def _start(self, runner: AgentRunner) -> None:
         client = self._stage.make_client(runner)
-        # no limit on parallel reactions: the order of the log already reflects it
+        # Do not limit parallel reactions, because the order of the log already reflects the limit.
         runner.playback = self._answers
         runner.policy = replace(runner.policy, max_parallel_reactions=1_000_000)
 
@@ -379,7 +386,7 @@ class _Replay:
         self._tasks[runner.agent_id] = asyncio.create_task(serve(), name=f"replay-{runner.agent_id}")
 
     def _cancel(self, reaction: RecordedReaction, row: Row) -> bool:
-        """Stop a reaction that a person stopped then. Return True the first time."""
+        """Stop a reaction that a person stopped in the recording. Return True the first time."""
         body: Mapping[str, Any] = self._recording.bodies[row.seq]
         is_stop = row.label == "stopped" or body.get("status") == "cancelled"
         if not is_stop or reaction.reaction in self._cancelled:
@@ -391,14 +398,14 @@ class _Replay:
 
 
 def replace_limits(limits: Limits) -> Limits:
-    """Return the limits of a replay: those of conversations, without rates."""
+    """Return the limits for a replay: the limits of conversations stay, and rate limits are removed."""
     unbounded = ("sends_per_s", "root_messages_per_s", "bytes_per_day", "messages_per_day", "max_uncaused_answers")
-    # the log holds the end of each takeover, so no timer may end it
+    # the log contains the end of each takeover, so no timer may end a takeover
     return limits.model_copy(update={**dict.fromkeys(unbounded, NO_RATE), "takeover_ms": 0})
 
 
 def _find_left_out(recording: Recording, runners: Sequence[AgentRunner], others: set[str]) -> list[str]:
-    """Return notes about what a replay of these agents leaves out."""
+    """Return notes about agents that the replay cannot run."""
     registered = {row.actor for row in recording.rows if row.type == "registered"}
     told = []
     for runner in runners:
@@ -410,10 +417,10 @@ def _find_left_out(recording: Recording, runners: Sequence[AgentRunner], others:
 
 
 def _find_read_after(recording: Recording) -> dict[int, Key]:
-    """Return the records whose answer must be held, by the seq of the record that follows.
+    """Return the keys of the records whose answers must be held, by the seq of the record that follows each.
 
-    A reaction that read new messages while it ran must see them again at the same point: the answer to the record
-    before is held until they have arrived.
+    A reaction that read new messages while it ran must read them again at the same point. Therefore the hub's answer to
+    the record before is held until these messages have arrived.
     """
     found: dict[int, Key] = {}
     for reaction in recording.reactions.values():

@@ -1,4 +1,4 @@
-"""Answers of models, tools and reviewers in a replay, taken from the records, and changed requests (drifts)."""
+"""Answers for models, tools and reviewers in a replay from the records, and collects changed requests (drifts)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from roundelay.runs.replay_compare import Difference
 
 
 class RecordedAnswers:
-    """A `Playback` of records.
+    """`Playback` that answers from records.
 
-    ``drifts`` are the requests that differ from the recorded ones; a strict replay ends at the first. ``seen`` is the
-    seq of the last produced row. ``run_tools`` are the tools to run again.
+    ``drifts`` lists requests that differ from the recorded requests. A strict replay ends at the first drift. ``seen``
+    is the seq of the last produced row. ``run_tools`` names the tools to run again.
     """
 
     def __init__(self, recording: Recording, *, run_tools: Collection[str], is_lenient: bool) -> None:
@@ -40,7 +40,9 @@ class RecordedAnswers:
         """Reactions that must shorten their prompt, with the recorded error."""
 
     def is_made(self, place: CallPlace) -> bool:
-        """Return whether a tool call runs again because its effect is in the network. Other calls use the recorded result."""
+        """Return whether a tool call must run again because it had an effect in the network. Other calls use recorded
+        results.
+        """
         recorded = self._recording
         reaction = recorded.reactions[place.reaction]
         run = reaction.runs.get(place.path)
@@ -74,7 +76,7 @@ class RecordedAnswers:
             await _never()
         drift = self._find_drift(model, request, path) if reply is not None else None
         if drift is not None and reaction not in self._shortened and not self._is_lenient:
-            # the prompt may have been too long then: the reaction asks again with a shorter one
+            # The prompt was too long in the recording. The reaction asks again with a shorter prompt.
             self._shortened[reaction] = drift
             raise _fail("The recorded request may have been shortened.", "context_too_long")
         if drift is not None:
@@ -88,7 +90,9 @@ class RecordedAnswers:
         raise _fail(failed.reason, failed.failure)
 
     def _notice_further_turn(self, request: ModelRequest, run: Recorded) -> None:
-        """Handle a turn that the recording does not have: a difference, unless the recording left the reaction open."""
+        """Handle a turn that the recording does not contain. It is a difference unless the recording left the reaction
+        open.
+        """
         end = run.finished
         # A stop came from outside at a moment of its own, so one turn more or less is no difference.
         if end is not None and end.status != "cancelled":

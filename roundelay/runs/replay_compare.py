@@ -1,4 +1,4 @@
-"""Differences between recorded rows and their replay, in words. Pure."""
+"""Compares recorded rows with replayed rows, and describes the differences. Does no IO."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from roundelay.network.text import shorten
 from roundelay.runs.reactions import describe_record
 
 _NOT_COMPARED: Mapping[str, frozenset[str]] = {
-    "started": frozenset({"config_hash", "prompt_hash"}),  # the prompt itself is compared when the model is asked
+    "started": frozenset({"config_hash", "prompt_hash"}),  # the prompt is compared when the model is asked
     "model_reply": frozenset({"request", "used"}),  # calls of middleware are not repeated
     "waiting": frozenset({"until"}),
-    "tool_started": frozenset({"once"}),  # older logs do not have it
+    "tool_started": frozenset({"once"}),  # older logs do not have this field
     "finished": frozenset(
         {"tool_calls", "usage", "used"}
-    ),  # usage, too: a call that a restart interrupted does not count, and nothing interrupts a replay
+    ),  # Skip usage too. A call that a restart interrupted is not counted, and a replay has no interruptions.
 }
 MAX_WORDS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference: its place in the log, its agent, and its text."""
+    """One difference: its seq in the log, its agent, and its description."""
 
     text: str
     seq: int | None = None
@@ -47,7 +47,7 @@ class Difference:
 def compare_rows(recorded: Row, now: Row, *, is_input: bool) -> str | None:
     """Return the difference between a row and its replay, or None.
 
-    The time of sending is not compared. For input, the id is not compared either: a call may replace the message.
+    The send time is not compared. For input, the id is not compared either, because a call may replace the message.
     """
     names = ("type", "actor", "seq", *(("stream", "label", "key") if recorded.type == "record" else ()))
     then, present = decode_json(recorded.data), decode_json(now.data)
@@ -57,7 +57,7 @@ def compare_rows(recorded: Row, now: Row, *, is_input: bool) -> str | None:
         return _compare_messages(recorded, now, then, present, is_input=is_input)
     if (
         recorded.type == "record" and isinstance(then, dict) and isinstance(present, dict)
-    ):  # otherwise another program wrote it
+    ):  # otherwise another program wrote the row
         return _compare_records(recorded, then, present)
     return _tell_rows(recorded, now) if then != present else None
 
@@ -141,7 +141,7 @@ def _name_message(row: Row) -> str:
 
 
 def _tell_apart(was: Any, now: Any) -> str:
-    """Return two values from shortly before their first difference."""
+    """Return the parts of two values around their first difference."""
     then, present = (it if isinstance(it, str) else json.dumps(it, ensure_ascii=False) for it in (was, now))
     same = 0
     while same < min(len(then), len(present)) and then[same] == present[same]:

@@ -1,7 +1,7 @@
 """The stage of a replay: a hub in memory on the log's clock, and the connections to it.
 
-Writes of agents wait at a gate until their row is next. An `InputPlayer` repeats what the log says about participants
-that are not run.
+A gate holds each write of an agent until its row is next. An `InputPlayer` repeats the recorded input of participants
+that do not run.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _stored_message = msgspec.json.Decoder(WireMessage)
 
 
 class ReplayStage:
-    """The network of a replay. Answers to ``held_answers`` (records) wait for `WriteGate.release_answer`."""
+    """Network of a replay. The hub's answers to the records ``held_answers`` wait for `WriteGate.release_answer`."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ReplayStage:
         self.hands = InputPlayer(self.hub, recording, self._new_id)
 
     def move_to(self, row: Row) -> None:
-        """Set the clock and the next seq to those of a row. Seqs that the log skips stay unused."""
+        """Set the clock and the next seq to the values of a row. Seqs that the log skips stay unused."""
         # Never back: the stamps of a hub do not go back either.
         self._stamp = max(self._stamp, row.at)
         self.hub.state.head = max(self.hub.state.head, row.seq - 1)
@@ -99,7 +99,7 @@ class ReplayStage:
 
 @dataclass(frozen=True, slots=True)
 class HeldWrite:
-    """A frame that waits at the gate."""
+    """Frame that waits at the gate."""
 
     key: Key
     frame: dict[str, Any]
@@ -111,7 +111,7 @@ class HeldWrite:
 
 
 class WriteGate:
-    """Holds the frames that agents want to write, in order. ``changes`` are the operations that write."""
+    """Holds the write frames of agents, in order. ``changes`` names the operations that write."""
 
     def __init__(self, changes: Collection[str], held_answers: Collection[Key]) -> None:
         self.held: dict[Key, HeldWrite] = {}
@@ -120,7 +120,7 @@ class WriteGate:
         self._answers: dict[Key, Callable[[], None]] = {}
 
     def hold(self, agent_id: str, frame: dict[str, Any], send: Callable[[], None]) -> bool:
-        """Hold a frame until `release`. Return False for a frame that writes nothing."""
+        """Hold a frame until `release`. If the frame writes nothing, return False and do not hold it."""
         match frame["type"]:
             case "send":
                 client_id = f"m:{frame['message_id']}"
@@ -135,14 +135,14 @@ class WriteGate:
         return True
 
     def release(self, key: Key) -> bool:
-        """Send the frame with this key. Return False if it is not held."""
+        """Send the held frame with this key. Return False if no frame with the key is held."""
         held = self.held.pop(key, None)
         if held is not None:
             held.send()
         return held is not None
 
     def hold_answer(self, agent_id: str, payload: bytes, write: Callable[[], None]) -> bool:
-        """Hold the answer to a record of ``held_answers``. Return False for anything else."""
+        """Hold a frame that answers a record of ``held_answers``. Return False for any other frame."""
         # By the first bytes, so that the other answers need no decoding.
         if not payload.startswith(b'{"type":"stored"'):
             return False
@@ -153,7 +153,7 @@ class WriteGate:
         return True
 
     def release_answer(self, key: Key) -> bool:
-        """Deliver the answer to a record. Return False if none is held."""
+        """Deliver the held answer to a record. Return False if no answer is held."""
         write = self._answers.pop(key, None)
         if write is not None:
             write()
@@ -161,7 +161,7 @@ class WriteGate:
 
 
 class _GatedTransport:
-    """Transport of an agent, through the gate."""
+    """Transport of an agent that passes its frames through the gate."""
 
     def __init__(self, hub: Hub, gate: WriteGate, agent_id: str) -> None:
         self._hub, self._gate, self._agent_id = hub, gate, agent_id
@@ -187,12 +187,12 @@ class _GatedConnection(LocalConnection):
 
 
 def is_decision_told(row: Row) -> bool:
-    """Return whether a row is the network's report of a decision by ``network.decide``."""
+    """Return whether a row is the network's report about a decision by ``network.decide``."""
     return row.type == "message" and row.actor == "mod:network" and row.key.startswith("c:")
 
 
 class _Hand(LocalConnection):
-    """Connection of a participant that is not run. Frames from the hub are dropped, except for errors."""
+    """Connection of a participant that does not run. Frames from the hub are dropped, except for errors."""
 
     def __init__(self, hub: Hub, agent_id: str, kind: Kind) -> None:
         super().__init__(hub)
@@ -207,7 +207,7 @@ class _Hand(LocalConnection):
 
 
 class InputPlayer:
-    """Repeats what people, programs and agents that are not run did, each over a connection of their own."""
+    """Repeats the recorded input of people, programs and agents that do not run, each over a separate connection."""
 
     def __init__(self, hub: Hub, recording: Recording, new_id: Callable[[], str]) -> None:
         self._hub = hub
@@ -219,7 +219,7 @@ class InputPlayer:
         }
 
     def perform(self, row: Row) -> bool:
-        """Cause a row. Return False for a row that input cannot cause."""
+        """Cause a row by repeating its input. Return False for a row that no input can cause."""
         body = self._recording.bodies[row.seq]
         match row.type:
             case "registered":
@@ -259,13 +259,13 @@ class InputPlayer:
         return True
 
     def cancel(self, by: str, reaction: str) -> None:
-        """Stop a reaction in the name of a participant."""
+        """Stop a reaction on behalf of a participant."""
         # The record may not name a participant, and somebody must send the stop.
         person = by if by in self._kinds else next((it for it, kind in self._kinds.items() if kind != "agent"), by)
         self._send_call(person, self._new_id(), "network.cancel", {"reaction": reaction})
 
     def take_error(self) -> str | None:
-        """Return and clear the hub's last refusal."""
+        """Return the hub's last error, and forget it."""
         for hand in self._hands.values():
             if hand.errors:
                 return hand.errors.pop()

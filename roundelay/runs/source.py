@@ -1,7 +1,7 @@
 """Sources of a run: a node, under the caller's rights (`node_source`), or a ledger's file (`file_source`).
 
-Both answer the same questions: the causes of a message and what followed from it, reactions with their records,
-messages, the log itself. A node also yields new messages.
+Both kinds of sources provide the causes and effects of a message, reactions with their records, messages, and the log.
+A node also yields new messages.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When a reaction did what: its records as steps with a beginning and an end. Pure.
+"""Converts the records of a reaction into timed steps, each with a beginning and an end. Does no IO.
 
-A step is a model call, a tool call, a wait for agents, an approval, a review or a failed model call. `work` lists the
-same facts without times, in the shape that `roundelay why --json` has.
+A step is a model call, a tool call, a wait for agents, an approval, a review or a failed model call. The module `work`
+lists the same work without times, in the format of `roundelay why --json`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ StepKind: TypeAlias = Literal["model", "tool", "wait", "approval", "review", "fa
 
 @dataclass(slots=True)
 class TimedStep:
-    """One step. Times are in milliseconds since the Unix epoch; ``ended_at`` is None while it is under way."""
+    """One step. Times are in milliseconds since the Unix epoch. ``ended_at`` is None while the step runs."""
 
     kind: StepKind
     seq: int
@@ -28,7 +28,7 @@ class TimedStep:
     started_at: int
     ended_at: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
-    """Further fields of the kind, see `_Steps`."""
+    """Further fields that depend on the step's kind; see `_Steps`."""
     usage: Usage | None = None
     """Tokens of a model call."""
 
@@ -39,7 +39,7 @@ class TimedStep:
 
 
 def list_steps(reaction: RecordedReaction) -> list[TimedStep]:
-    """Return the steps of a reaction and of the runs inside it, in the order in which they were recorded to begin."""
+    """Return the steps of a reaction and of the runs inside it, ordered by their recorded beginning."""
     steps = _Steps(reaction)
     for record in reaction.readable:
         steps.add(record)
@@ -81,8 +81,11 @@ class _Steps:
         self._last_at[read_path(record)] = at
 
     def _find_start(self, record: Record) -> int:
-        """Return when a step without a record of its beginning began: a model is asked when its run has done all that
-        came before. The first turn of a run inside a call begins with that call."""
+        """Return the start time of a step whose beginning was not recorded.
+
+        A model is asked as soon as its run has finished all earlier steps. The first turn of a run inside a call begins
+        when the call begins.
+        """
         path = read_path(record)
         if path in self._last_at:
             return self._last_at[path]
@@ -106,7 +109,7 @@ class _Steps:
     def _add_result(self, record: Record) -> None:
         body = record["body"]
         result = {"result": body["content"], "is_ok": body["ok"]}
-        if _find_place("tool", record) not in self._open:  # refused before it was started
+        if _find_place("tool", record) not in self._open:  # the call was refused before it started
             details = {"tool": str(body.get("tool", "")), "arguments": "", **result}
             self._begin(record, "tool", details, self._find_start(record), int(record["at"]))
         for kind in ("wait", "approval"):
@@ -119,7 +122,7 @@ class _Steps:
         if not record["body"].get("is_approval"):
             self._open_step(record, "wait", details)
         elif (step := self._open.get(_find_place("approval", record))) is not None:
-            # One of two people has approved, or other people are asked now: still the same approval.
+            # One of two people has approved, or other people are asked now. Both belong to the same approval.
             step.details |= details
         else:
             self._open_step(record, "approval", details)
@@ -148,11 +151,13 @@ def _find_place(kind: StepKind, record: Record) -> tuple[StepKind, str, int, int
 
 
 def _find_call(path: str) -> tuple[str, int, int]:
-    """Return the path, turn and call that a run is inside of: for ``1.0/2.1`` the call 2.1 of the run ``1.0``."""
+    """Return the path, turn and call that contain a run. For example, ``1.0/2.1`` is inside call 2.1 of the run
+    ``1.0``.
+    """
     outer, _, last = path.rpartition("/")
     try:
         turn, call = map(int, last.split(".")[:2])
-    except ValueError:  # another program's path
+    except ValueError:  # another program wrote the path
         return outer, 0, 0
     return outer, turn, call
 

@@ -1,6 +1,6 @@
-"""Why a message was sent, from its reaction up to the root, and what followed from it.
+"""Explains why a message was sent, up to the root of its conversation, and what followed from the message.
 
-`explain` and `follow` read from a source and return values; `why_text` puts these into words, `to_json` makes them JSON
+`explain` and `follow` read from a source and return values. `why_text` formats these values for people, and `to_json`
 for programs. Anything that the caller may not see is left out.
 """
 
@@ -25,7 +25,7 @@ MAX_DEPTH = 50
 
 @dataclass(frozen=True, slots=True)
 class SendOrigin:
-    """The part of a reaction that sent a message: its answer or a tool call, and the model's reply behind it."""
+    """Origin of a message inside a reaction: the answer or tool call that sent it, and the model's reply."""
 
     how: str
     path: str = ""
@@ -39,9 +39,9 @@ class SendOrigin:
 
 @dataclass(frozen=True, slots=True)
 class CauseStep:
-    """One message on the way up, with the reaction that sent it if there is one.
+    """One step of an explanation: a message, and the reaction that sent it, if any.
 
-    ``messages`` are those of its prompt and its work that the caller may see, by seq.
+    ``messages`` holds the visible messages of the reaction's prompt and work, by seq.
     """
 
     message: BaseMessage
@@ -65,12 +65,14 @@ class CauseStep:
 
     @property
     def work(self) -> Sequence[RecordedWork]:
-        """Work before the message was written: with the prompt, all that the message can be based on."""
+        """Work that was done before the message was written. Only this work and the prompt can have influenced the
+        message.
+        """
         if self.reaction is None or self.is_hidden:
             return ()
         if self.sent is None:
             return [it for it in self.reaction.work if it.seq < self.message.seq]
-        # An answer comes after the calls of its turn, whose results it may repeat. A call comes before them.
+        # An answer is written after the calls of its turn, and may repeat their results. A call is sent before them.
         is_answer = self.sent.tool_call is None
         return choose_earlier(self.reaction.work, self.sent.path, self.sent.turn + is_answer, self.sent.call)
 
@@ -114,12 +116,12 @@ class CauseStep:
         exchange = exchange_to_json(call, self.messages) if call is not None else {}
         sent = asdict(self.sent)
         if sent["reply"] is not None:
-            del sent["reply"]["origin"]  # only the model's own server has a use for it
+            del sent["reply"]["origin"]  # only the model's provider can use this value
         return {**sent, **exchange}
 
 
 async def explain(source: ReadableSource, seq: int) -> list[CauseStep]:
-    """Return the way from a message up to its root, as far as the caller may see it. Raises `UnknownMessage`."""
+    """Return the steps from a message up to its root that the caller may see. Raises `UnknownMessage`."""
     entries = await source.chain(seq)
     return [await explain_step(source, message, sent_in) for message, sent_in in pair_with_reactions(entries)]
 
@@ -150,7 +152,10 @@ async def explain_step(source: ReadableSource, message: BaseMessage, sent_in: Ma
 
 
 def trace_message(reaction: RecordedReaction, message_id: str) -> SendOrigin | None:
-    """Find what in a reaction sent a message. Ids are derived from the call, or from the reaction alone."""
+    """Find the answer or call of a reaction that sent a message.
+
+    Message ids are derived from the call, or for answers from the reaction alone.
+    """
     if message_id == derived_id(reaction.reaction, "", 0, "answer"):
         turn = max(reaction.recorded.replies, default=0)
         reply = reaction.recorded.replies.get(turn)
@@ -159,7 +164,7 @@ def trace_message(reaction: RecordedReaction, message_id: str) -> SendOrigin | N
         for turn, reply in run.replies.items():
             for number, call in enumerate(reply.tool_calls):
                 call_id = derived_id(reaction.reaction, path, turn, number)
-                # If a mod's operation posts the message, the hub derives the message's id from that of the call.
+                # If an operation of a mod posts the message, the hub derives the message's id from the call's id.
                 if not message_id.removeprefix("call:").startswith(call_id):
                     continue
                 how = "a request for approval of" if message_id.endswith("-approval") else "the call of"
@@ -170,16 +175,16 @@ def trace_message(reaction: RecordedReaction, message_id: str) -> SendOrigin | N
 
 
 def _find_author(reaction: RecordedReaction, path: str, turn: int) -> str:
-    """Return the agent whose model replied in a turn; handoffs make that another one than the reaction's."""
+    """Return the agent whose model replied in a turn. After a handoff, it is not the agent that owns the reaction."""
     record = reaction.find_reply(path, turn)
     return str(record["body"].get("agent", "")) if record is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ReactionEffect:
-    """One reaction to a message: its end and its work, both empty if the caller may not see them.
+    """One reaction to a message, with its end and its work. Both are empty if the caller may not see them.
 
-    ``messages`` are those that belong to its work, by seq.
+    ``messages`` holds the messages that belong to the work, by seq.
     """
 
     agent_id: str
@@ -188,14 +193,14 @@ class ReactionEffect:
     work: Sequence[RecordedWork] = ()
     messages: Mapping[int, BaseMessage] = field(default_factory=dict)
     sent: frozenset[tuple[str, int, int | None]] = frozenset()
-    """Places of the calls that sent messages which are shown as followers."""
+    """Positions of the calls whose messages are shown as followers."""
 
     def to_json(self) -> dict[str, Any]:
         work = [work_to_json(it, self.messages) for it in self.work]
         return {"agent_id": self.agent_id, "reaction": self.reaction, "status": self.status, "work": work}
 
     def list_further_work(self) -> list[RecordedWork]:
-        """Return the work without those calls about which the message that they sent already says everything."""
+        """Return the work without the calls that only sent a message, because that message is shown anyway."""
         return [it for it in self.work if not self._is_shown_by_message(it)]
 
     def _is_shown_by_message(self, work: RecordedWork) -> bool:
@@ -206,7 +211,7 @@ class ReactionEffect:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A message and what followed from it: reactions, and messages (``followers``) that they or others sent."""
+    """A message, the reactions to it, and the messages (``followers``) that it caused."""
 
     message: BaseMessage
     reactions: tuple[ReactionEffect, ...]
@@ -217,7 +222,7 @@ class Effect:
     """Whether a limit left out messages that followed."""
 
     def to_json(self, depth: int = 0) -> dict[str, Any]:
-        """Return JSON. At `MAX_DEPTH`, ``more`` is the number of messages below: ask again from that message."""
+        """Return JSON. At `MAX_DEPTH`, ``more`` is the number of omitted messages below. Ask again from that message."""
         value: dict[str, Any] = {
             "message": self.message.model_dump(mode="json", exclude_none=True),
             "reactions": [it.to_json() for it in self.reactions],
@@ -228,7 +233,7 @@ class Effect:
 
 
 async def follow(source: ReadableSource, seq: int, limit: int | None = None) -> Effect:
-    """Return what followed from a message, as far as the caller may see it: at most ``limit`` messages.
+    """Return the tree of what followed from a message: at most ``limit`` messages that the caller may see.
 
     Raises `UnknownMessage`.
     """
@@ -237,7 +242,7 @@ async def follow(source: ReadableSource, seq: int, limit: int | None = None) -> 
     seqs = {start.seq, *(message.seq for message in messages)}
     by_cause: dict[int, list[BaseMessage]] = {}
     for message in messages:
-        # A message whose cause is hidden is attached to the start: it would be lost otherwise.
+        # If the cause of a message is hidden, attach the message to the root of the tree. Otherwise it would be lost.
         cause = message.cause if message.cause in seqs and message.cause else seq
         by_cause.setdefault(cause, []).append(message)
     reactions = {}
@@ -245,7 +250,7 @@ async def follow(source: ReadableSource, seq: int, limit: int | None = None) -> 
         sent = by_cause.get(message.seq, [])
         found = await source.reactions_to(message)
         reactions[message.seq] = tuple([await describe_reaction(source, it, sent) for it in found])
-    # Build from the newest message down: followers always have higher seqs, so they are complete before their cause.
+    # Build from the newest message backward. Followers have higher seqs, so they are complete before their cause.
     effects: dict[int, Effect] = {}
     for message in sorted((start, *messages), key=lambda message: message.seq, reverse=True):
         followers = tuple(effects[it.seq] for it in by_cause.get(message.seq, ()))
@@ -257,7 +262,7 @@ async def follow(source: ReadableSource, seq: int, limit: int | None = None) -> 
 async def describe_reaction(
     source: ReadableSource, reaction: RecordedReaction, caused: Sequence[BaseMessage]
 ) -> ReactionEffect:
-    """Describe a reaction whose messages ``caused`` are shown as followers."""
+    """Describe a reaction. ``caused`` are its messages, which are shown as followers."""
     if reaction.run is None:
         return ReactionEffect(reaction.agent_id, reaction.reaction)
     work = reaction.work

@@ -1,4 +1,4 @@
-"""`why` and `impact` in words: lines that can go to a terminal. Participants' text is sanitized here. Pure."""
+"""Formats the results of `why` and `impact` as lines for a terminal. Sanitizes participants' text. Does no IO."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roundelay.runs.work_text import describe_exchange, describe_work, quote
 
 
 def describe_steps(steps: list[CauseStep], *, paint: Paint = PLAIN) -> list[str]:
-    """Return the way from a message up to its root as lines."""
+    """Return the steps from a message up to its root as lines."""
     lines: list[str] = []
     for place, step in enumerate(steps):
         lines.append(format_message(step.message, paint=paint))
@@ -55,7 +55,7 @@ def _describe_step(step: CauseStep) -> list[str]:
 
 
 def _describe_origin(step: CauseStep, sent: SendOrigin) -> list[str]:
-    """Name the call or the answer that sent the message, and the model's reply behind it."""
+    """Describe the call or answer that sent the message, and the model's reply that contained it."""
     lines: list[str] = []
     if sent.tool_call is None:
         lines.append(f"Sent as the answer, after turn {sent.turn}.")
@@ -87,7 +87,7 @@ class _Branch:
 
 
 def describe_effect(effect: Effect, *, paint: Paint = PLAIN) -> list[str]:
-    """Return what followed from a message as a tree of lines."""
+    """Return the tree of a message's effects as lines."""
     return [_describe_message(effect.message, paint), *_draw(_grow(effect, paint, 0), "")]
 
 

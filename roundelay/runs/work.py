@@ -1,7 +1,7 @@
-"""The work of a reaction: which of it a message rests on, which messages belong to it, and its JSON. Pure.
+"""Selects the work of a reaction that influenced a message, lists the work's messages, and makes JSON. Does no IO.
 
-Work is what `RecordedReaction.work` lists: tool calls with their results, questions to agents with the answers,
-approvals, reviews and handoffs. `work_text` puts it into words.
+`RecordedReaction.work` lists the work: tool calls with their results, questions to agents with the answers, approvals,
+reviews and handoffs. `work_text` formats work for people.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Messages = Mapping[int, BaseMessage]
 
 
 def choose_earlier(work: Iterable[RecordedWork], path: str, turn: int, call: int | None = None) -> list[RecordedWork]:
-    """Return the work that was done before the model of the run at ``path`` wrote in this turn.
+    """Return the work that was done before the model of the run at ``path`` wrote its reply in this turn.
 
-    Only this work can have influenced its words. Reviews of what this ``call`` sends are included too.
+    Only this work can have influenced the reply. Reviews of the messages that ``call`` sends are also included.
     """
     place = _find_place(path, turn)
 
@@ -34,14 +34,18 @@ def choose_earlier(work: Iterable[RecordedWork], path: str, turn: int, call: int
 
 
 def _find_place(path: str, turn: int) -> list[tuple[int, ...]]:
-    """Return (turn, call, run) of each call around a run, outermost first, and then its turn. Another program may have
-    recorded anything as the path: what is not a path counts as none."""
+    """Return (turn, call, run) of each call around a run, outermost first, followed by the turn.
+
+    Another program may have recorded any text as the path. Text that is not a path counts as the empty path.
+    """
     parts = path.split("/") if path and is_path(path) else []
     return [*(tuple(map(int, part.split("."))) for part in parts), (turn,)]
 
 
 def _is_before(place: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> bool:
-    """Whether one place comes before another. Calls of the same turn run concurrently: none is before another."""
+    """Return whether one position is before another. Calls of the same turn run concurrently, so their order is
+    undefined.
+    """
     for ours, theirs in zip(place, other, strict=False):
         if ours[0] != theirs[0]:
             return ours[0] < theirs[0]
@@ -51,7 +55,7 @@ def _is_before(place: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> bo
 
 
 def list_messages(work: Iterable[RecordedWork]) -> set[int]:
-    """Return the seqs of the messages that belong to it: questions, answers, approval requests and decisions."""
+    """Return the seqs of the work's messages: questions, answers, approval requests and decisions."""
     seqs: set[int] = set()
     for it in work:
         if isinstance(it, RecordedCall):
@@ -101,7 +105,7 @@ def work_to_json(work: RecordedWork, messages: Messages) -> dict[str, Any]:
 
 
 def exchange_to_json(call: RecordedCall, messages: Messages) -> dict[str, Any]:
-    """Return the questions of a call with their answers, and the decision of people on the call."""
+    """Return as JSON the questions of a call with their answers, and the people's decision on the call."""
     approval = None
     if call.request is not None or call.approval is not None:
         decision: dict[str, Any] = {}

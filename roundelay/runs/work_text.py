@@ -1,4 +1,4 @@
-"""The work of a reaction in words: lines that can go to a terminal. Participants' text is sanitized here. Pure."""
+"""Formats the work of a reaction as lines for a terminal. Sanitizes participants' text. Does no IO."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_QUOTE_CHARS = 300
 
 
 def describe_work(work: RecordedWork, messages: Messages) -> list[str]:
-    """Return lines about one piece of work; those after the first are indented."""
+    """Return lines about one piece of work. All lines after the first are indented."""
     where = f"{f'[{sanitize(work.path)}] ' if work.path else ''}turn {work.turn}"
     match work:
         case RecordedCall():
@@ -46,7 +46,7 @@ def _describe_review(work: RecordedReview, where: str) -> list[str]:
 
 
 def describe_exchange(call: RecordedCall, messages: Messages) -> list[str]:
-    """Return lines about the people and agents that a call asked, and what they answered."""
+    """Return lines about the people and agents that a call asked, with their answers."""
     lines = []
     if call.request is not None or call.approval is not None:
         request = f" (#{call.request})" if call.request is not None else ""
