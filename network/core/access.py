@@ -1,9 +1,9 @@
-"""Checks of rights and of channel access, with the state.
+"""Checks of rights and of channel access, based on the state.
 
-`check_right` asks the page of rights (`rights`). `find_channel`, `check_admission` and `check_owner` decide who finds,
-enters and manages a channel. A closed channel exists for its members, for invited participants, for its owner and for
-operators. Everybody else gets the error of a channel that does not exist. `visibility` decides who may *read*. No IO,
-no clock.
+`check_right` applies the rights in the node's configuration (`rights`). `find_channel`, `check_admission` and
+`check_owner` decide who can find, enter and manage a channel. A closed channel exists only for its members, its owner,
+invited participants and operators. Other participants get the error of a channel that does not exist. `visibility`
+decides who may *read*. No IO, no clock.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .tables import Channel
 
 
 def check_right(state: State, origin: Origin, verb: Verb, thing: str = "", to_kind: str = "") -> None:
-    """Raise `Forbidden` unless the page of rights allows it. Operators and mods are exempt. ``thing`` and ``to_kind``
-    are those of `Rights.decide`."""
+    """Raise `Forbidden` unless the node's rights allow the action. Operators and mods are exempt. ``thing`` and
+    ``to_kind`` are the arguments of `Rights.decide`."""
     rights = state.rights
     # An empty session id is a mod's own entry. Mods are installed by the operator, so they need no rights.
     if rights is None or origin.is_operator or not origin.session_id:
@@ -30,8 +30,8 @@ def check_right(state: State, origin: Origin, verb: Verb, thing: str = "", to_ki
 
 
 def check_right_to_send(state: State, origin: Origin, kind: str, name: str) -> None:
-    """Check the right to send to an address, given as `parse_address` returns it. Sending to one's own id is free. An
-    unregistered recipient passes here and fails later as unknown."""
+    """Check the right to send to an address, given as returned by `parse_address`. Participants may always send to
+    their own id. An unregistered recipient is accepted here and refused later as unknown."""
     match kind:
         case "agent":
             recipient = state.present(name)
@@ -46,7 +46,8 @@ def check_right_to_send(state: State, origin: Origin, kind: str, name: str) -> N
 
 
 def has_right_to_read(state: State, agent_id: str, name: str) -> bool:
-    """Return whether the page of rights, if any, lets a participant read a channel. Membership is checked elsewhere."""
+    """Return whether the node's rights, if it has any, let a participant read a channel. Membership is checked
+    elsewhere."""
     if state.rights is None:
         return True
     participant = state.participant(agent_id)
@@ -54,13 +55,14 @@ def has_right_to_read(state: State, agent_id: str, name: str) -> bool:
 
 
 def owner_of(state: State, channel: Channel) -> str | None:
-    """Return the owner of a channel; None if only operators manage it, because it has no owner or the owner was
-    removed."""
+    """Return the owner of a channel. None if the channel has no owner or the owner was removed: then only operators
+    manage it."""
     return channel.owner if channel.owner is not None and state.present(channel.owner) is not None else None
 
 
 def is_found(state: State, origin: Origin, channel: Channel) -> bool:
-    """Return whether a channel exists for this origin. A mod's own entries have no session and find every channel."""
+    """Return whether a channel exists for this origin. A mod's own entries have no session; for them every channel
+    exists."""
     return origin.is_operator or not origin.session_id or is_found_by(state, origin.agent_id, channel)
 
 
@@ -73,7 +75,8 @@ def is_found_by(state: State, agent_id: str, channel: Channel) -> bool:
 
 
 def find_channel(state: State, origin: Origin, name: str) -> Channel:
-    """Return the channel. Raises the same `UnknownRecipient` if it does not exist or is closed to this origin."""
+    """Return the channel. Raises `UnknownRecipient` if it does not exist or is closed to this origin. Both cases have
+    the same error text."""
     channel = state.channel(name)
     if channel is None or not is_found(state, origin, channel):
         raise UnknownRecipient(
@@ -83,7 +86,8 @@ def find_channel(state: State, origin: Origin, name: str) -> Channel:
 
 
 def check_admission(state: State, origin: Origin, channel: Channel) -> None:
-    """Raise `Forbidden` unless this origin may join a channel that it finds and is not in."""
+    """Raise `Forbidden` unless this origin may join a channel. It must be able to find the channel, and must not be in
+    it."""
     name, agent_id = channel.name, origin.agent_id
     standing = state.member(name, agent_id).standing
     if origin.is_operator or standing == "invited" or owner_of(state, channel) == agent_id:
@@ -96,7 +100,8 @@ def check_admission(state: State, origin: Origin, channel: Channel) -> None:
 
 
 def check_owner(state: State, origin: Origin, channel: Channel, doing: str) -> None:
-    """Raise `Forbidden` unless this origin owns the channel or is an operator. ``doing`` is the action, as a verb."""
+    """Raise `Forbidden` unless this origin owns the channel or is an operator. ``doing`` names the action, as a
+    verb."""
     owner = owner_of(state, channel)
     if origin.is_operator or owner == origin.agent_id:
         return

@@ -1,9 +1,9 @@
 """Step 6: decide what one entry causes.
 
-`apply` is pure: from the state (the batch's draft), the ledger's facts and one entry it returns rows, table writes and
-effects. No IO, no clock: time is the stamp of the batch. Each kind of entry has its rules in a module: messages in
-`sending`, operations in `calls`, ``hello`` in `joining`, records in `reactions`, failed deliveries in `failures`.
-Rules raise their refusals, and this module answers them.
+`apply` is pure. Its inputs are the state (the batch's draft), the ledger's facts and one entry. It returns rows, table
+writes and effects. No IO and no clock: the time is the batch's timestamp. The rules for each kind of entry are in a
+module: messages in `sending`, operations in `calls`, ``hello`` in `joining`, records in `reactions`, failed deliveries
+in `failures`. Rules raise refusals, and this module turns them into answers.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ from .takeover_control import apply_end_takeover
 
 
 def build_lookup(entries: list[Entry]) -> LookupRequest:
-    """Step 5: list what `apply` will need to know from the ledger."""
+    """Step 5: list the data that `apply` will need from the ledger."""
     lookup = LookupRequest(set(), set(), set())
     for entry in entries:
-        if isinstance(entry, Send):  # before the match, whose class patterns are slow: nearly every entry is a Send
+        # test for Send before the match, whose class patterns are slow: nearly every entry is a Send
+        if isinstance(entry, Send):
             frame = entry.frame
             lookup.keys.add(entry.key)
             if frame.reply_to is not UNSET:
@@ -84,14 +85,14 @@ def build_lookup(entries: list[Entry]) -> LookupRequest:
             case ModEntry():
                 lookup.seqs.add(entry.cause)
             case Nack():
-                lookup.seqs.add(entry.seq)  # a dead letter is reported to the sender of the message
+                lookup.seqs.add(entry.seq)  # to report a dead letter to the sender of the message
             case _:
                 pass
     return lookup
 
 
 def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
-    """Return what the next entry causes. Changes none of its arguments."""
+    """Return what the next entry causes. Does not change its arguments."""
     # Decide first, then refuse what would store something: the client gets the same refusals as from the leader.
     outcome = _apply(rules, state, facts, entry)
     if rules.follows is None or not outcome.stores:
@@ -103,7 +104,7 @@ def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
 
 
 def describe_follower(follows: Follows) -> str:
-    """Return why a read replica refuses something, and which node does it."""
+    """Return why a read replica refuses a request, and which node accepts it."""
     leader = f", {follows.leader}" if follows.leader else ""
     return f"This node follows and stores nothing. Send it to the node that leads{leader}."
 
@@ -151,16 +152,16 @@ def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
         return refuse_over_budget(rules, state, facts, entry, error)
     except RoundelayError as error:
         if isinstance(entry, ModEntry) or not isinstance(entry, AnsweredEntry):
-            raise  # a defect of the mod or the hub: no client can fix it with another frame
+            raise  # a bug in the mod or the hub: no client can fix it with another frame
         return refuse_entry(rules, state, entry, error)
 
 
 def _run_hooks(rules: Rules, state: State, facts: Facts, entry: Send, sent: Outcome) -> Outcome:
-    """Run the mods' ``apply`` hooks within the commit of a message."""
+    """Run the mods' ``apply`` hooks in the commit of a message."""
     change = ChangeSet(rules, state, facts, entry.origin)
     [row] = sent.rows
     change.add_row(row, sent.writes)
-    # Hooks run on the message's own draft, so a hook that raises refuses the message as well.
+    # Hooks run on the draft of the message, so an error in a hook refuses the message as well.
     change.run_apply_hooks([row])
     # After the hooks: the sender pays for what its message made the mods store.
     change.count_stored()

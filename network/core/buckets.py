@@ -1,7 +1,7 @@
-"""Counters that live in memory only: rates, today's usage, and answers without a cause.
+"""Counters that are kept in memory only: rates, today's usage, and answers without a cause.
 
-They start empty with the hub, so a restart forgets at most one second of rates and one step of a daily quota
-(`limits`). No IO, no clock.
+The counters are empty when the hub starts. So a restart forgets at most one second of rates and one step of a daily
+quota (`limits`). No IO, no clock.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from typing import TypeAlias
 from msgspec import Struct
 
 Rates: TypeAlias = tuple[float, float]
-"""The ``sends`` and ``roots`` of a bucket."""
+"""The fields ``sends`` and ``roots`` of a bucket."""
 
 
 class AnswerCount(Struct, frozen=True, gc=False):
-    """Answers that an agent sent without a cause since a person wrote to it (`uncaused_answers`).
+    """Number of answers without a cause that an agent has sent since a person wrote to it (`uncaused_answers`).
 
-    ``since`` is the head of the log before the first counted answer, ``last`` the seq of the newest one.
+    ``since`` is the newest seq of the log before the first counted answer. ``last`` is the seq of the newest counted
+    answer.
     """
 
     count: int = 0
@@ -26,17 +27,18 @@ class AnswerCount(Struct, frozen=True, gc=False):
     is_reported: bool = False
     """Whether the agent was notified that it is stopped."""
     thread_id: str = ""
-    """Thread of the newest answer, if no person reads it."""
+    """Thread of the newest answer. Empty if a person reads the thread."""
     in_a_row: int = 0
-    """Number of the newest answers in that thread."""
+    """Number of answers in a row in that thread, up to the newest one."""
 
 
 class Bucket(Struct, frozen=True, gc=False):
     """The counters of one participant (the key).
 
-    ``sends`` and ``roots`` are the times in ms at which the next entry, and the next message without a cause, would be
-    due at exactly their rates (`limits.next_arrival`). ``bytes`` and ``messages`` were stored on ``day``. Below
-    ``next_bytes`` and ``next_messages`` a message needs no check against the quota (`limits.count_stored`).
+    ``sends`` and ``roots`` are times in ms (`limits.next_arrival`). At exactly the allowed rate, the next entry and the
+    next message without a cause would be due at these times. ``bytes`` and ``messages`` are the amounts stored on
+    ``day``. Below ``next_bytes`` and ``next_messages`` a message needs no check against the quota
+    (`limits.count_stored`).
     """
 
     sends: float = 0.0
@@ -49,7 +51,7 @@ class Bucket(Struct, frozen=True, gc=False):
     answer_count: AnswerCount = AnswerCount()
 
     def at_rates(self, rates: Rates) -> Bucket:
-        """Return this bucket with new rates."""
+        """Return a copy of this bucket with new rates."""
         return Bucket(
             *rates, self.day, self.bytes, self.messages, self.next_bytes, self.next_messages, self.answer_count
         )
@@ -58,9 +60,9 @@ class Bucket(Struct, frozen=True, gc=False):
 class RecentMessages:
     """Newest seqs of messages since the hub started, for `uncaused_answers`.
 
-    ``delivered`` holds the newest seq that each participant received alone. ``group_posts`` holds, for each broadcast
-    or channel, the newest seq, its sender, and the newest seq of any other sender. ``newest`` is the newest group post
-    anywhere. ``from_people`` holds, by address, the newest message of a person and its sender.
+    ``delivered`` maps each participant to the newest message that was sent to it alone. ``group_posts`` maps each
+    broadcast or channel to three values: the newest seq, its sender, and the newest seq of another sender. ``newest``
+    is the newest group post of all. ``from_people`` maps each address to the newest message of a person and its sender.
     """
 
     __slots__ = ("delivered", "from_people", "group_posts", "newest")

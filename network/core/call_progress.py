@@ -1,6 +1,7 @@
-"""Which calls of an open reaction run, and what they wait for, as its records report it.
+"""Running calls of an open reaction, and what each call waits for, as the reaction's records report.
 
-The hub needs this to blame a lost process only for what it worked on, and to show what an agent does. Pure.
+When a process is lost, the hub counts a failure only for the reactions that the process was working on. It also shows
+what an agent is doing. Both need this information. Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ T = TypeVar("T")
 
 
 def parser_of(shape: type[T]) -> Callable[[bytes], T | None]:
-    """Return a parser for a record's body of one shape. It ignores unknown fields, and returns None for another shape."""
+    """Return a parser for the body of a record. The parser ignores unknown fields, and returns None for a body that
+    does not match."""
     decoder = msgspec.json.Decoder(shape)
 
     def read(body: bytes) -> T | None:
@@ -34,7 +36,7 @@ def parser_of(shape: type[T]) -> Callable[[bytes], T | None]:
     return read
 
 
-# `OpenReaction.calls` maps each call that has started and has no result to whether it waits for somebody else.
+# `OpenReaction.calls` maps each call without a result to whether the call waits for somebody else.
 #
 #   record              change of calls
 #   started, again      all False: the process continues, and works until it has reached its waits again
@@ -43,9 +45,9 @@ def parser_of(shape: type[T]) -> Callable[[bytes], T | None]:
 #   approval 1.0        1.0: False     somebody has decided, so the call continues
 #   tool_result 1.0     1.0 is removed, with all calls inside of it (1.0/2.1)
 #
-# `OpenReaction.life` is the process that wrote the newest record, `Participant.life` the one that holds the fencing
-# token. A process was working on a reaction if both are its own and an innermost call does not wait. Without any call
-# a model was running.
+# `OpenReaction.life` is the process that wrote the newest record. `Participant.life` is the process that holds the
+# fencing token. A process was working on a reaction if both are this process and an innermost call does not wait. If no
+# call runs, a model was running.
 
 CALL_KINDS = frozenset({"tool_started", "tool_result", "waiting", "approval"})
 
@@ -54,22 +56,22 @@ PROGRESS_KINDS = frozenset({"model_reply", "tool_result"})
 
 
 REPEATED_KINDS = frozenset({"started", "waiting"})
-"""Kinds whose repeat reports something: a process continues the reaction and waits again."""
+"""Kinds of records whose repeats are meaningful: a process continues the reaction, or waits again."""
 
 
 MAX_CALLS = 64
-"""Maximum number of calls that are tracked. A reaction with more counts as working."""
+"""Maximum number of tracked calls. A reaction with more calls counts as working."""
 
 
 MAX_PLACE_CHARS = 128
 
 
 MAX_AWAITED = 16
-"""Maximum number of participants that a call is reported to wait for."""
+"""Maximum number of participants that a call can be shown to wait for."""
 
 
 MAX_REQUESTS = 128
-"""Maximum number of messages that ask for one decision, and of people who may give it."""
+"""Maximum number of messages that ask for one decision, and of people who may decide."""
 
 
 class _Call(Struct):
@@ -82,7 +84,7 @@ _read_call = parser_of(_Call)
 
 
 def parse_call_place(body: bytes) -> str:
-    """Return the place of the call that a record belongs to; empty for a body of another shape."""
+    """Return the path of the call that a record belongs to. Empty if the body does not match."""
     call = _read_call(body)
     if call is None:
         return ""
@@ -107,7 +109,7 @@ _read_waiting = parser_of(_Waiting)
 
 
 def parse_wait(body: bytes) -> CallWait | None:
-    """Return the wait that a ``waiting`` record reports; None for a body of another shape."""
+    """Return the wait that a ``waiting`` record reports. None if the body does not match."""
     waiting = _read_waiting(body)
     if waiting is None or not waiting.questions:
         return None
@@ -125,9 +127,10 @@ def parse_wait(body: bytes) -> CallWait | None:
 
 
 def track_calls(opened: OpenReaction, kind: str, call: str, life: int, awaited: CallWait | None = None) -> OpenReaction:
-    """Return the reaction after one more record from a process's ``life``; the same object if nothing changes."""
+    """Return the reaction after one more record from the process ``life``. Returns the same object if nothing
+    changes."""
     calls = opened.calls
-    if kind == "started":  # a process continues: it works until it has reached its waits again
+    if kind == "started":  # a process continues: it counts as working until its calls wait again
         calls = dict.fromkeys(calls, False)
     elif kind == "tool_result":
         calls = {place: waits for place, waits in calls.items() if place != call and not _is_inside(place, call)}
@@ -147,7 +150,8 @@ def track_calls(opened: OpenReaction, kind: str, call: str, life: int, awaited: 
 
 
 def is_at_work(opened: OpenReaction, life: int) -> bool:
-    """Return whether the process of this life did more than wait: a call of a model or a tool was running."""
+    """Return whether the process with this life was working: a call of a model or a tool was running, not only
+    waiting."""
     if opened.life != life:
         return False  # the reaction is still queued in this process
     innermost = innermost_calls(opened)
@@ -155,7 +159,7 @@ def is_at_work(opened: OpenReaction, life: int) -> bool:
 
 
 def innermost_calls(opened: OpenReaction) -> dict[str, bool]:
-    """Return the running calls that contain no other running call, and whether each one waits."""
+    """Return the running calls that contain no other running call, and whether each call waits."""
     return {
         place: waits
         for place, waits in opened.calls.items()
@@ -164,5 +168,5 @@ def innermost_calls(opened: OpenReaction) -> dict[str, bool]:
 
 
 def _is_inside(place: str, outer: str) -> bool:
-    """Return whether a call belongs to a run inside of another call."""
+    """Return whether a call belongs to a run inside another call."""
     return place.startswith((f"{outer}/", f"{outer}.")) if outer else False

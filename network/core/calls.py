@@ -1,7 +1,7 @@
-"""Step 6 for ``call`` of an operation that changes something, and for results of a mod's IO.
+"""Step 6 for ``call`` frames of changing operations, and for results of a mod's IO.
 
-The result of a call is stored for its ``call_id``. After it has expired, the key of the call's first row still
-identifies a repeat. Reads are not entries: `reads` answers them. Pure.
+The result of a call is stored under its ``call_id``. After the result has expired, the key of the call's first row
+still identifies a repeat. Reads do not pass through here, because `reads` answers them. Pure.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .state import State
 from .tables import CallResult, Facts
 
 RESULT_TTL_MS = DAY_MS
-"""Time for which a repeated ``call_id`` gets the same result (docs/protocol.md)."""
+"""Time in ms for which a repeated ``call_id`` gets the same result (docs/protocol.md)."""
 
 
 def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> Outcome:
-    """Return what the call of a changing operation causes. Raises the `RoundelayError` that refuses it."""
+    """Return what the call of a changing operation causes. Raises the `RoundelayError` that refuses the call."""
     origin = entry.origin
     key = f"{origin.agent_id}/{entry.call_id}"
     previous: CallResult | None = state.get("call", key) or facts.cold.get(("call", key))
@@ -52,20 +52,20 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
     change.count_send()
     result = Raw(encode(operation.call(change, entry.args)))
     change.run_apply_hooks(change.messages())
-    # Operators repair what others cannot, including the effects of an exhausted quota.
+    # Operators are exempt, so that they can repair everything, including the effects of an exhausted quota.
     is_bounded = not (origin.is_operator and change.mod_id == "network")
     change.count_stored(len(bytes(result)) + ROW_BYTES, is_bounded=is_bounded)
-    # The row's key outlives the stored result, so a repeat after 24 hours is still not performed twice.
+    # The row's key outlives the stored result, so even a repeat after 24 hours does not run the call twice.
     change.set_call_key(call_keys(entry), entry.digest)
     change.set_value("call", key, CallResult(entry.digest, state.stamp, result))
     return change.outcome(_result(entry, result))
 
 
 def call_keys(entry: Operate) -> list[tuple[str, str]]:
-    """Return the keys under which the first row of a call is stored: for a row of the caller, and for a row of the mod
-    that answered.
+    """Return the two possible keys of a call's first row. The first is for a row of the caller, the second for a row of
+    the mod that answered.
 
-    They cannot collide with a client's keys, which begin with ``m:`` and ``r:``.
+    These keys cannot collide with a client's keys, which begin with ``m:`` and ``r:``.
     """
     agent_id = entry.origin.agent_id
     return [
@@ -87,7 +87,8 @@ def apply_mod_entry(rules: Rules, state: State, facts: Facts, entry: ModEntry) -
     mod.apply_entry(change, entry.payload)
     cause = facts.heads.get(entry.cause)
     if cause is not None and state.participant(cause.sender_id) is not None:
-        # Counted but never refused: the message behind it was accepted, and nobody could receive the refusal.
+        # Count the stored bytes but never refuse them. The message that caused this was accepted, and nobody could
+        # receive the refusal.
         change.payer = cause.sender_id
         change.count_stored(is_bounded=False)
     return change.outcome()

@@ -1,9 +1,9 @@
-"""The change that one entry makes, while it is being built; and the answers to refusals.
+"""The change that one entry makes, while it is built, and the answers to refusals.
 
-A `ChangeSet` gathers rows, table writes and effects on a draft of its own. One refusal drops all of it, and each step
-sees the changes of earlier steps. It implements `mod.Change`, the interface that mods know. `refuse_entry` and
-`refuse_over_budget` turn a refusal into an outcome: it stores nothing under the entry's id but counts against the
-sender's rate. Pure.
+A `ChangeSet` collects rows, table writes and effects on its own draft. Each step sees the changes of earlier steps, and
+one refusal drops all of them. `ChangeSet` implements `mod.Change`, the interface for mods. `refuse_entry` and
+`refuse_over_budget` turn a refusal into an outcome. That outcome stores nothing under the entry's id but counts against
+the sender's rate. Pure.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _find_payer(cause: MessageHead) -> str:
 
 
 class ChangeSet:
-    """Rows, table writes and effects of one entry. Later steps see earlier ones through ``state``."""
+    """Rows, table writes and effects of one entry. Later steps see the changes of earlier steps in ``state``."""
 
     def __init__(
         self, rules: Rules, state: State, facts: Facts, origin: Origin, *, mod_id: str = "", call_id: str = ""
@@ -98,21 +98,21 @@ class ChangeSet:
         """Participant whose quota pays for the stored bytes (`limits.count_stored`)."""
         self._unpaid_bytes = self._unpaid_messages = 0
         self._deferred_refusal: RoundelayError | None = None
-        """Refusal that applies only after everything else was accepted and paid for: it reveals something, such as the
-        name of a closed channel, that nobody should find out for free."""
+        """Refusal to raise after everything else was accepted and paid for. It reveals something, such as the name of a
+        closed channel, that nobody should find out for free."""
         self._call_id = call_id
         self._posts = 0
         self._rows: list[Row] = []
         self._writes: list[TableWrite] = []
 
     def outcome(self, *effects: Effect) -> Outcome:
-        """Return everything gathered. ``effects`` come before those that the steps added."""
+        """Return everything collected. ``effects`` come before the effects that the steps added."""
         return Outcome(self._rows, self._writes, (*effects, *self.effects))
 
     # --- for apply
 
     def add_row(self, row: Row, writes: Sequence[TableWrite]) -> None:
-        """Add a row made elsewhere, with its table writes."""
+        """Add a row that was built elsewhere, with its table writes."""
         self._rows.append(row)
         if row.head is not None:
             self._heads[row.seq] = row.head
@@ -126,8 +126,8 @@ class ChangeSet:
         self.state.apply_writes(writes)
 
     def set_call_key(self, keys: Sequence[tuple[str, str]], digest: str) -> None:
-        """Store the key of the call in the first row whose actor has one of these keys. A late repeat is recognized by
-        it."""
+        """Store the key of the call in the first row whose actor has one of these keys. The key identifies a late
+        repeat."""
         for actor, key in keys:
             for number, row in enumerate(self._rows):
                 if row.actor == actor and not row.key:
@@ -135,7 +135,7 @@ class ChangeSet:
                     return
 
     def messages(self) -> list[Row]:
-        """Return the messages among the rows so far."""
+        """Return the messages among the collected rows."""
         return [row for row in self._rows if row.type == "message"]
 
     def run_apply_hooks(self, messages: Sequence[Row]) -> None:
@@ -148,7 +148,7 @@ class ChangeSet:
         self.mod_id = own
 
     def run_ended_hooks(self, reaction: OpenReaction) -> None:
-        """Run every mod's ``ended`` hook. Each mod has a change of its own, so a hook that raises stores nothing and
+        """Run every mod's ``ended`` hook. Each hook has its own change: if the hook raises, its change is dropped and
         the reaction still ends."""
         for mod in self.rules.ended_hooks:
             change = ChangeSet(self.rules, self.state, self.facts, self.origin, mod_id=mod.id)
@@ -163,7 +163,7 @@ class ChangeSet:
         self.count_stored(is_bounded=False)  # never refuse here: the reaction must be able to end
 
     def _merge(self, other: ChangeSet) -> None:
-        """Add everything that a change on top of this one gathered."""
+        """Add everything that a nested change has collected."""
         for row in other._rows:
             self.add_row(row, ())
         self.add_writes(other._writes)
@@ -174,7 +174,7 @@ class ChangeSet:
     def write_row(
         self, type_: RowType, *, key: str = "", stream: str = "", label: str = "", digest: str = "", data: bytes = b"{}"
     ) -> Row:
-        """Add a row that is not a message."""
+        """Add a row of any type except message."""
         row = Row(
             seq=self.state.head + 1,
             at=self.stamp,
@@ -195,7 +195,7 @@ class ChangeSet:
         self.add_writes((TableWrite(table, key, value),))
 
     def lookup_cold(self, table: Table, key: str) -> Any:
-        """Return a value of a cold table. `apply.build_lookup` must have asked for it."""
+        """Return a value of a cold table. `apply.build_lookup` must have requested it."""
         value = self.state.get(table, key, absent := object())
         return self.facts.cold.get((table, key)) if value is absent else value
 
@@ -204,9 +204,10 @@ class ChangeSet:
         self.add_writes((count_entry(self.rules.limits, self.state, self.origin.agent_id),))
 
     def count_stored(self, more_bytes: int = 0, *, is_bounded: bool = True) -> None:
-        """Count what this change stores, plus ``more_bytes``, against the payer's daily quota. Counts each byte once.
+        """Count the stored bytes of this change, plus ``more_bytes``, against the payer's daily quota. Each byte is
+        counted once.
 
-        Raises `BudgetExhausted` if the quota is exceeded, then any deferred refusal.
+        Raises `BudgetExhausted` if the quota is exceeded. Otherwise raises the deferred refusal, if there is one.
         """
         size, messages = self._unpaid_bytes + more_bytes, self._unpaid_messages
         if not size:
@@ -251,8 +252,8 @@ class ChangeSet:
                 f"{creator} has created {created} channels. max_created_channels allows {most}. Use an existing channel, or "
                 f"ask an operator to raise quotas.{creator}.max_created_channels in the node's file."
             )
-        # Check the name after the quota: nobody may probe more names than it may create. A closed channel shows itself
-        # only here.
+        # Check the name after the quota. Otherwise participants could probe more names than they may create. This
+        # refusal is the only one that reveals a closed channel.
         existing = self.state.channel(name)
         if existing is not None:
             taken = InvalidArguments(
@@ -275,7 +276,7 @@ class ChangeSet:
         owner: str | None = None,
         title: str | None = None,
     ) -> None:
-        """Set the given fields of a channel. Raises `UnknownRecipient` if it does not exist."""
+        """Set the given fields of a channel. Raises `UnknownRecipient` if the channel does not exist."""
         channel = self._channel(name)
         fields = {"topic": topic, "history": history, "access": access, "owner": owner, "title": title}
         changed = msgspec.structs.replace(
@@ -290,7 +291,8 @@ class ChangeSet:
             self.effects.append(NotifyMembership(name, None))
 
     def invite_to_channel(self, name: str, agent_id: str) -> None:
-        """Invite a participant. Does nothing for members and invited participants. Raises `UnknownRecipient`."""
+        """Invite a participant. Does nothing for members and participants who are already invited. Raises
+        `UnknownRecipient`."""
         self._channel(name)
         member = self.state.member(name, agent_id)
         if member.is_in or member.standing == "invited":
@@ -319,7 +321,7 @@ class ChangeSet:
             self.set_value("channel", name, msgspec.structs.replace(channel, owner=""))
 
     def join_channel(self, name: str, agent_id: str) -> None:
-        is_own = agent_id == self.origin.agent_id  # a mod may bring in others without these checks
+        is_own = agent_id == self.origin.agent_id  # a mod may add other participants without these checks
         if is_own:
             check_right(self.state, self.origin, "join", name)
         channel = self._channel(name)
@@ -339,7 +341,7 @@ class ChangeSet:
         self.effects.append(NotifyMembership(name, agent_id))
 
     def leave_channel(self, name: str, agent_id: str) -> None:
-        """End a membership. Does nothing for others."""
+        """End a membership. Does nothing for participants who are not members."""
         self._channel(name)
         member = self.state.member(name, agent_id)
         if not member.is_in:
@@ -364,7 +366,8 @@ class ChangeSet:
         refusal = run_before_hooks(self.rules.before_hooks, Incoming(self.origin, frame))
         if refusal is not None:
             raise refusal
-        # no key: the call's own id makes it idempotent (`set_call_key`), and a key could collide with a client's
+        # No key: the call's own id makes the message idempotent (`set_call_key`), and a key could collide with a
+        # client's key.
         row, writes = write_message(self.rules, self.state, self.facts, self.origin, frame, "")
         self.add_row(row, writes)
         if not self.origin.session_id:
@@ -386,7 +389,7 @@ class ChangeSet:
             )
         row = mod_message(self.mod_id, agent_id, content, seq=seq, stamp=self.stamp, cause=origin)
         writes = []
-        if origin is not None and row.head is not None:  # charged to the participant that is answered
+        if origin is not None and row.head is not None:  # charged to the participant that the mod answers
             limits, payer = self.rules.limits, _find_payer(origin)
             writes.append(charge_message(limits, self.state, self.facts, row.head, origin, payer, ()))
         self.add_row(row, writes)
@@ -398,10 +401,10 @@ class ChangeSet:
 
 
 def refuse_entry(rules: Rules, state: State, entry: AnsweredEntry, error: RoundelayError) -> Outcome:
-    """Return the outcome of a refusal: an error to the sender, and one count of its rate. A wrong request costs the
-    hub as much as a right one.
+    """Return the outcome of a refusal: an error to the sender, and one count against the sender's rate. A wrong request
+    costs the hub as much as a right one.
 
-    Beyond the rate the error is `RateLimited`, whatever else is wrong.
+    Beyond the rate the error is `RateLimited`, whatever else is wrong with the entry.
     """
     origin = entry.origin
     writes: list[TableWrite] = []
@@ -417,21 +420,21 @@ def refuse_entry(rules: Rules, state: State, entry: AnsweredEntry, error: Rounde
 def refuse_over_budget(
     rules: Rules, state: State, facts: Facts, entry: AnsweredEntry, error: BudgetExceeded
 ) -> Outcome:
-    """Return the outcome of a message beyond a budget. The sender gets the error, which is counted.
+    """Return the outcome of a message beyond a budget. The sender gets the error, which counts against its rate.
 
-    Once for each limit, the sender of the root gets a message and operators a notice. Once for each thread, its
-    readers get a notice.
+    Once for each limit, the sender of the root gets a message, and operators get a notice. Once for each thread, the
+    readers of the thread get a notice.
     """
     refused = refuse_entry(rules, state, entry, error)
     if error.bound == "uncaused":
         return _stop_agent(state, entry.origin, error, refused)
     head = error.head
-    if head.root > state.head:  # the refused message would have been the root itself: nothing to notify about
+    if head.root > state.head:  # the refused message would have been the root: there is nobody to notify
         return refused
-    # the budget as stored: the refused change counted on a draft that is dropped
+    # Use the stored budget: the refused change has counted on a draft that is dropped.
     budget = find_budget(state, facts, head.root, facts.heads.get(head.root))
     is_news = error.bound not in budget.told
-    # Beyond the maximum no thread is notified: earlier threads have the conversation's own members.
+    # Beyond the maximum no thread is notified. The first threads are those of the conversation's own members.
     is_new_here = head.thread_id not in budget.stopped_in and len(budget.stopped_in) < MAX_NOTIFIED_THREADS
     if not (is_news or is_new_here):
         return refused
@@ -462,8 +465,8 @@ def stopped_key(root: int) -> str:
 
 
 def _stop_agent(state: State, origin: Origin, error: BudgetExceeded, refused: Outcome) -> Outcome:
-    """Return the outcome for an agent that answers without causes: a message to the agent and to the person who wrote
-    to it last."""
+    """Return the outcome for an agent that is stopped because it answers without causes. The agent and the person who
+    wrote to it last get a message."""
     head = error.head
     bucket: Bucket = refused.writes[0].value if refused.writes else state.bucket(origin.agent_id)
     if bucket.answer_count.is_reported:
@@ -482,27 +485,27 @@ def _stop_agent(state: State, origin: Origin, error: BudgetExceeded, refused: Ou
 
 
 def _describe_stop(error: BudgetExceeded) -> dict[str, Any]:
-    """Return the part of a stop that everybody may know."""
+    """Return the details of a stop that everybody may see."""
     return {"reason": str(error), "limit": f"limits.{error.limit}", "used_by": error.used_by, "used": error.used}
 
 
 def _write_notice(
     state: State, seq: int, agent_id: str, body: dict[str, Any], text: str, *, root: int | None = None
 ) -> Row:
-    """Return a message of the network to one participant. It belongs to the stopped conversation but is not charged to
-    its budget. Replies to it are refused, so that no loop starts from it."""
+    """Return a message of the network to one participant. The message belongs to the stopped conversation but is not
+    charged to its budget. Replies to it are refused, so that the notice cannot start a loop."""
     content = {"kind": "loop_stopped", **body}
     return mod_message(NETWORK, agent_id, content, seq=seq, stamp=state.stamp, about=root, text=text)
 
 
 def refuse_after_defect(entry: Entry, quote: str) -> Outcome:
-    """Return the outcome of an entry on which the hub failed: the sender gets an id to quote."""
+    """Return the outcome of an entry on which the hub itself failed. The sender gets an id to quote."""
     error = InternalError(f"The hub failed on this frame and changed nothing. Quote {quote} to its operator.")
     return refuse_unstored(entry, error, 1011)
 
 
 def refuse_unstored(entry: Entry, error: RoundelayError, code: int) -> Outcome:
-    """Return the outcome of an entry of which nothing is stored: an error to the sender. A join is closed with this
+    """Return the outcome of an entry that could not be stored: an error to the sender. A join is closed with this
     code."""
     match entry:
         case Send() | Record() | Operate():

@@ -1,12 +1,10 @@
-"""Budgets of conversations: how many messages one may have, and how many of them each participant. Part of step 6.
-Pure.
-
+"""Budgets of conversations: the number of messages in total and for each participant. Part of step 6. Pure.
 The *first parties* of a conversation are the sender of its root and the participants whom the root names: its
-recipient, or those in ``requires_response``. They may use the whole budget. A *party* is also everybody whom a party
-addressed directly or named in ``requires_response``; reading along makes nobody a party. One eighth of the budget is
-kept for the first parties. Another party may use at most half of it. A participant who is no party may use at most a
-quarter, and all of those together at most half. So participants who answer without being asked cannot use up a
-conversation of others.
+recipient, or the ids in ``requires_response``. They may use the whole budget. Everybody whom a party addresses
+directly, or names in ``requires_response``, becomes a *party* too. Reading messages makes nobody a party. One eighth of
+the budget is reserved for the first parties. Each other party may use at most half of the budget. A participant who is
+not a party may use at most a quarter, and all such participants together at most half. So participants who answer
+without being asked cannot use up the budget of others.
 """
 
 from __future__ import annotations
@@ -22,26 +20,26 @@ from .rows import MessageHead
 from .tables import ConversationBudget
 from .visibility import parties
 
-# The counters of one `ConversationBudget`, and the part of the budget that each may use:
+# The counters of one `ConversationBudget`, and the part of the budget that each participant may use:
 #
 #   parties   { ann: 9, bob: 7,   cat: 5, dan: 0 }      first = (ann, bob): all of it. cat, dan: 1/2 each
 #   others    { eve: 2, "": 3 }                         1/4 each, 1/2 together; "" counts all beyond `MAX_SPENDERS`
 #   messages   26                                       the sum of both
 #
-# All but `first` together: 7/8. Nobody is in both tables: a participant whom a party addresses moves to `parties` with
-# its count and stays there. The budget is `max_root_messages`, and the same again for each time that the conversation
-# was resumed. If the ledger lost a budget, its owner is unknown: `began_by` is empty, `messages` starts there, and no
-# part is limited. Guessing an owner would let a stranger claim the conversation.
+# All but `first` together may use 7/8. Nobody is in both tables: a participant whom a party addresses moves to
+# `parties` with its count and stays there. The budget is `max_root_messages`. Each time the conversation is resumed,
+# the budget grows by the same number. If the ledger lost a budget, its owner is unknown. Then `began_by` is empty,
+# `messages` starts at the loss, and no part is limited. Guessing an owner would let a stranger claim the conversation.
 
 MAX_SPENDERS = 256
-"""Maximum number of participants counted by name in one conversation. Further ones share one count."""
+"""Maximum number of participants that one conversation counts by name. All others share one count."""
 
 
 class BudgetExceeded(LoopStopped):
     """`LoopStopped`, with the message that would have exceeded the limit.
 
-    ``limit`` is the field of `Limits`; ``bound`` distinguishes its uses. ``used_by`` sent most of the counted
-    messages, ``used`` of them. ``notice`` is the sentence for people.
+    ``limit`` is a field of `Limits`, and ``bound`` distinguishes the uses of that field. ``used_by`` sent the most
+    counted messages, ``used`` is their number. ``notice`` is the sentence for people.
     """
 
     def __init__(
@@ -57,7 +55,7 @@ class BudgetExceeded(LoopStopped):
 
 
 def start_budget(root: MessageHead, named: Iterable[str] = ()) -> ConversationBudget:
-    """Return the budget of a conversation that consists of its root, which names these participants."""
+    """Return the budget of a new conversation, which consists only of its root. The root names these participants."""
     talkers = parties(root) if root.kind in ("direct", "mod") else (root.sender_id,)
     first = tuple(dict.fromkeys((*talkers, *named)))[:MAX_SPENDERS]
     return ConversationBudget(
@@ -68,8 +66,8 @@ def start_budget(root: MessageHead, named: Iterable[str] = ()) -> ConversationBu
 def charge_budget(
     limits: Limits, budget: ConversationBudget, head: MessageHead, spender: str, addressed: Iterable[str]
 ) -> ConversationBudget:
-    """Charge a message to its conversation for ``spender``. If the spender is a party, those in ``addressed`` become
-    parties. Raises `BudgetExceeded`."""
+    """Charge a message to its conversation for ``spender``. If the spender is a party, the participants in
+    ``addressed`` become parties. Raises `BudgetExceeded`."""
     most = limits.max_root_messages + budget.extra_messages
     most_hops = limits.max_hops + budget.extra_hops
     # Check before counting: a refused message must not use up budget.
@@ -97,7 +95,7 @@ def charge_budget(
 
 
 def _check_share(budget: ConversationBudget, head: MessageHead, spender: str, most: int) -> None:
-    """Refuse a message beyond the part that one participant, or all but the first parties, may use."""
+    """Refuse a message beyond the part of one participant, or beyond the part of everybody but the first parties."""
     is_party = spender in budget.parties
     used = budget.parties[spender] if is_party else budget.others.get(spender, budget.others.get("", 0))
     alone = max(1, most // (2 if is_party else 4))
@@ -130,6 +128,7 @@ def _stop(budget: ConversationBudget, head: MessageHead, limit: str, bound: str,
 
 
 def find_top_sender(budget: ConversationBudget) -> tuple[str, int]:
-    """Return the participant who sent most messages of a conversation, and their number. Ties go to the first id."""
+    """Return the participant who sent the most messages of a conversation, and their number. In a tie the first id
+    wins."""
     counts: Mapping[str, int] = {**budget.others, **budget.parties}
     return max(sorted(counts.items()), key=lambda item: item[1], default=("", 0))

@@ -1,6 +1,6 @@
-"""Entries that go into `apply`, and the outcome that comes out: rows, table writes and effects.
+"""Inputs and outputs of `apply`: entries, and the outcome with its rows, table writes and effects.
 
-Plain data. An entry names its session by id, because only the hub knows sessions.
+Plain data. An entry names its session by id, because only the hub knows session objects.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .tables import VOLATILE_TABLES, CallWait, Login, Participant, TableWrite, T
 
 
 class Origin(Struct, frozen=True):
-    """Source of an entry: a welcomed session, or a mod (then ``session_id`` is empty).
+    """Source of an entry: a welcomed session, or a mod. For a mod ``session_id`` is empty.
 
     ``fencing_token`` is set for reactor sessions. ``joined_at`` is the newest seq at the time of the join.
     """
@@ -31,15 +31,16 @@ class Origin(Struct, frozen=True):
     fencing_token: int | None = None
     joined_at: int = 0
     token: str = ""
-    """Hash of the token that the session joined with; empty for the owner and inside the node's process."""
+    """Hash of the token that the session joined with. Empty for the owner, and for sessions inside the node's
+    process."""
 
 
 class Peer(Struct, frozen=True):
-    """Facts about the other end of a connection, from the transport.
+    """Properties of the other end of a connection, from the transport.
 
-    ``is_local``: it runs on this machine and no proxy stands between. ``is_page``: a page in a browser opened the
-    connection. ``is_trusted``: it runs in the hub's own process and needs no token. ``administers``: a trusted peer
-    that joins as a person or a service is an operator.
+    ``is_local``: the peer runs on this machine, and no proxy is in between. ``is_page``: a page in a browser opened the
+    connection. ``is_trusted``: the peer runs in the hub's own process and needs no token. ``administers``: a trusted
+    peer that joins as a person or a service is an operator.
     """
 
     is_local: bool = False
@@ -52,7 +53,7 @@ class Peer(Struct, frozen=True):
 
 
 class Join(Struct, frozen=True):
-    """A ``hello`` frame. ``token_hash`` is None without a token, ``new_hash`` without a new token.
+    """A ``hello`` frame. ``token_hash`` is None without a token, and ``new_hash`` is None without a new token.
     ``has_live_reactor``: a live session of the agent holds a fencing token."""
 
     session_id: str
@@ -65,7 +66,7 @@ class Join(Struct, frozen=True):
 
 
 class Send(Struct, frozen=True, gc=False):
-    """A ``send`` frame. ``refusal`` is the refusal of a mod's ``before`` hook; a repeat does not see it."""
+    """A ``send`` frame. ``refusal`` is the error of a mod's ``before`` hook. It is ignored for a repeat."""
 
     origin: Origin
     key: tuple[str, str]
@@ -74,15 +75,15 @@ class Send(Struct, frozen=True, gc=False):
 
     @property
     def keys(self) -> dict[str, str]:
-        """Ids that the answer repeats."""
+        """Ids of the frame that the answer repeats."""
         return {"message_id": self.frame.message_id}
 
 
 class Record(Struct, frozen=True):
-    """A ``record`` frame. For kind ``started``, ``trigger`` comes from the body, and ``oldest`` is the smallest seq of
-    the prompt. With ``usage``, ``trigger`` is that of the open reaction.
+    """A ``record`` frame. For the kind ``started``, ``trigger`` comes from the body, and ``oldest`` is the smallest seq
+    of the prompt. With ``usage``, ``trigger`` is the trigger of the open reaction.
 
-    ``refusal`` is the error in the body; a repeat does not see it.
+    ``refusal`` is the error in the body. It is ignored for a repeat.
     """
 
     origin: Origin
@@ -94,20 +95,20 @@ class Record(Struct, frozen=True):
     usage: Mapping[str, TokenUsage] | None = None
     """Tokens that the body reports, by model."""
     call: str = ""
-    """Place of the call that the record belongs to (`call_progress.track_calls`)."""
+    """Path of the call that the record belongs to (`call_progress.track_calls`)."""
     wait: CallWait | None = None
     """The wait that a ``waiting`` record reports."""
     may_withdraw: bool = False
-    """Whether it ends a reaction that is not open. That reaction may belong to a dead letter."""
+    """Whether the record ends a reaction that is not open. Such a reaction may belong to a dead letter."""
 
     @property
     def keys(self) -> dict[str, str]:
-        """Ids that the answer repeats."""
+        """Ids of the frame that the answer repeats."""
         return {"record_id": self.frame.record_id}
 
 
 class Operate(Struct, frozen=True):
-    """A ``call`` of an operation that changes something, with decoded arguments."""
+    """A ``call`` of a changing operation, with decoded arguments."""
 
     origin: Origin
     call_id: str
@@ -117,7 +118,7 @@ class Operate(Struct, frozen=True):
 
     @property
     def keys(self) -> dict[str, str]:
-        """Ids that the answer repeats."""
+        """Ids of the frame that the answer repeats."""
         return {"call_id": self.call_id}
 
 
@@ -129,28 +130,28 @@ class Nack(Struct, frozen=True):
 
 
 class SessionLost(Struct, frozen=True):
-    """A reactor session ended without a ``bye``. Its process may be gone or may reconnect; its next ``hello`` shows
-    which."""
+    """A reactor session ended without a ``bye``. Its process may be gone or may reconnect. The agent's next ``hello``
+    shows which."""
 
     origin: Origin
 
 
 class ProcessEnded(Struct, frozen=True):
-    """The process of an agent that the node runs has ended. ``reason`` is None when it runs again."""
+    """The process of an agent that the node runs has ended. ``reason`` is None when the process runs again."""
 
     agent_id: str
     reason: str | None
 
 
 class SaveAckCursors(Struct, frozen=True):
-    """Ack cursors to store; nothing else changes."""
+    """Ack cursors to store. Nothing else changes."""
 
     writes: tuple[TableWrite, ...]
 
 
 class BindCredentials(Struct, frozen=True):
-    """Tokens and logins that the node itself binds: hashes of agents' tokens by id, and logins by the hashes of their
-    codes. Agents of the node's own file are bound before anybody else could use their ids first."""
+    """Credentials that the node itself binds: hashes of agents' tokens by id, and logins by the hashes of their codes.
+    Agents in the node's own file are bound before other clients can register their ids."""
 
     tokens: dict[str, str] = {}
     logins: dict[str, Login] = {}
@@ -163,7 +164,8 @@ class EndTakeover(Struct, frozen=True):
 
 
 class ModEntry(Struct, frozen=True):
-    """Result of a mod's IO, which returns as an entry of its own. ``cause`` is the seq of the message that started it."""
+    """Result of a mod's IO, which returns to the log as a new entry. ``cause`` is the seq of the message that started
+    the IO."""
 
     mod: str
     payload: Any
@@ -179,10 +181,10 @@ class ModEntry(Struct, frozen=True):
 
 
 class RefusedFrame(Struct, frozen=True):
-    """A frame that was refused before the batch. It is queued so that it is answered in order and counted.
+    """A frame that was refused before the batch. It is queued so that it is counted, and answered in order.
 
-    It may wait for a long time, so it drops the error's traceback: that would hold the frame's bytes, which no limit
-    counts (`Pending.bytes`).
+    The entry may wait for a long time, so it drops the traceback of the error. The traceback would keep the frame's
+    bytes in memory, and no limit counts those bytes (`Pending.bytes`).
     """
 
     origin: Origin
@@ -194,7 +196,7 @@ class RefusedFrame(Struct, frozen=True):
 
 
 class Leave(Struct, frozen=True):
-    """A session said ``bye``. The entry is queued so that what the session sent before is answered first."""
+    """A session said ``bye``. The entry is queued so that earlier frames of the session are answered first."""
 
     origin: Origin
 
@@ -216,7 +218,7 @@ class SessionReply(Struct, frozen=True, gc=False):
 
 
 class AcceptSession(Struct, frozen=True):
-    """A session is accepted. It receives messages from this point of the log on."""
+    """A session is accepted. It receives messages from this position of the log on."""
 
     origin: Origin
     hello: HelloFrame
@@ -234,8 +236,8 @@ class RefuseSession(Struct, frozen=True):
 
 
 class SendNotice(Struct, frozen=True):
-    """A notice for all sessions of these participants, and for operators with ``to_operators``. ``sender_id`` gets it
-    without the reason. ``except_session`` gets nothing, because it caused the notice."""
+    """A notice for all sessions of these participants, and for operators with ``to_operators``. ``sender_id`` gets the
+    notice without the reason. ``except_session`` gets nothing, because that session caused the notice."""
 
     agent_ids: frozenset[str]
     kind: Literal[
@@ -249,8 +251,9 @@ class SendNotice(Struct, frozen=True):
 
 
 class NotifyMembership(Struct, frozen=True):
-    """Notice `members` for those who watch presence: the members of a channel, or what they may read, have changed.
-    Without a channel: somebody was removed from the network. ``agent_id`` is the participant concerned, if it is one.
+    """The notice `members` for everyone who watches presence: the members of a channel, or the messages that they may
+    read, have changed. Without a channel, somebody was removed from the network. ``agent_id`` is the affected
+    participant, if there is one.
     """
 
     channel: str | None
@@ -265,7 +268,7 @@ class MarkHandled(Struct, frozen=True):
 
 
 class ScheduleRetry(Struct, frozen=True):
-    """Deliver one message to one participant again, at ``due_at`` (ms) at the earliest."""
+    """Deliver one message to one participant again, not before ``due_at`` (ms)."""
 
     agent_id: str
     seq: int
@@ -274,7 +277,7 @@ class ScheduleRetry(Struct, frozen=True):
 
 
 class DisconnectParticipant(Struct, frozen=True):
-    """Close a participant's sessions with 4403: all of them, or those of one token (by its hash)."""
+    """Close sessions of a participant with 4403: all sessions, or those of one token (given by its hash)."""
 
     agent_id: str
     reason: str
@@ -304,7 +307,7 @@ Effect: TypeAlias = SessionReply | OtherEffect
 
 
 class Outcome(Struct, frozen=True, gc=False):
-    """Everything that one entry causes. Nothing of it happens before the commit."""
+    """Everything that one entry causes. Nothing takes effect before the commit."""
 
     rows: Sequence[Row] = ()
     writes: Sequence[TableWrite] = ()
@@ -312,7 +315,7 @@ class Outcome(Struct, frozen=True, gc=False):
 
     @property
     def stores(self) -> bool:
-        """Whether the ledger has to store any of it."""
+        """Whether the ledger has to store any part of the outcome."""
         return bool(self.rows) or any(put.table not in VOLATILE_TABLES for put in self.writes)
 
 
@@ -327,5 +330,5 @@ def error_bytes(error: RoundelayError, keys: dict[str, str] | None = None) -> by
 
 
 def body_digest(*parts: bytes) -> str:
-    """Return the digest by which two records, or two calls, are the same."""
+    """Return the digest of a body. Two records, or two calls, are the same if their digests are equal."""
     return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()

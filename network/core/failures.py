@@ -1,8 +1,8 @@
 """Step 6 for failed deliveries: attempts, retries and dead letters.
 
-A delivery fails by a ``nack``, or when the process that worked on its reaction is lost. The loss is known only when
+A delivery fails by a ``nack``, or when the process that worked on its reaction is lost. A loss is certain only when
 another process joins, because the same process may reconnect. The fifth failure makes a dead letter. `redelivery`
-delivers again, on the event loop. Pure.
+delivers messages again, on the event loop. Pure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .tables import (
 )
 
 MAX_FAILURES = 5
-"""Number of failures at which a message becomes a dead letter (docs/protocol.md)."""
+"""Number of failures after which a message becomes a dead letter (docs/protocol.md)."""
 
 
 FIRST_RETRY_MS = 1000
@@ -45,7 +45,7 @@ def apply_nack(rules: Rules, state: State, facts: Facts, entry: Nack) -> Outcome
     agent_id = entry.origin.agent_id
     try:
         check_session(state, entry.origin)
-    except Forbidden:  # A superseded session counts no failure: the message is delivered again as the same attempt.
+    except Forbidden:  # A superseded session counts no failure. The message is delivered again as the same attempt.
         attempt: Attempt | None = state.get("attempt", f"{agent_id}/{entry.seq}")
         attempt_now = 1 + (attempt.failures if attempt is not None else 0)
         return Outcome(effects=(ScheduleRetry(agent_id, entry.seq, attempt_now, state.stamp),))
@@ -59,7 +59,7 @@ def apply_nack(rules: Rules, state: State, facts: Facts, entry: Nack) -> Outcome
 def record_delivery_failure(
     change: ChangeSet, seq: int, sender_id: str | None, reason: str, retry_after_ms: int | None
 ) -> int:
-    """Count a failure and schedule the next attempt, unless the message is a dead letter now. Returns the number of
+    """Count a failure. Schedule the next attempt unless the message has become a dead letter. Returns the number of
     failures."""
     agent_id = change.origin.agent_id
     failures = count_failure(change, agent_id, seq, sender_id, reason, retry_after_ms)
@@ -70,7 +70,7 @@ def record_delivery_failure(
 
 
 def apply_lost(rules: Rules, state: State, entry: SessionLost) -> Outcome:
-    """Mark the process of an agent as lost, if it leaves open reactions."""
+    """Mark an agent's process as lost if it leaves open reactions."""
     agent_id = entry.origin.agent_id
     participant = state.participant(agent_id)
     # A newer session has taken over meanwhile: the agent is not lost.
@@ -82,10 +82,9 @@ def apply_lost(rules: Rules, state: State, entry: SessionLost) -> Outcome:
 
 
 def count_lost_reactions(change: ChangeSet, lost: Participant) -> None:
-    """Count one failure for each message that a lost process was working on. Called when another process takes its
-    place.
+    """Count one failure for each message that a lost process was working on. Called when another process replaces it.
 
-    A process without an ``instance`` name does not tell waiting from working, so all of its reactions count.
+    Without an ``instance`` name of the process, the hub cannot tell waiting from working, so all its reactions count.
     """
     agent_id = lost.agent_id
     at_work: dict[int, OpenReaction] = {}
@@ -101,7 +100,7 @@ def count_lost_reactions(change: ChangeSet, lost: Participant) -> None:
 
 
 def reset_failures(change: ChangeSet, opened: OpenReaction) -> None:
-    """Reset the failures of a trigger: its reaction has made progress since the last one."""
+    """Reset the failures of a trigger, because its reaction has made progress since the last failure."""
     key = f"{opened.agent_id}/{opened.trigger}"
     attempt: Attempt | None = change.state.get("attempt", key)
     if attempt is not None and attempt.failures:
@@ -110,8 +109,8 @@ def reset_failures(change: ChangeSet, opened: OpenReaction) -> None:
 
 
 def withdraw_dead_letter(change: ChangeSet, agent_id: str, reaction: str) -> None:
-    """Withdraw a dead letter, because a reaction to it has ended after all. Everyone who was notified is notified
-    again."""
+    """Withdraw a dead letter, because a reaction to the message has ended after all. Everyone who got a notice of the
+    dead letter gets another notice."""
     given_up: AbandonedReaction | None = change.lookup_cold("given_up", f"{agent_id}/{reaction}")
     if given_up is None:
         return
@@ -135,8 +134,8 @@ def undelivered_key(sender_id: str, seq: int, agent_id: str) -> str:
 
 
 def merge_ack_cursor(state: State, write: TableWrite) -> TableWrite:
-    """Add to an ack cursor what was handled since it was read. Without that, storing the cursor would undo the dead
-    letters of other commits."""
+    """Add to an ack cursor the seqs that were handled after the cursor was read. Without this, storing the cursor would
+    undo the dead letters of other commits."""
     if write.table != "floor":
         return write
     current, cursor = state.ack_cursor(write.key), write.value
@@ -147,13 +146,13 @@ def merge_ack_cursor(state: State, write: TableWrite) -> TableWrite:
 
 
 def clear_attempts(state: State, agent_id: str, seq: int) -> list[TableWrite]:
-    """Return the writes that forget a handled message's failures. The number of attempts is stored if it took more
-    than one."""
+    """Return the writes that delete the failures of a handled message. If there was more than one attempt, their number
+    is stored."""
     attempt: Attempt | None = state.get("attempt", f"{agent_id}/{seq}")
     if attempt is None:
         return []
     writes = [TableWrite("attempt", f"{agent_id}/{seq}", None)]
-    if attempt.failures or attempt.is_revived:  # a revived dead letter had attempts before
+    if attempt.failures or attempt.is_revived:  # a restored dead letter already had attempts
         writes.append(TableWrite("tried", f"{agent_id}/{seq:016d}", AttemptCount(attempt.failures + 1)))
     return writes
 
@@ -161,8 +160,8 @@ def clear_attempts(state: State, agent_id: str, seq: int) -> list[TableWrite]:
 def count_failure(
     change: ChangeSet, agent_id: str, seq: int, sender_id: str | None, reason: str, retry_after_ms: int | None
 ) -> int:
-    """Count one failed attempt and return the number of failures. At the fifth the message becomes a dead letter, and
-    its open reactions are closed."""
+    """Count one failed attempt and return the number of failures. At the fifth failure the message becomes a dead
+    letter, and its open reactions are closed."""
     key = f"{agent_id}/{seq}"
     before: Attempt | None = change.state.get("attempt", key)
     failures = (before.failures if before is not None else 0) + 1
@@ -173,8 +172,8 @@ def count_failure(
             "attempt", key, Attempt(failures, stamp + delay_ms, reason, before is not None and before.is_revived)
         )
         return failures
-    # Close its open reactions, so that no restarted process resumes them. One that still finishes withdraws the dead
-    # letter (`withdraw_dead_letter`).
+    # Close its open reactions, so that no restarted process resumes them. A reaction that still finishes withdraws the
+    # dead letter (`withdraw_dead_letter`).
     open_reactions = {it.reaction: key for key, it in change.state.reactions_to(agent_id, seq).items()}
     for reaction, reaction_key in open_reactions.items():
         change.set_value("reaction", reaction_key, None)

@@ -1,9 +1,9 @@
-"""Faults of agents: what keeps an agent from its work.
+"""Faults of agents: problems that keep an agent from its work.
 
-The causes are a model that does not reply, an error in the agent's own code, deliveries that became dead letters, and
-a process that ended. Each agent has at most one `AgentFault`, stored with its participant, which counts repeats. It
-ends when the agent finishes a reaction, or when the node reports that the process runs again. Operators see faults in
-their inbox and wherever agents are listed. Pure.
+The causes are a model that does not reply, an error in the agent's own code, deliveries that became dead letters, and a
+process that ended. Each agent has at most one `AgentFault`, which is stored with its participant and counts repeats.
+The fault ends when the agent finishes a reaction, or when the node reports that the process runs again. Operators see
+faults in their inbox and wherever agents are listed. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .tables import AgentFault, Facts, FaultCause, Participant
 
 MAX_REASON_CHARS = 500
 CONVERSATION_FAILURES = frozenset({"answer_refused", "budget", "content_filter", "context_too_long"})
-"""Failures that say nothing about the next message, so they are no fault of the agent."""
+"""Failures that concern one conversation only, so they are not a fault of the agent."""
 
 _TO_DO: Mapping[str, str] = {
     "unauthorized": "Check the model's key and its rights at the provider. Restart the node to read a new key from the environment.",
@@ -60,7 +60,7 @@ _WHAT: Mapping[str, str] = {
 
 
 def describe_fault(fault: AgentFault) -> str:
-    """Return what is wrong, without the provider's words: those are for operators only."""
+    """Return the problem, without the provider's own error text, which only operators may see."""
     times = f" ({fault.count} times)" if fault.count > 1 else ""
     return f"cannot answer: {_WHAT.get(fault.failure or fault.cause, 'its model fails')}{times}"
 
@@ -89,11 +89,11 @@ def record_failure(
     seq: int = 0,
     reaction: str = "",
 ) -> None:
-    """Count one failure of an agent. The start time stays while the kind of failure stays the same."""
+    """Count one failure of an agent. The start time stays the same while the kind of failure does."""
     participant = change.state.participant(agent_id)
     if participant is None or participant.kind != "agent":
         return
-    failure = failure if failure in _WHAT else ""  # agents may write anything here, of any length
+    failure = failure if failure in _WHAT else ""  # agents may write any text here, of any length
     previous = participant.fault
     is_same = previous is not UNSET and (previous.cause, previous.failure) == (cause, failure)
     if previous is not UNSET and reaction and previous.reaction == reaction:
@@ -104,7 +104,7 @@ def record_failure(
 
 
 def record_finished(change: ChangeSet, agent_id: str, seq: int, reaction: str, body: FinishedBody) -> None:
-    """Record or clear an agent's fault by how a reaction ended."""
+    """Record or clear an agent's fault, depending on how a reaction ended."""
     if body.status == "failed" and body.failure not in CONVERSATION_FAILURES:
         cause: FaultCause = "model" if body.failure not in ("", "error") else "error"
         failure = body.failure if cause == "model" else ""
@@ -114,20 +114,20 @@ def record_finished(change: ChangeSet, agent_id: str, seq: int, reaction: str, b
     if participant is None or participant.fault is UNSET or body.status != "finished":
         return
     fault = participant.fault
-    # A message that was read within another reaction ends without a turn of its own. That says nothing about the
-    # model.
+    # A message that was read in another reaction ends without a model call of its own. So its end says nothing about
+    # the model.
     if fault.reaction != reaction and (body.turns or fault.cause != "model"):
         clear_fault(change, participant)
 
 
 def clear_fault(change: ChangeSet, participant: Participant) -> None:
-    """Clear a fault: the agent works again."""
+    """Clear a fault, because the agent works again."""
     if participant.fault is not UNSET:
         change.set_value("participant", participant.agent_id, msgspec.structs.replace(participant, fault=UNSET))
 
 
 def apply_ended(rules: Rules, state: State, entry: ProcessEnded) -> Outcome:
-    """Apply the node's report about the process of one of its agents. An agent that never joined is registered, so
+    """Apply the node's report about the process of one of its agents. An agent that has never joined is registered, so
     that it is listed."""
     change = ChangeSet(rules, state, Facts(), Origin("", entry.agent_id, "agent"))
     participant = state.participant(entry.agent_id)
@@ -140,5 +140,6 @@ def apply_ended(rules: Rules, state: State, entry: ProcessEnded) -> Outcome:
     if participant is None:
         row = change.write_row("registered", data=encode({"agent_id": entry.agent_id, "kind": "agent"}))
         change.set_value("participant", entry.agent_id, Participant(entry.agent_id, "agent", row.seq))
-    record_failure(change, entry.agent_id, "ended", entry.reason, seq=change.state.head)  # sorts first in the inbox
+    # the newest seq, so that the fault sorts first in the inbox
+    record_failure(change, entry.agent_id, "ended", entry.reason, seq=change.state.head)
     return change.outcome()

@@ -1,6 +1,6 @@
-"""Step 6 for ``hello``: the participant's identity, its proof, and the fencing token of its session.
+"""Step 6 for ``hello``: the participant's identity, the proof of that identity, and the session's fencing token.
 
-docs/protocol.md has the rules ("Identity"). Pure: only hashes of tokens arrive here, and only hashes are stored.
+docs/protocol.md ("Identity") has the rules. Pure: this module gets only hashes of tokens, and only hashes are stored.
 `publisher` sends the welcome.
 """
 
@@ -42,14 +42,14 @@ CLOSE_CODES: dict[type[RoundelayError], int] = {
     Forbidden: 4403,
     RateLimited: 4503,
 }
-"""Close code for a refused ``hello``, by the class of the error (docs/protocol.md)."""
+"""Close code for a refused ``hello``, by error class (docs/protocol.md)."""
 FIRST_USES = ""
-"""Key of the bucket that counts all ids bound by first use. No id is empty."""
+"""Key of the bucket that counts all ids registered by first use. No id is empty, so the key is free."""
 
 
 class Identity(Struct, frozen=True):
-    """The identity that a ``hello`` proved. ``binds``: this is the first use of an agent's id, which binds the token's
-    hash to the id. ``login`` is the login that the session uses up, if any."""
+    """The identity that a ``hello`` proved. ``binds``: the id is used for the first time, and the hash of the token is
+    bound to it. ``login`` is the one-time login that the session uses up, if any."""
 
     is_operator: bool
     binds: bool
@@ -57,7 +57,8 @@ class Identity(Struct, frozen=True):
 
 
 def hash_token(token: str) -> str:
-    """Return the SHA-256 hash in hex. Tokens are long and random, so a slow hash would add nothing."""
+    """Return the SHA-256 hash of a token in hex. Tokens are long and random, so a slow hash would not make them
+    safer."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
@@ -121,7 +122,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
             count_lost_reactions(change, participant)
             counted = change.state.participant(hello.agent_id)  # a new dead letter changes the agent's fault
             updated = msgspec.structs.replace(updated, fault=participant.fault if counted is None else counted.fault)
-        # The life is the first token of a process, so that a reconnect does not look like a new process.
+        # The life is the first fencing token of a process, so that a reconnect does not look like a new process.
         life = participant.life if is_same else fence
         updated = msgspec.structs.replace(
             updated, fence=fence, fence_shown=shown, instance=instance, life=life, is_lost=False
@@ -141,7 +142,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
 
 
 def _find_kind(state: State, entry: Join) -> HelloFrame:
-    """Return the ``hello`` with the kind of its token, or of the registered id. Raises `NotAuthenticated`."""
+    """Return the ``hello`` with the kind of its token or of the registered id. Raises `NotAuthenticated`."""
     hello = entry.hello
     participant = state.participant(hello.agent_id)
     proof: Token | Login | None = None
@@ -160,7 +161,7 @@ def _find_kind(state: State, entry: Join) -> HelloFrame:
 
 
 def bind_credentials(state: State, entry: BindCredentials) -> tuple[TableWrite, ...]:
-    """Return the writes for credentials that the node itself binds. Expired logins are removed."""
+    """Return the writes for credentials that the node itself binds. Expired logins are deleted."""
     tokens = (TableWrite("token", key, Token(agent_id, "agent", state.stamp)) for agent_id, key in entry.tokens.items())
     # Expired logins are removed when new ones are made: no timer does it.
     expired = (TableWrite("login", key, None) for key in find_expired_logins(state)) if entry.logins else ()
@@ -173,21 +174,21 @@ def find_expired_logins(state: State) -> dict[str, Login]:
 
 
 def _lost_its_welcome(participant: Participant | None, fence: int, entry: Join) -> bool:
-    """Return whether the newest token was given in answer to this one and no live session holds it: the welcome was
-    lost, or that session is over."""
+    """Return whether the newest fencing token was issued in exchange for this one and no live session holds it. Then
+    the welcome was lost, or that session has ended."""
     return participant is not None and fence == participant.fence_shown and not entry.has_live_reactor
 
 
 def _count_registration(change: ChangeSet) -> None:
-    """Count an id that is bound by first use against the hub's rate. Raises `RateLimited`."""
+    """Count an id that is registered by first use against the hub's rate. Raises `RateLimited`."""
     bucket: Bucket = change.state.get("bucket", FIRST_USES) or Bucket()
     most, what = change.rules.limits.registrations_per_minute, "registrations by first use (registrations_per_minute)"
     change.set_value("bucket", FIRST_USES, Bucket(next_arrival(bucket.sends, change.stamp, most, what, MINUTE_MS)))
 
 
 def _use_up_login(change: ChangeSet, key: str, login: Login, token_hash: str) -> None:
-    """Bind the token to the login's id. The used login stays until it expires, so that a second page learns why it
-    fails."""
+    """Bind the token to the login's id. The used login stays until it expires, so that a second page gets the right
+    reason for its refusal."""
     event = {"agent_id": login.agent_id, "kind": login.kind, "event": "logged_in"}
     change.write_row("token", data=encode(event))
     change.set_value("token", token_hash, Token(login.agent_id, login.kind, change.stamp, login.operator))
@@ -198,7 +199,7 @@ def _use_up_login(change: ChangeSet, key: str, login: Login, token_hash: str) ->
 
 
 def identify(state: State, join: Join, mods: Collection[str], registration: Registration) -> Identity:
-    """Return the identity that a ``hello`` proves. ``mods`` are the hub's mods. Raises an error with one of
+    """Return the identity that a ``hello`` proves. ``mods`` are the hub's mods. Raises an error of a class in
     `CLOSE_CODES`."""
     hello = join.hello
     if hello.protocol != PROTOCOL_VERSION:
@@ -261,7 +262,7 @@ def _prove(state: State, join: Join, mods: Collection[str], registration: Regist
         way_out = f"Make a token: roundelay token create {hello.agent_id}."
         raise NotAuthenticated(f"{hello.agent_id} is new here; {unfit}. {way_out}")
     look_alike = describe_look_alike(state, hello.agent_id)
-    if look_alike is not None:  # only now: nobody without the right to bind learns which ids exist
+    if look_alike is not None:  # only now: a client without the right to register must not learn which ids exist
         raise _not_given_out(hello.agent_id, look_alike)
     return Identity(is_operator=False, binds=True)
 
@@ -313,10 +314,10 @@ def _use_login(state: State, join: Join, new_hash: str) -> Identity:
 
 
 def _why_unfit(peer: Peer, registration: Registration) -> str | None:
-    """Return why a newcomer may not bind an id by first use; None if it may."""
+    """Return why a new client may not register an id by first use, or None if it may."""
     if registration == "closed":
         return "nobody binds an id by first use on this network (registration: closed)"
-    if peer.is_page:  # any site could open a connection without its visitor knowing
+    if peer.is_page:  # any website could open a connection without its visitor knowing
         return "a page in a browser binds no id by first use"
     if registration == "local" and not peer.is_local:
         return (
@@ -327,8 +328,7 @@ def _why_unfit(peer: Peer, registration: Registration) -> str | None:
 
 
 def describe_look_alike(state: State, agent_id: str) -> str | None:
-    """Return which known id this one looks like, as a clause; None if there is none. Removed ids and ids with revoked
-    tokens count."""
+    """Return which known id this id looks like, as a clause, or None. Removed ids and ids with revoked tokens count."""
     # Sorted, so that every replay and every node gives the same sentence.
     other = next((known for known in sorted(state.look_alikes(agent_id)) if known != agent_id), None)
     return f"looks like {other}, which is known here" if other is not None else None

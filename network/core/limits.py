@@ -1,10 +1,10 @@
-"""Rates and quotas of participants: how fast each may send, and how much the hub stores for it per day. Part of step
-6. Pure.
+"""Rates and quotas of participants: how fast each participant may send, and how much the hub stores for it per day.
+Part of step 6. Pure.
 
-Both are counted in the participant's `Bucket`, in memory, so a message needs no extra row. A day is a UTC day of the
-entry's stamp. Only stored messages count, refused ones do not. The day's sum is stored (`DayStored`) whenever it
-passes a step, in the same transaction. So a restart forgets less than a step: nothing of a small quota, a
-ten-thousandth of a large one.
+Rates and quotas are counted in the participant's `Bucket`, in memory, so a message needs no extra row. A day is a UTC
+day of the entry's timestamp. Only stored messages count against the quota; refused messages do not. The day's sum is
+stored (`DayStored`) whenever it passes a step, in the same transaction. So a restart forgets less than one step. A
+small quota forgets nothing, and a large one forgets a ten-thousandth.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ ROOTS = "messages without a cause (root_messages_per_s)"
 def next_arrival(arrival: float, now: int, most: int, what: str, window_ms: float = 1000.0) -> float:
     """Count one event against a rate of ``most`` per window, with a burst of one window, at ``now`` (ms).
 
-    ``arrival`` is the result of the last call (0.0 at first): the time at which the next event would be due at exactly
-    the rate (the generic cell rate algorithm). Raises `RateLimited` with the time to wait; then nothing is counted.
-    ``most`` 0 means no limit.
+    ``arrival`` is the result of the last call (0.0 at first). It is the time at which the next event would be due at
+    exactly the allowed rate (the generic cell rate algorithm). Raises `RateLimited` with the time to wait, without
+    counting the event. If ``most`` is 0, there is no limit.
     """
     if most <= 0:
         return 0.0
@@ -42,7 +42,7 @@ def next_arrival(arrival: float, now: int, most: int, what: str, window_ms: floa
 
 
 def rate_limited_error(most: int, what: str, wait_ms: int, window_ms: float = 1000.0) -> RateLimited:
-    """Return the error for an exceeded rate; ``what`` names the limit."""
+    """Return the error for an exceeded rate. ``what`` names the limit."""
     per = "second" if window_ms == 1000.0 else "minute"
     return RateLimited(f"More than {most} {what} per {per}. Send the same again in {wait_ms} ms.", wait_ms)
 
@@ -61,23 +61,23 @@ def count_entry(limits: Limits, state: State, agent_id: str) -> TableWrite:
 
 
 def next_arrival_or_none(arrival: float, now: int, most: int, window_ms: float = 1000.0) -> float | None:
-    """Like `next_arrival`, but return None where that raises. ``most`` must be positive."""
+    """Like `next_arrival`, but return None instead of raising. ``most`` must be positive."""
     due = arrival if arrival > now else now
     return due + window_ms / most if due - now <= window_ms else None
 
 
 ROW_BYTES = 256
-"""Bytes that each message, record, event and result counts beside its JSON: about the size of its ids, its head and
-its index entries in the database."""
+"""Bytes that each message, record, event and result counts in addition to its JSON: about the size of its ids, its head
+and its index entries in the database."""
 MAX_STEP_BYTES, MAX_STEP_MESSAGES = 1 << 20, 256
 STEPS = 10_000
 NEAR = 0.9
-"""Share of a quota from which a participant counts as near its end."""
+"""Share of a quota at which a participant counts as near its limit."""
 UNLIMITED = 1 << 62
 
 
 class Allowance(Struct, frozen=True):
-    """Amounts that one participant may store, with the steps at which sums are stored."""
+    """Amounts that one participant may store per day, with the steps at which sums are stored."""
 
     bytes_per_day: int
     messages_per_day: int
@@ -99,7 +99,7 @@ class Quotas:
         return self.own.get(agent_id, self.default)
 
     def describe(self, agent_id: str) -> dict[str, int | None]:
-        """Return one participant's allowances by the names of the limits; None where it has no limit."""
+        """Return one participant's allowances by the names of the limits. None means no limit."""
         numbers = {name: getattr(self.of(agent_id), name) for name in self._names}
         return {name: None if number == UNLIMITED else number for name, number in numbers.items()}
 
@@ -116,14 +116,14 @@ def _allow(numbers: Mapping[str, int]) -> Allowance:
     return Allowance(**numbers, step_bytes=step_bytes, step_messages=step_messages)
 
 
-# Bytes of one participant's day; messages are counted in the same way beside them:
+# Bytes of one participant's day. Messages are counted in the same way, in parallel:
 #
 #   0 . . . . . | step . . . . . | step . . . . . | ...      bytes_per_day
 #                     ^ bytes     ^ next_bytes
 #
-# A message that stays below `next_bytes`, on the same day, changes `bytes` only. A message that reaches it is checked against
-# the quota, and the sum is stored. `next_bytes` belongs to another day, or is 0, before the first message of a day and
-# after a start.
+# A message below `next_bytes`, on the same day, only changes `bytes`. A message that reaches it is checked against the
+# quota, and the sum is stored. Before the first message of a day, and after a start, `next_bytes` belongs to another
+# day or is 0.
 
 
 def count_stored(
@@ -136,11 +136,11 @@ def count_stored(
     messages: int,
     is_bounded: bool = True,
 ) -> list[TableWrite]:
-    """Count what is about to be stored for a participant, and set its rates. Raises `BudgetExhausted` beyond its
-    quota; then nothing is counted.
+    """Count an amount that is about to be stored for a participant, and set its rates. Raises `BudgetExhausted` beyond
+    its quota, without counting the amount.
 
-    Below the bucket's ``next_bytes`` and ``next_messages`` of the same day the result is just the new sums. Callers
-    use that to skip the call for most messages.
+    Below the bucket's ``next_bytes`` and ``next_messages`` of the same day, the result contains only the new sums.
+    Callers use this to skip the call for most messages.
     """
     allowed, day = quotas.of(agent_id), stamp // DAY_MS
     # A new UTC day starts at 0. No timer resets the counters.

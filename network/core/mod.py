@@ -1,17 +1,17 @@
-"""The plugin seam: mods extend the hub with hooks on a message's way and with typed operations.
+"""The plugin interface. Mods extend the hub with hooks for messages and with typed operations.
 
-A mod is written once, on the hub; agents get its operations as tools. The whole surface:
+A mod is written once, on the hub. Agents get its operations as tools. The whole interface:
 
-- ``before(incoming)``: step 3, synchronous, no IO; raises a `RequestError` to refuse a message.
-- ``apply(change, message)``: step 6, synchronous, no IO; changes the mod's own state and sends messages, in the
+- ``before(incoming)``: step 3, synchronous, no IO. Raises a `RequestError` to refuse a message.
+- ``apply(change, message)``: step 6, synchronous, no IO. Changes the mod's own state and sends messages, in the
   message's commit.
-- ``ended(change, reaction)``: as ``apply``, when an agent's reaction ends.
-- ``after(context, message)``: step 8, may do IO; its outcome returns by ``context.submit(payload)`` to
+- ``ended(change, reaction)``: like ``apply``, but when an agent's reaction ends.
+- ``after(context, message)``: step 8, may do IO. It returns results with ``context.submit(payload)``, which calls
   ``apply_entry(change, payload)``.
-- methods marked `operation`: ``change`` operations run in `apply`, ``read`` operations are asynchronous and change
+- methods marked `operation`: ``change`` operations run in `apply`. ``read`` operations are asynchronous and change
   nothing.
 
-Third parties register a `Mod` subclass under the entry point group ``roundelay.mods``. docs/mods.md shows one.
+Third parties register a `Mod` subclass under the entry point group ``roundelay.mods``. docs/mods.md shows an example.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Incoming(Struct, frozen=True):
-    """A message as ``before`` sees it, not yet stored."""
+    """A message that is not yet stored, as the hook ``before`` sees it."""
 
     origin: Origin
     frame: SendFrame
 
 
 class Change(Protocol):
-    """Actions of synchronous hooks and operations. All of them are stored in one commit, or none. `ChangeSet`
-    implements it.
+    """Actions of synchronous hooks and operations. Either all actions are stored in one commit, or none. `ChangeSet`
+    implements this class.
 
-    Its methods raise `RequestError`. The caller gets every error that they raise, and nothing has changed then.
+    The methods raise `RequestError`. The caller gets every such error, and nothing is changed.
     """
 
     origin: Origin
@@ -64,12 +64,12 @@ class Change(Protocol):
         """Return the mod's own JSON value under a key, or None."""
 
     def put(self, key: str, value: object) -> None:
-        """Store a JSON value under a key of the mod; None deletes it."""
+        """Store a JSON value under a key of the mod. None deletes the value."""
 
     def create_channel(
         self, name: str, *, topic: str = "", history: History = "since_join", access: Access = "open"
     ) -> None:
-        """Create a channel. The caller owns it but is not in it yet."""
+        """Create a channel. The caller owns the channel but is not yet a member."""
 
     def set_channel(
         self,
@@ -85,33 +85,33 @@ class Change(Protocol):
     def invite_to_channel(self, name: str, agent_id: str) -> None: ...
 
     def remove_from_channel(self, name: str, agent_id: str) -> None:
-        """Remove a member or an invitation. Only a new invitation lets the participant join again."""
+        """Remove a member or an invitation. Afterwards only a new invitation lets the participant join again."""
 
     def join_channel(self, name: str, agent_id: str) -> None:
-        """Let a participant join. Callers who join themselves need an open channel, an invitation, ownership, or to be
-        an operator."""
+        """Add a participant to a channel. Callers who join themselves must own the channel, be invited or be an
+        operator, unless the channel is open."""
 
     def leave_channel(self, name: str, agent_id: str) -> None: ...
 
     def post(self, to: str, content: object, *, reply_to: int | None = None, cause: int | None = None) -> Row:
-        """Send a message as the calling participant. ``reply_to`` and ``cause`` must be messages that this change
-        knows (`head`)."""
+        """Send a message as the calling participant. ``reply_to`` and ``cause`` must be messages that this change knows
+        (`head`)."""
 
     def answer(self, agent_id: str, content: object, *, cause: int | None = None) -> Row:
-        """Send a message from the mod to one participant. With a ``cause`` it is charged to that conversation's
-        budget."""
+        """Send a message from the mod to one participant. With a ``cause``, the message is charged to the budget of the
+        cause's conversation."""
 
     def head(self, seq: int) -> MessageHead:
         """Return the head of a message that the caller may read. Raises `UnknownMessage`.
 
-        A change knows the messages in the operation's arguments of type `Seq`, the message that a hook receives, the
-        one for which ``after`` submitted a payload, and those that it sends itself.
+        A change knows these messages: those in the operation's arguments of type `Seq`, the message that a hook
+        receives, the message for which ``after`` submitted a payload, and messages that the change itself sends.
         """
 
 
 def run_before_hooks(mods: Iterable[Mod], incoming: Incoming) -> RoundelayError | None:
-    """Step 3: return the first refusal of the mods' ``before`` hooks. A hook that fails refuses the message too,
-    because it was meant to guard."""
+    """Step 3: return the first refusal of the mods' ``before`` hooks. A hook that fails also refuses the message,
+    because its purpose is to guard."""
     for mod in mods:
         try:
             mod.before(incoming)
@@ -124,7 +124,7 @@ def run_before_hooks(mods: Iterable[Mod], incoming: Incoming) -> RoundelayError 
 
 
 class AfterContext(Struct, frozen=True):
-    """Context of an ``after`` hook. ``submit`` sends a payload back into the log's order, to ``apply_entry``."""
+    """Context of an ``after`` hook. ``submit`` queues a payload for ``apply_entry``, in the order of the log."""
 
     state: State
     submit: Callable[[Any], None]
@@ -141,7 +141,7 @@ class Operation(Struct, frozen=True):
     is_for_operators: bool = False
 
     def decode(self, args: Raw) -> Struct:
-        """Decode the arguments. Raises `InvalidArguments`, which names the wrong field and all fields."""
+        """Decode the arguments. Raises `InvalidArguments`, which names the wrong field and all valid fields."""
         try:
             return msgspec.json.decode(args, type=self.args_type)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -152,7 +152,8 @@ class Operation(Struct, frozen=True):
             raise InvalidArguments(f"{self.op}: {problem}. Its arguments are {{{names}}}.") from error
 
     def call(self, context: Any, args: Struct) -> Any:
-        """Run it with a `Change` or a `Reading`, and decoded arguments. A reading operation returns an awaitable."""
+        """Run the operation with a `Change` or a `Reading`, and decoded arguments. A reading operation returns an
+        awaitable."""
         if self.is_for_operators and not context.origin.is_operator:
             raise Forbidden(
                 "Only operators may call this operation. Use the owner's token, or a token made by: roundelay token create "
@@ -161,7 +162,7 @@ class Operation(Struct, frozen=True):
         return self.function(context, **{name: getattr(args, name) for name in args.__struct_fields__})
 
     def info(self) -> OperationInfo:
-        """Return its entry in ``welcome``."""
+        """Return the operation's entry in the ``welcome`` frame."""
         return OperationInfo(
             self.op, self.description, args_schema(self.args_type), "change" if self.is_change else "read"
         )
@@ -171,8 +172,7 @@ def operation(kind: Literal["change", "read"], *, name: str | None = None) -> Ca
     """Mark a method of a mod as an operation.
 
     A ``change`` is ``def method(self, change, *, arg: type, ...)``, synchronous and without IO. A ``read`` is ``async
-    def method(self, reading, *, arg: type, ...)``. The first paragraph of the docstring is the description that models
-    see.
+    def method(self, reading, *, arg: type, ...)``. Models see the first paragraph of the docstring as the description.
     """
 
     def mark(function: F) -> F:
@@ -183,8 +183,8 @@ def operation(kind: Literal["change", "read"], *, name: str | None = None) -> Ca
 
 
 class Mod:
-    """Base class of mods (see the module). ``id`` names the mod, its address ``mod:ID`` and its operations
-    ``ID.name``."""
+    """Base class of mods; the module's docstring lists the hooks. ``id`` names the mod, its address ``mod:ID`` and its
+    operations ``ID.name``."""
 
     id: ClassVar[str] = ""
 
@@ -192,21 +192,21 @@ class Mod:
         """Refuse a message by raising a `RequestError`."""
 
     def apply(self, change: Change, message: Row) -> None:
-        """React to an accepted message within its commit. ``message.target`` is ``mod:ID`` if the message is for this
-        mod."""
+        """React to an accepted message in its commit. ``message.target`` is ``mod:ID`` if the message is addressed to
+        this mod."""
 
     def ended(self, change: Change, reaction: OpenReaction) -> None:
-        """React to the end of an agent's reaction, within the commit of its last record. The change acts as that
-        agent. If the hook raises, its change is dropped and the reaction still ends."""
+        """React to the end of an agent's reaction, in the commit of its last record. Messages of the change are sent as
+        that agent. If the hook raises, its change is dropped and the reaction still ends."""
 
     def apply_entry(self, change: Change, payload: Any) -> None:
         """Apply a payload that ``after`` submitted."""
 
     def after(self, context: AfterContext, message: Row) -> Awaitable[None] | None:
-        """React to a stored message outside of the commit; may do IO. It is not repeated if the hub stops meanwhile."""
+        """React to a stored message after the commit. May do IO. Not repeated if the hub stops meanwhile."""
 
     def operations(self) -> list[Operation]:
-        """Return the operations that this mod's methods declare, sorted by name."""
+        """Return the operations of this mod, sorted by name."""
         found = []
         for _, method in inspect.getmembers(self, callable):
             mark = getattr(method, "__roundelay_operation__", None)
@@ -215,11 +215,11 @@ class Mod:
         return sorted(found, key=lambda operation: operation.op)
 
     def describe(self) -> ModInfo:
-        """Return its entry in ``welcome``."""
+        """Return the mod's entry in the ``welcome`` frame."""
         return ModInfo(self.id, [operation.info() for operation in self.operations()])
 
     def overrides(self, hook: str) -> bool:
-        """Return whether this mod implements a hook. The hub calls only those."""
+        """Return whether this mod implements a hook. The hub calls only implemented hooks."""
         return getattr(type(self), hook) is not getattr(Mod, hook)
 
 
@@ -236,8 +236,8 @@ def make_operation(
 
 @cache  # Without the cache each hub of a process would create about 50 types, which takes 12 ms.
 def _read_declaration(mod: str, name: str, method: Callable[..., Any], skipped: int) -> tuple[str, type[Struct]]:
-    """Return the description and the arguments' type of an operation. The first ``skipped`` parameters of its method
-    are not arguments."""
+    """Return the description and the argument type of an operation. The first ``skipped`` parameters of its method are
+    not arguments."""
     description = inspect.cleandoc(method.__doc__ or "").split("\n\n")[0].replace("\n", " ")
     if not description:
         raise ModError(f"The operation {mod}.{name} has no docstring. Add one: models read its first paragraph.")
@@ -261,7 +261,7 @@ def _seq_fields(args_type: type[Struct]) -> tuple[str, ...]:
 
 
 def list_named_seqs(args: Struct) -> list[int]:
-    """Return the messages that an operation's arguments name: those of type `Seq`, or lists of them."""
+    """Return the seqs that an operation's arguments name, in fields of type `Seq` or lists of `Seq`."""
     seqs: list[int] = []
     for name in _seq_fields(type(args)):
         value = getattr(args, name)
@@ -282,10 +282,10 @@ def args_schema(args_type: type[Struct]) -> dict[str, Any]:
 
 
 def load_mods(wanted: Sequence[str | Mod], known: Mapping[str, type[Mod]]) -> list[Mod]:
-    """Load mods by name: from ``known``, else ``module:Class`` by import path, else an entry point of the group
-    ``roundelay.mods``. A `Mod` is used as it is.
+    """Load mods by name. A name is looked up in ``known``, then as the import path ``module:Class``, then among the
+    entry points ``roundelay.mods``. A `Mod` object is returned unchanged.
 
-    Raises `ModError` with the mod and the reason. A node does not start without a mod that it should have.
+    Raises `ModError` with the mod and the reason, because a node must not start without one of its mods.
     """
     mods: list[Mod] = []
     for item in wanted:
@@ -314,7 +314,8 @@ def _load_mod(item: str | Mod, known: Mapping[str, type[Mod]], taken: Collection
 
 
 def add_mod_folder(folder: Path | None) -> None:
-    """Let mods be imported from the folder of a node's file, after everything else that can be imported."""
+    """Let mods be imported from the folder of the node's file. This folder has the lowest priority on the import
+    path."""
     if folder is not None and str(folder.resolve()) not in sys.path:
         sys.path.append(str(folder.resolve()))
 
@@ -324,7 +325,7 @@ def _find_mod(name: str) -> Callable[[], Mod]:
 
 
 def _import_mod(name: str) -> Callable[[], Mod]:
-    """Import what ``module:Class`` names. Raises `ModError`."""
+    """Import the object that ``module:Class`` names. Raises `ModError`."""
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
         raise ModError(f"The mod {name!r} is not an import path. Write module:Class, such as polls:Polls for polls.py.")

@@ -1,8 +1,8 @@
 """Questions to people: messages that require a response, until the person answers or dismisses them.
 
-A question enters its table with the message that asks. It leaves with the answer: a reply to it, or, in a direct
-thread, the person's next message. `sending` calls this module; ``network.inbox`` (`operations.inbox`) shows the
-questions. Pure.
+A question enters its table with the message that asks. It leaves the table with the answer. The answer is a reply to
+the question or, in a direct thread, the person's next message. `sending` calls this module, and ``network.inbox``
+(`operations.inbox`) shows the questions. Pure.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .visibility import is_recipient
 MAX_ASKED = 64
 """Maximum number of people for whom one message is stored as a question."""
 EVICTION_SHARE = 10
-"""One question in ten, the oldest, is evicted at once when a person has too many."""
+"""When a person has too many questions, the oldest tenth is evicted at once."""
 
 
 def add_questions(limits: Limits, state: State, head: MessageHead, required: bool | list[str]) -> list[TableWrite]:
-    """Return the writes that add a new message to the questions of the people it asks."""
+    """Return the writes that store a new message as a question to the people it asks."""
     writes = []
     for name in islice(_list_people(state, head, required), MAX_ASKED):
         questions = state.questions_of(name)
@@ -51,7 +51,7 @@ def _list_people(state: State, head: MessageHead, required: bool | list[str]) ->
 def remove_answered(state: State, head: MessageHead, parent: MessageHead | None) -> list[TableWrite]:
     """Return the writes that remove the questions answered by a person's new message."""
     agent_id = head.sender_id
-    if not state.may_have_questions(agent_id):  # almost always
+    if not state.may_have_questions(agent_id):  # true for almost every message
         return []
     answered = set(state.questions_in(agent_id, head.thread_id)) if head.kind == "direct" else set()
     if parent is not None and parent.seq in state.questions_of(agent_id):
@@ -65,7 +65,7 @@ def dismiss_question(state: State, agent_id: str, seq: int) -> list[TableWrite]:
 
 
 def remove_questions_of(state: State, agent_id: str) -> list[TableWrite]:
-    """Return the writes that remove a removed participant's questions, to it and from it."""
+    """Return the writes that remove the questions to and from a removed participant."""
     keys = (
         key
         for key, question in state.items("question")
@@ -75,7 +75,7 @@ def remove_questions_of(state: State, agent_id: str) -> list[TableWrite]:
 
 
 def remove_dropped_questions(state: State, first_seq: int) -> list[TableWrite]:
-    """Return the writes that remove questions whose messages retention has dropped."""
+    """Return the writes that remove questions whose messages retention has deleted."""
     old = (key for key, _ in state.items("question") if int(key.partition("/")[2]) < first_seq)
     return [TableWrite("question", key, None) for key in list(old)]
 

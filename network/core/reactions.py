@@ -1,8 +1,8 @@
-"""Step 6 for records: what an agent writes down about a reaction.
+"""Step 6 for records: the log that an agent writes about a reaction.
 
-A record is stored under its ``record_id``. ``started`` opens a reaction and ``finished`` ends it. The others report
-progress (`call_progress`) and tokens (`usage`). Runners write records (docs/reactions.md), so token sums are only as
-honest as the runner. The hub enforces no token budget: a runner asks for the sums (``network.spent``) and stops by
+A record is stored under its ``record_id``. ``started`` opens a reaction and ``finished`` ends it. The other kinds
+report progress (`call_progress`) and tokens (`usage`). Runners write records (docs/reactions.md), so the token sums are
+only as honest as the runner. The hub enforces no token budget. A runner asks for the sums (``network.spent``) and stops
 itself. Pure.
 """
 
@@ -44,15 +44,15 @@ from .visibility import is_recipient, thread_readers
 # --- records
 
 REFUSAL_NOTICES_PER_MINUTE = 60
-"""Maximum number of notices about one agent whose reactions are refused. A refused record uses no quota, but each
-notice is sent to every reader."""
+"""Maximum number of notices per minute about one agent whose reactions are refused. A refused record uses no quota, but
+each notice is sent to every reader."""
 MAX_END_BYTES = 16 * 1024
-"""Maximum size of the record that ends a reaction beyond its agent's quota. An honest one holds a reason, sums, and
-the seqs that were read meanwhile."""
+"""Maximum size of a record that ends a reaction beyond its agent's quota. An honest record contains a reason, sums, and
+the seqs that the agent read meanwhile."""
 
 
 def apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Outcome:
-    """Return what a record causes. Raises the `RoundelayError` that refuses it."""
+    """Return what a record causes. Raises the `RoundelayError` that refuses the record."""
     stored = facts.stored.get((entry.origin.agent_id, "r:" + entry.frame.record_id))
     # Repeats first, as for messages: a runner that resumes writes its journal again, under the same ids.
     if stored is not None:
@@ -69,8 +69,8 @@ def apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
 
 
 def _store_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Outcome:
-    """Store a record. Beyond its agent's quota the last record of an open reaction is still stored, and its readers
-    are notified: the reaction has to end."""
+    """Store a record. The last record of an open reaction is stored even beyond its agent's quota, because the reaction
+    has to end. Its readers are notified."""
     origin, frame = entry.origin, entry.frame
     if entry.refusal is not None:
         raise entry.refusal
@@ -127,7 +127,8 @@ def _store_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Ou
 
 
 def _notify_refused_start(state: State, facts: Facts, entry: Record, refused: Outcome, reason: str) -> Outcome:
-    """Notify the readers of the trigger that a reaction cannot start for lack of quota, at a limited rate."""
+    """Notify the readers of the trigger that a reaction cannot start because of the agent's quota, at a limited
+    rate."""
     agent_id = entry.origin.agent_id
     trigger = facts.heads.get(entry.trigger) if entry.trigger is not None else None
     if trigger is None or not is_recipient(state, agent_id, trigger):
@@ -150,8 +151,8 @@ def _stored_reply(entry: Record, seq: int, *, duplicate: bool) -> SessionReply:
 
 
 def _repeat(rules: Rules, state: State, facts: Facts, entry: Record, stored: StoredKey) -> Outcome:
-    """Return the outcome of a repeated record: its answer, and that a process works on the reaction. Stores no new
-    record."""
+    """Return the outcome of a repeated record: the same answer, and the fact that a process works on the reaction. No
+    new record is stored."""
     error = repeat_error("record", entry.frame.record_id, stored.seq, is_damaged=stored.is_damaged)
     if stored.is_damaged:
         raise error
@@ -216,7 +217,7 @@ def _start_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
 
 
 def _budget_notice(state: State, entry: Record, trigger: MessageHead, reason: str) -> SendNotice:
-    """Return the notice that a reaction stops at a budget, for the readers of its trigger's thread and operators."""
+    """Return the notice that a reaction stopped at a budget, for operators and the readers of its trigger's thread."""
     agent_id, reaction = entry.origin.agent_id, entry.frame.reaction
     body = {"root": trigger.root, "seq": trigger.seq, "agent_id": agent_id, "reaction": reaction, "reason": reason}
     readers = frozenset(thread_readers(state, trigger))
@@ -224,7 +225,8 @@ def _budget_notice(state: State, entry: Record, trigger: MessageHead, reason: st
 
 
 def _store_budget_stop(change: ChangeSet, opened: OpenReaction, reason: str) -> None:
-    """Store that an agent's budget ended a reaction, for the inbox of people who may resume the conversation."""
+    """Store that a reaction ended at its agent's budget. The inbox shows this to people who may resume the
+    conversation."""
     head = opened.trigger_head
     resumed = find_budget(change.state, change.facts, head.root, head).resumed
     stop = BudgetStop(opened.agent_id, opened.reaction, head.seq, head.root, resumed, change.stamp, reason)
@@ -246,4 +248,4 @@ class ModelFailedBody(Struct):
 
 _read_finished = parser_of(FinishedBody)
 parse_failure = parser_of(ModelFailedBody)
-"""Parse why a model did not reply; None for a body of another shape."""
+"""Parse why a model did not reply. Returns None for a body that does not match."""

@@ -1,7 +1,7 @@
-"""Reserved ids: words that mean a role, an address or the network itself, and ids that look like another one.
+"""Reserved ids: words that mean a role, an address or the network itself, and ids that look like another id.
 
-People read a sender's id on a screen, and models read it in a prompt. Neither can tell ``desk`` from ``desk-``. Such
-ids are not given out by first use (`joining`), but an operator can create a token for one. Pure.
+People read a sender's id on a screen, and models read it in a prompt. Neither can tell ``desk`` from ``desk-``. So such
+ids cannot be registered by first use (`joining`), but an operator can create a token for one. Pure.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import re
 from collections.abc import Collection
 
 NETWORK = "network"
-"""Id under which the hub itself writes to participants. No mod has it, and no operator can give it out."""
+"""Id under which the hub itself writes to participants. No mod has this id, and operators cannot give it to a
+participant."""
 IS_THE_HUB = "is the sender of the hub's own messages, so nobody can have it"
 OWN_IDS = "roundelay-"
 """Prefix of the ids of the network's own tools, such as the command line."""
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "model", "human"})
-"""Names of the sides of a conversation in requests to models, and in transcripts that models were trained on."""
+"""Names of the roles in requests to models, and in transcripts that models were trained on."""
 PLACES = frozenset({"broadcast", "everyone", "everybody", "anyone", "all", "here", "channel", "mod"})
-"""Words that mean somebody else, or several, in the place of an id."""
+"""Words that mean everybody, or something other than a participant, when they are used as an id."""
 POWERS = frozenset({"hub", "network", "operator", "owner", "admin", "administrator", "root", "roundelay"})
 NOBODY = frozenset({"none", "nobody", "null"})
 
@@ -26,13 +27,13 @@ _CONFUSABLE = str.maketrans({"0": "o", "1": "l", "i": "l", "m": "rn", "w": "vv"}
 
 
 def skeleton(agent_id: str) -> str:
-    """Return the skeleton of an id: ids with the same skeleton look alike. Modeled on the confusables of Unicode's UTS
+    """Return the skeleton of an id. Ids with the same skeleton look alike. Modeled on the confusables of Unicode's UTS
     #39."""
     return _SEPARATORS.sub("-", agent_id.translate(_CONFUSABLE)).removesuffix("-")
 
 
 MAX_EXACT_LENGTH = 3
-"""Words up to this length are reserved exactly, without look-alikes: `a11` may be one of many agents that a program
+"""Words up to this length are reserved without their look-alikes: `a11` may be one of many agents that a program
 numbers."""
 _WORDS = sorted(ROLES | PLACES | POWERS | NOBODY)
 _RESERVED = {skeleton(word): word for word in _WORDS if len(word) > MAX_EXACT_LENGTH}
@@ -41,8 +42,8 @@ _OWN = skeleton(OWN_IDS)
 
 
 def describe_reserved(agent_id: str, mods: Collection[str]) -> str | None:
-    """Return as a clause what a reserved id, or one that looks like it, could be mistaken for; None for other ids.
-    ``mods`` are those of the hub."""
+    """Return what a reserved id, or an id that looks reserved, could be mistaken for, as a clause. None for other ids.
+    ``mods`` are the hub's mods."""
     looks = skeleton(agent_id)
     if looks.startswith(f"{_OWN}-"):
         return f"passes for one of the network's own tools, whose ids begin with {OWN_IDS}"

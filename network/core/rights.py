@@ -1,9 +1,9 @@
-"""Roles and rights: the page ``rights`` of a node's file, compiled once, and its decisions (docs/rights.md).
+"""Roles and rights: the section ``rights`` of a node's file, compiled once, and its decisions (docs/rights.md).
 
-The page names roles. A participant has every role that names its id or its kind, and may do what any of them allows;
-the rest is denied. A node without a page has no `Rights`. No IO, no clock; only its own decisions are cached.
-`access.check_right` asks before something is stored, `visibility` before something is read, and `roundelay rights` for
-explanations.
+The section defines roles. A participant has every role that names its id or its kind. It may do what at least one of
+its roles allows, and nothing else. A node without the section has no `Rights` object. No IO, no clock. Only its own
+decisions are cached. `access.check_right` asks before anything is stored, `visibility` before anything is read, and the
+command `roundelay rights` for explanations.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ VERB_PHRASES: Mapping[str, str] = {
     "call": "call",
     "administer": "administer",
 }
-"""Beginning of a sentence for each verb; its object follows."""
+"""Beginning of a sentence for each verb. The object of the verb follows."""
 CACHE_SIZE = 16_384
 """Maximum number of cached decisions."""
 
 
 class Ruling(NamedTuple):
-    """A decision. ``rule`` is the rule that allows it, or, as the end of a sentence, the change that would allow it."""
+    """A decision. ``rule`` is the rule that allows the action, or, as the end of a sentence, the change that would
+    allow it."""
 
     allowed: bool
     rule: str
@@ -46,7 +47,7 @@ class Ruling(NamedTuple):
 
 
 class WrongRuleError(Exception):
-    """A rule that names something unknown. ``role``, ``field`` and ``index`` are its place in the page."""
+    """A rule names something unknown. ``role``, ``field`` and ``index`` are the position of the rule in the section."""
 
     def __init__(self, message: str, role: str, field: str, index: int) -> None:
         super().__init__(message)
@@ -54,7 +55,7 @@ class WrongRuleError(Exception):
 
 
 class Rights:
-    """One page of rights. Repeated questions to ``decide`` are answered from a cache."""
+    """The compiled rights of one node. Repeated calls of ``decide`` are answered from a cache."""
 
     def __init__(self, page: Mapping[str, Role]) -> None:
         self._page = page
@@ -67,13 +68,13 @@ class Rights:
         }
         # Cached: every message asks, and the page of rights never changes while the node runs.
         self.roles_of = lru_cache(CACHE_SIZE)(self._roles_of)
-        """Roles of a participant, by id and kind, in the order of the page."""
+        """Roles of a participant, by id and kind, in the order of the section."""
         self.decide = lru_cache(CACHE_SIZE)(self._decide)
-        """Decision whether a participant (id, kind) may do something (verb) to an object: an address, a channel's
-        name, an operation, or nothing. The fifth argument is the kind of the recipient."""
+        """Decision whether a participant (id, kind) may do something (verb) to an object: an address, a channel's name,
+        an operation, or nothing. The fifth argument is the kind of the recipient."""
 
     def has_role(self, name: str) -> bool:
-        """Return whether the page has a role of this name."""
+        """Return whether a role of this name exists."""
         return name in self._page
 
     def _roles_of(self, agent_id: str, kind: str) -> tuple[str, ...]:
@@ -89,7 +90,7 @@ class Rights:
         if verb == "send" and thing.startswith("agent:"):
             matches |= {f"role:{name}" for name in self.roles_of(name_of(thing), to_kind)}
         for name in roles:
-            if verb == "administer" and kind == "agent":  # an agent's id belongs to whoever uses it first
+            if verb == "administer" and kind == "agent":  # the first client that uses an agent's id owns it
                 break
             if verb in ("broadcast", "administer"):
                 if getattr(self._page[name], verb):
@@ -101,7 +102,7 @@ class Rights:
         return Ruling(False, self._missing(verb, thing, kind, roles), roles)
 
     def list_rules(self, verb: Verb, agent_id: str, kind: str) -> list[str]:
-        """Return the rules of all roles that let a participant do this."""
+        """Return the rules of all roles that allow a participant this action."""
         roles = self.roles_of(agent_id, kind)
         if verb in ("broadcast", "administer"):
             decision = self.decide(verb, agent_id, kind)
@@ -123,7 +124,7 @@ class Rights:
 
 
 def compile_rights(page: Mapping[str, Role], operations: Collection[str], mods: Collection[str]) -> Rights:
-    """Return the rights of a page. Raises `WrongRuleError` for the first rule that names an unknown role, operation or
+    """Compile a node's rights. Raises `WrongRuleError` for the first rule that names an unknown role, operation or
     mod."""
     for name, role in page.items():
         for index, text in enumerate(role.call):
@@ -142,8 +143,8 @@ def compile_rights(page: Mapping[str, Role], operations: Collection[str], mods: 
 
 
 def _compile(text: str) -> re.Pattern[str]:
-    """Return the pattern of a rule. A ``*`` alone matches anything. Inside of a pattern it matches no colon, so that
-    ``r*`` matches ids but not ``role:``, which everybody may have."""
+    """Return the pattern of a rule. A ``*`` alone matches anything. Inside a longer pattern ``*`` matches no colon, so
+    that ``r*`` matches ids but not ``role:...``."""
     return re.compile((".*" if text == "*" else "[^:]*").join(map(re.escape, text.split("*"))))
 
 

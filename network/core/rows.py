@@ -1,4 +1,4 @@
-"""Rows of the log, and the facts about a message that rules need.
+"""Rows of the log, and the head of a message: the fields that rules need.
 
 Rules decide by a `MessageHead` and never see content. The ledger stores a `Row` and returns it unchanged. No IO, no
 clock.
@@ -12,11 +12,11 @@ from msgspec import Struct
 
 
 class MessageHead(Struct, frozen=True, kw_only=True, gc=False):
-    """The facts about a stored message that rules may use; never its content.
+    """The fields of a stored message that rules may use, without its content.
 
-    ``label`` is the seq of the message whose people are the audience of this one: its own seq, or the label of its
-    cause where no person reads the thread. ``excluded`` are the ids that the broadcast, or the first message of its
-    reply thread, left out.
+    ``label`` is a seq. The people in that message's thread are the audience of this message. It is the message's own
+    seq, or the label of its cause if no person reads the thread. ``excluded`` are the ids that a broadcast left out. A
+    reply has the ids that the first message of its thread left out.
     """
 
     seq: int
@@ -33,7 +33,7 @@ class MessageHead(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoredKey(Struct, frozen=True, gc=False):
-    """Facts stored under an idempotency key: enough to tell a repeat from a conflict. `Row` adds the rest."""
+    """Data stored under an idempotency key: enough to tell a repeat from a conflict. `Row` adds the other fields."""
 
     seq: int
     stream: str = ""
@@ -42,7 +42,7 @@ class StoredKey(Struct, frozen=True, gc=False):
 
     @property
     def is_damaged(self) -> bool:
-        """Whether the stored row failed its checksum. Only its seq is known then."""
+        """Whether the stored row failed its checksum. In that case only its seq is known."""
         return not self.data
 
 
@@ -65,10 +65,10 @@ RowType: TypeAlias = Literal[
 class Row(StoredKey, frozen=True, kw_only=True, gc=False):
     """One entry of the log.
 
-    ``actor`` and ``key`` form the idempotency key (``m:``, ``r:`` or ``c:`` and the client's id); ``key`` is empty for
-    rows without one. ``target`` is the address whose readers receive the row. ``stream`` is the thread of a message or
-    the reaction of a record. Both are empty for other rows. ``data`` is JSON: a message as it is delivered, or a
-    record's body. A row of type ``damaged`` is never stored (`damaged_row`).
+    ``actor`` and ``key`` form the idempotency key. ``key`` is a prefix (``m:``, ``r:`` or ``c:``) and the client's id,
+    or empty. ``target`` is the address whose readers receive the row. ``stream`` is the thread of a message or the
+    reaction of a record, and empty for other rows. ``data`` is JSON: a message as it is delivered, or a record's body.
+    A row of type ``damaged`` is never stored (`damaged_row`).
     """
 
     at: int
@@ -82,15 +82,15 @@ class Row(StoredKey, frozen=True, kw_only=True, gc=False):
 
 
 def damaged_row(seq: int) -> Row:
-    """Return the stand-in for a stored row that failed its checksum."""
+    """Return the placeholder for a stored row that failed its checksum."""
     return Row(seq=seq, at=0, type="damaged", actor="", data=b"")
 
 
 class Span(Struct, frozen=True, gc=False):
-    """A range of one target's rows: ``after`` < seq < ``before`` (None: no end)."""
+    """A range of one target's rows: ``after`` < seq < ``before``. If ``before`` is None, the range has no end."""
 
     target: str
     after: int
     before: int | None = None
     has_open_threads: bool = False
-    """Whether replies in the range are readable even if their thread began outside of the range."""
+    """Whether replies in the range are readable even if their thread began outside the range."""

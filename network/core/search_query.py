@@ -1,4 +1,4 @@
-"""Search queries: words, a sender and a time. The page has a twin in web/page/core/query.js.
+"""Search queries: words, a sender and a time. web/page/core/query.js implements the same rules in JavaScript.
 
 A word matches all words that begin with its stem: ``teapot`` finds ``teapots``, and ``teapots`` finds ``teapot``.
 Numbers, words of one or two letters, and quoted words match exactly. ``from:ID``, ``after:DATE`` and ``before:DATE``
@@ -31,7 +31,7 @@ class Query(NamedTuple):
 
 
 def read_query(text: str, list_words: Callable[[str], list[str]]) -> Query:
-    """Parse what somebody typed. ``list_words`` splits a text into words as the index does."""
+    """Parse a user's query. ``list_words`` splits a text into words like the index does."""
     terms: dict[str, None] = {}
     query = Query([])
     for quoted, part in _PART.findall(text):
@@ -50,7 +50,7 @@ def read_query(text: str, list_words: Callable[[str], list[str]]) -> Query:
 
 
 def stem(word: str) -> str:
-    """Return the term that finds the other forms of a word too."""
+    """Return the search term that also finds other forms of a word."""
     if len(word) < 3 or not word.isalpha() or any("\u3040" <= char <= "\u9fff" for char in word):
         return word
     ending = next((suffix for suffix in _ENDINGS if word.endswith(suffix)), "") if word.isascii() else ""
@@ -71,7 +71,7 @@ def _choose(query: Query, name: str, value: str) -> Query:
 
 
 def read_date(text: str) -> int | None:
-    """Return the time (ms) of a date, or of a date and time, in UTC; None for any other text."""
+    """Return the time (ms) of a date, or of a date and time, in UTC. None for any other text."""
     if re.fullmatch(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}(:\d{2})?)?", text) is None:
         return None
     try:
@@ -81,7 +81,7 @@ def read_date(text: str) -> int | None:
 
 
 def is_chosen(query: Query, sender_id: str, at: int) -> bool:
-    """Return whether the sender and the time of a message match the query."""
+    """Return whether a message matches the sender and the times of the query."""
     return (
         query.sender_id in (None, sender_id)
         and (query.said_after is None or at >= query.said_after)

@@ -1,8 +1,8 @@
-"""The rules for one message: repeat or new, allowed or refused, its destination, and whose budget pays.
+"""The rules for one message: whether it is a repeat, whether it is allowed, its destination, and whose budget pays.
 
-`apply_send` decides about a ``send``. `write_message` accepts a message, including one that a mod's operation posts.
-Checks run in the order of docs/protocol.md: repeat, session, rate, named messages, rights, recipients, the
-conversation's budget, the day's quota. Pure: a refusal is raised and stores nothing under the message's id.
+`apply_send` decides about a ``send`` frame. `write_message` accepts a message, including a message that a mod's
+operation posts. Checks run in the order of docs/protocol.md: repeat, session, rate, named messages, rights, recipients,
+the conversation's budget, the day's quota. Pure: a refusal is raised, and nothing is stored under the message's id.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Rules(Struct, frozen=True):
 
 
 def apply_send(rules: Rules, state: State, facts: Facts, entry: Send) -> Outcome:
-    """Return what a ``send`` causes. Raises the `RoundelayError` that refuses it."""
+    """Return what a ``send`` causes. Raises the `RoundelayError` that refuses the message."""
     origin, frame = entry.origin, entry.frame
     stored = facts.stored.get(entry.key)
     # A repeat is answered before every other check. The message was accepted once, even if it would be refused now.
@@ -95,8 +95,8 @@ def _stored_reply(origin: Origin, frame: SendFrame, row: StoredKey, *, duplicate
 
 
 def is_same_send(stored: StoredKey, frame: SendFrame) -> bool:
-    """Return whether a stored message equals this frame: every field but ``message_id`` and ``metadata``, and
-    ``content`` byte by byte."""
+    """Return whether a stored message equals this frame. All fields except ``message_id`` and ``metadata`` are
+    compared, ``content`` byte by byte."""
     message = _stored_message.decode(stored.data)
     return (
         message.content == frame.content
@@ -114,15 +114,15 @@ _stored_message = msgspec.json.Decoder(WireMessage)
 
 
 def excluded_digest(frame: SendFrame) -> str:
-    """Return the digest of the ids that a ``send`` excludes. The stored message does not hold them."""
+    """Return the digest of the ids that a ``send`` excludes. The stored message does not contain these ids."""
     return "" if frame.exclude_agent_ids is UNSET else body_digest(encode(frame.exclude_agent_ids))
 
 
 def repeat_error(
     noun: Literal["message", "record", "call"], key: str, seq: int | None, *, is_damaged: bool
 ) -> RoundelayError:
-    """Return the error for a repeat that cannot be answered like the first: its body differs, or the stored row is
-    damaged, so that the two cannot be compared."""
+    """Return the error for a repeat that cannot get the first answer. Either its body differs, or the stored row is
+    damaged, so that the bodies cannot be compared."""
     if not is_damaged:
         position = f" (seq {seq})" if seq is not None else ""
         return IdConflict(f"{noun}_id {key!r} was used for another {noun}{position}. Choose a new id.")
@@ -134,12 +134,13 @@ def repeat_error(
 
 
 def check_session(state: State, origin: Origin) -> None:
-    """Raise `Forbidden` unless the session may still write: the participant is present, its token was not revoked
-    since the join, and, for a reactor, no newer session has taken over.
+    """Raise `Forbidden` unless the session may still write. The participant must not be removed, and its token must not
+    be revoked since the join. For a reactor, no newer session may have taken over.
 
-    Entries that wait for their batch are checked too. After the hub has ended a session, nothing more of it is stored.
+    This also checks entries that wait for their batch: after the hub has ended a session, none of its entries is
+    stored.
     """
-    # Fencing tokens of one agent; each reactor session that joins gets the next number, in `apply_join`:
+    # Fencing tokens of one agent. In `apply_join` each joining reactor session gets the next number:
     #
     #   session     s1      s2                           s3
     #   token        1       2                            3
@@ -147,12 +148,12 @@ def check_session(state: State, origin: Origin) -> None:
     #   of           s1  s1      s2  s1: no   s2              s2: no
     #
     # Entry d waited in the batch, or arrived before its connection knew that s2 had taken over. So compare with the
-    # participant's token at the entry's own place in the log. Whether a session is connected says nothing: with that
-    # check alone, two processes could act for one agent at the same time.
+    # participant's token at the entry's own position in the log. Checking whether the session is connected is not
+    # enough: two processes could then act for one agent at the same time.
     participant = state.everyone.get(origin.agent_id)
     if participant is None or participant.removed_seq is not None:
         raise Forbidden(f"{origin.agent_id} was removed from this network.")
-    # Sessions that joined before the revocation are over, even if their close has not reached them yet.
+    # Sessions that joined before the revocation have ended, even if their close has not reached them yet.
     if origin.joined_at < participant.cut_seq:
         raise Forbidden(f"The token of {origin.agent_id} was revoked.")
     if origin.token and (token := state.get("token", origin.token)) is not None and token.revoked:
@@ -170,7 +171,7 @@ def check_session(state: State, origin: Origin) -> None:
 def write_message(
     rules: Rules, state: State, facts: Facts, origin: Origin, frame: SendFrame, key: str
 ) -> tuple[Row, list[TableWrite]]:
-    """Accept one message: return its row and its other writes. Raises the `RoundelayError` that refuses it."""
+    """Accept one message. Return its row and its other writes. Raises the `RoundelayError` that refuses the message."""
     limits, stamp, sender = rules.limits, state.stamp, origin.agent_id
     address_kind, name = parse_address(frame.to)
     bucket = state.bucket(sender)
@@ -206,13 +207,14 @@ def write_message(
         # These become parties of the conversation, and may use more of its budget (`conversation_budgets`).
         addressed = (*_named(state, frame), *((name,) if address_kind == "agent" else ()))
         writes.append(charge_message(limits, state, facts, head, cause, sender, addressed))
-        # No person reads this thread, so keep the audience of the cause. Otherwise text for one person would become
+        # No person reads this thread, so keep the audience of the cause. Otherwise text for one person could become
         # readable for others by passing through programs.
         if not has_people(state, head):
             head = msgspec.structs.replace(head, label=cause.label)
     else:
         if origin.kind == "agent" or (origin.kind == "human" and sends_like_program(limits, bucket, stamp)):
-            # Count only if something arrived since the last counted answer: an agent that just sends is not answering.
+            # Count only if something arrived since the last counted answer. An agent that receives nothing is not
+            # answering.
             heard, last = state.recent_messages, bucket.answer_count.last
             if heard.delivered.get(sender, 0) > last or (
                 heard.newest > last and has_unanswered_news(state, sender, last)
@@ -230,7 +232,7 @@ def write_message(
     upto, upto_messages = bucket.next_bytes, bucket.next_messages
     if not origin.session_id:  # a mod's own message: its `ChangeSet` knows who pays for it
         writes.append(TableWrite("bucket", sender, bucket.at_rates((sends, roots))))
-    # almost always: neither the quota nor the next stored sum is near
+    # true for almost every message: neither the quota nor the next stored sum is near
     elif size_now < upto and messages_now < upto_messages and day == bucket.day:
         now = Bucket(sends, roots, day, size_now, messages_now, upto, upto_messages, bucket.answer_count)
         writes.append(TableWrite("bucket", sender, now))
@@ -240,7 +242,7 @@ def write_message(
 
 
 def message_row(head: MessageHead, frame: SendFrame, stamp: int, actor: str, key: str = "") -> Row:
-    """Return the row of a message: the fields of its frame, at the position that its head gives."""
+    """Return the row of a message. It has the fields of the frame, at the position given by the head."""
     thread_id = head.thread_id
     message = WireMessage(
         seq=head.seq,
@@ -292,8 +294,8 @@ def mod_message(
 ) -> Row:
     """Return a message from a mod, or from the network itself, to one participant.
 
-    It follows from its ``cause``. With ``about`` it belongs to that conversation without being counted in it. Else it
-    starts a conversation.
+    The message follows from its ``cause``. With ``about`` it belongs to that conversation but is not counted in it.
+    Otherwise it starts a conversation.
     """
     to = agent_address(agent_id)
     root, hops, label, caused_by = (seq, 0, seq, None) if about is None else (about, 1, seq, about)
@@ -342,9 +344,9 @@ def charge_message(
 
 
 def find_budget(state: State, facts: Facts, root: int, message: MessageHead | None = None) -> ConversationBudget:
-    """Return the budget of the conversation from a root. ``known`` is one of its messages.
+    """Return the budget of the conversation from a root. ``message`` is one of its messages.
 
-    If nothing is counted yet, ``known`` is the root itself. Otherwise the stored budget was damaged, and its owner is
+    If nothing is counted yet, ``message`` is the root itself. Otherwise the stored budget was damaged, and its owner is
     unknown.
     """
     key = str(root)
@@ -355,8 +357,8 @@ def find_budget(state: State, facts: Facts, root: int, message: MessageHead | No
 
 
 def find_readable(state: State, facts: Facts, agent_id: str, seq: int, field: str) -> MessageHead:
-    """Return the message that ``field`` names. Raises `UnknownMessage` if the participant may not read it, or it does
-    not exist."""
+    """Return the message that ``field`` names. Raises `UnknownMessage` if the message does not exist or the participant
+    may not read it."""
     head = facts.heads.get(seq)
     if head is None or not may_read(state, agent_id, head):
         raise UnknownMessage(
@@ -377,8 +379,8 @@ class _Destination(Struct, frozen=True, gc=False):
 def _find_destination(
     rules: Rules, state: State, origin: Origin, kind: str, name: str, parent: MessageHead | None, frame: SendFrame
 ) -> _Destination:
-    """Return the destination of a message: the recipient exists, the sender may write there, and a reply stays where
-    its parent is."""
+    """Return the destination of a message. The recipient must exist, the sender must be allowed to write to it, and a
+    reply must go where its parent is."""
     sender = origin.agent_id
     match kind:
         case "agent":
@@ -414,15 +416,15 @@ def _find_destination(
 
 
 def _find_direct_thread(sender: str, name: str, parent: MessageHead | None, frame: SendFrame) -> str:
-    """Return the thread of a direct message: in the conversation that it names, or in that of its parent."""
+    """Return the thread of a direct message: in the conversation that the frame names, or in that of its parent."""
     if frame.conversation is not UNSET:
         return direct_thread(sender, name, frame.conversation)
     return direct_thread(sender, name, "" if parent is None else conversation_of(parent.thread_id))
 
 
 def _list_excluded(state: State, frame: SendFrame) -> tuple[str, ...]:
-    """Return the participants that a broadcast excludes. Other ids are dropped: they receive nothing anyway, and every
-    reply would have to store them."""
+    """Return the registered participants that a broadcast excludes. Other ids are dropped: they receive nothing anyway,
+    and every reply would have to store them."""
     if frame.exclude_agent_ids is UNSET:
         return ()
     return tuple(name for name in dict.fromkeys(frame.exclude_agent_ids) if state.participant(name) is not None)

@@ -1,13 +1,14 @@
 """The state of a network: all loaded tables, with indexes over them.
 
-A `State` answers from its own tables, then from its parent's. The hub's committed state is the bottom. Each batch
-works on a draft on top, which is merged after the commit or dropped. Changes are `TableWrite`s. The ledger stores the
-same writes in the transaction of the rows that caused them, so a start loads tables and replays nothing. No IO, no
-clock.
+A `State` looks up values in its own tables, then in its parent's. The hub's committed state is the bottom level. Each
+batch works on a draft on top, which is merged after the commit or dropped. Changes are `TableWrite`s. The ledger stores
+these writes in the transaction of the rows that caused them. So a start only loads tables and replays nothing. No IO,
+no clock.
 
-Each level also records its changes to two kinds of indexes. A *group* holds the values of one owner, such as the
-members of a channel. An *order* holds ids sorted by a number, such as participants by registration. An update costs as
-much as it changes, whatever the size of the index; a query for one owner costs as much as that owner has.
+Each level also records its changes to two kinds of indexes. A *group* contains the values of one owner, such as the
+members of a channel. An *order* contains ids sorted by a number, such as participants by registration. The cost of an
+update depends on the size of the change, not on the size of the index. The cost of a query for one owner depends on the
+number of that owner's values.
 """
 
 from __future__ import annotations
@@ -48,37 +49,37 @@ Group: TypeAlias = tuple[str, str]
 
 
 class State:
-    """Tables over an optional parent (see the module). Reads never copy a table; `apply_writes` changes this level
-    only."""
+    """Tables over an optional parent (see the module's docstring). Reads never copy a table. `apply_writes` changes
+    only this level."""
 
     def __init__(
         self, parent: State | None = None, *, head: int = 0, stamp: int = 0, rights: Rights | None = None
     ) -> None:
         self.rights: Rights | None = parent.rights if parent is not None else rights
-        """The node's page of rights. No entry changes it. None without a page."""
+        """The node's rights. No entry changes them. None if the node has no section `rights`."""
         self._parent = parent
         self.tables: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-        """Values of this level, by table and key. The committed state has all of them; a draft has those that it
-        changed (None: deleted)."""
+        """Values of this level, by table and key. The committed state has all values. A draft has only the values that
+        it changed (None: deleted)."""
         self.durable_writes: dict[tuple[Table, str], TableWrite] = {}
         """A draft's writes for the ledger: the last value of each key."""
         self.everyone: Mapping[str, Participant] = self.tables["participant"] if parent is None else parent.everyone
-        """All participants ever registered, by id. It is the committed table itself until a draft changes a
+        """All participants ever registered, by id. This is the committed table itself until a draft changes a
         participant."""
         self.takeovers: Mapping[str, Takeover] = self.tables["hold"] if parent is None else parent.takeovers
         """The newest takeover of each thread, active or ended. Almost always empty."""
         self._groups: dict[Group, dict[Any, Any]] = {}
-        """By key; None for a value that this level removed."""
+        """By key. None for a value that this level removed."""
         self._orders: dict[str, _Order] = {}
         self._ascending: dict[str, list[str]] = {}
-        """Sorted keys of tables that were listed. Built by the first listing, then updated by each write."""
+        """Sorted keys of the tables that were listed. The first listing builds them, and each write updates them."""
         self.recent_messages: RecentMessages = parent.recent_messages if parent is not None else RecentMessages()
-        """Shared by all drafts, because it describes stored messages only."""
+        """Shared by all drafts, because it covers only stored messages."""
         self.head: int = parent.head if parent is not None else head
         self.stamp: int = parent.stamp if parent is not None else stamp
 
     def draft(self, stamp: int | None = None) -> State:
-        """Return an empty state on top of this one, at the same time or a later one."""
+        """Return an empty state on top of this one, at the same or a later time."""
         draft = State(self)
         if stamp is not None:
             draft.stamp = stamp
@@ -87,8 +88,8 @@ class State:
     # --- reading
 
     def get(self, table: Table, key: str, absent: Any = None) -> Any:
-        """Return the value under a key (`VALUE_TYPES` has its type), None if it was deleted, ``absent`` if the key is
-        unknown."""
+        """Return the value under a key (`VALUE_TYPES` has its type). Returns None if the value was deleted, and
+        ``absent`` if the key is unknown."""
         values = self.tables[table]
         if key in values:
             return values[key]
@@ -96,7 +97,7 @@ class State:
         return absent if self._parent is None else self._parent.get(table, key, absent)
 
     def items(self, table: Table) -> Iterator[tuple[str, Any]]:
-        """Yield every key and value of a loaded table. Newer levels hide older ones."""
+        """Yield every key and value of a loaded table. Values of newer levels hide older ones."""
         seen: set[str] = set()
         for level in self._levels():
             for key, value in level.tables[table].items():
@@ -106,8 +107,8 @@ class State:
                         yield key, value
 
     def ascending(self, table: Table, after: str = "") -> Iterator[tuple[str, Any]]:
-        """Yield the keys above ``after`` with their values, in ascending order. Committed state only; finish before
-        anything changes."""
+        """Yield the keys above ``after`` with their values, in ascending order. Only for the committed state, which
+        must not change during the iteration."""
         values = self.tables[table]
         keys = self._ascending.get(table)
         if keys is None:
@@ -126,7 +127,7 @@ class State:
         return self.everyone.get(agent_id)
 
     def present(self, agent_id: str) -> Participant | None:
-        """Return the participant, unless it is unknown or removed."""
+        """Return the participant. None if the id is unknown or the participant was removed."""
         participant = self.everyone.get(agent_id)
         return participant if participant is not None and participant.removed_seq is None else None
 
@@ -145,7 +146,7 @@ class State:
         return sum(len(order.added) - len(order.gone) for order in orders)
 
     def is_person(self, agent_id: str) -> bool:
-        """Return whether this is a participant of kind ``human``, removed or not."""
+        """Return whether the id belongs to a participant of kind ``human``, removed or not."""
         participant = self.participant(agent_id)
         return participant is not None and participant.kind == "human"
 
@@ -154,11 +155,12 @@ class State:
         return self._below("people", seq)
 
     def has_token(self, agent_id: str) -> bool:
-        """Return whether the participant has any token, revoked ones included, or login."""
+        """Return whether the participant has any login or token, including revoked tokens."""
         return bool(self.tokens(agent_id)) or bool(self.logins(agent_id))
 
     def look_alikes(self, agent_id: str) -> Iterable[str]:
-        """Return the ids that look like this one, itself included: all that were ever registered, or had a token."""
+        """Return the ids that look like this id, including the id itself: all that were ever registered or had a
+        token."""
         return self._group("looks", skeleton(agent_id))
 
     def tokens(self, agent_id: str) -> Mapping[str, Token]:
@@ -170,15 +172,15 @@ class State:
         return self._group("logins", agent_id)
 
     def near_quota(self) -> Mapping[str, DayStored]:
-        """Return the participants that on some day used nearly all of their quota, by id."""
+        """Return the participants that have used nearly all of their quota on some day, by id."""
         return self._group("near a quota", "")
 
     def faults(self) -> Mapping[str, Participant]:
-        """Return the agents that have a fault, or that lost their process during a reaction, by id."""
+        """Return the agents that have a fault, or whose process was lost during a reaction, by id."""
         return self._group("faults", "")
 
     def bucket(self, agent_id: str) -> Bucket:
-        """Return a participant's counters. After a start they hold what was stored of its day."""
+        """Return a participant's counters. After a start they contain the amounts that were stored for its day."""
         bucket: Bucket | None = self.get("bucket", agent_id)
         if bucket is not None:
             return bucket
@@ -191,7 +193,7 @@ class State:
         return cursor
 
     def attempts(self, agent_id: str) -> Mapping[int, Attempt]:
-        """Return the failures of a participant's messages that are not settled, by seq."""
+        """Return the failures of a participant's messages that are neither handled nor given up, by seq."""
         return self._group("attempts", agent_id)
 
     # --- reading: channels
@@ -217,7 +219,8 @@ class State:
         return self._group("people", channel)
 
     def people_in_before(self, channel: str, seq: int | None) -> Iterator[str]:
-        """Yield the people who are in a channel now and first joined it before a seq (None: all), in that order."""
+        """Yield the people who are in a channel now and first joined it before a seq (None: all), in the order of
+        joining."""
         return self._below(f"people in {channel}", seq)
 
     def channels_by(self, agent_id: str) -> Mapping[str, Channel]:
@@ -243,11 +246,11 @@ class State:
         return self._group("reactions to", f"{agent_id}/{trigger}")
 
     def reactions_asked_by(self, agent_id: str, cause: int) -> Mapping[str, OpenReaction]:
-        """Return the open reactions to direct messages that an agent sent because of a message, by key."""
+        """Return the open reactions to direct messages that an agent sent because of a given message, by key."""
         return self._group("reactions asked by", f"{agent_id}/{cause}")
 
     def reactions_by_oldest(self) -> Iterator[OpenReaction]:
-        """Yield the open reactions by the oldest seq of their prompts."""
+        """Yield the open reactions, ordered by the oldest seq of their prompts."""
         for key in self._below("oldest", None):
             reaction: OpenReaction = self.get("reaction", key)
             yield reaction
@@ -255,7 +258,7 @@ class State:
     # --- reading: read state and questions
 
     def read_states_of(self, agent_id: str) -> Mapping[str, ReadState]:
-        """Return a participant's read states by thread. The one under an empty id applies to all other threads."""
+        """Return a participant's read states by thread. The value under an empty id applies to all other threads."""
         return self._group("marks of", agent_id)
 
     def questions_of(self, agent_id: str) -> Mapping[int, Question]:
@@ -263,8 +266,8 @@ class State:
         return self._group("questions of", agent_id)
 
     def may_have_questions(self, agent_id: str) -> bool:
-        """Return False if a person certainly has no questions. Cheaper than `questions_of`, for a check at each
-        message."""
+        """Return False if a person certainly has no questions. Cheaper than `questions_of`, because every message needs
+        this check."""
         group, level = ("questions of", agent_id), self
         while group not in level._groups:
             if level._parent is None:
@@ -285,21 +288,21 @@ class State:
             if name not in VOLATILE_TABLES:
                 # Before the value is written: the indexes need the old value to leave their old groups.
                 self._update_indexes(write)
-            # The bottom level deletes. A draft keeps None, which hides the value of its parent.
+            # The bottom level deletes the value. A draft keeps None, which hides the value of its parent.
             if value is None and self._parent is None:
                 self.tables[name].pop(write.key, None)
             else:
                 self.tables[name][write.key] = value
 
     def apply_outcome(self, outcome: Outcome) -> None:
-        """Show the outcome of an entry to the next entries of the batch."""
+        """Make the outcome of an entry visible to the next entries of the batch."""
         if outcome.rows:
             self.head = outcome.rows[-1].seq
         if outcome.writes:
             self.apply_writes(outcome.writes)
 
     def merge(self, draft: State) -> None:
-        """Take over a draft of this state: step 8, after the commit. Cold tables stay in the ledger alone."""
+        """Merge a draft into this state: step 8, after the commit. Cold tables stay in the ledger only."""
         # Apply only the last value of each key: intermediate values of the batch were never stored.
         self.apply_writes(write for write in draft.durable_writes.values() if write.table not in COLD_TABLES)
         for name in VOLATILE_TABLES:
@@ -309,7 +312,7 @@ class State:
         self.stamp = draft.stamp
 
     def _update_indexes(self, write: TableWrite) -> None:
-        """Update everything that is derived from the tables, for a write that is about to be made."""
+        """Update everything that is derived from the tables, just before a write is made."""
         name, key, value = write.table, write.key, write.value
         if name in _INDEXED:
             self._index(write)
@@ -329,7 +332,7 @@ class State:
                 self.takeovers = ChainMap(self.tables[name], self.takeovers)  # type: ignore[arg-type]
 
     def _levels(self) -> Iterator[State]:
-        """Yield this level and those below it, down to the committed state."""
+        """Yield this level and the levels below it, down to the committed state."""
         level: State | None = self
         while level is not None:
             yield level
@@ -338,7 +341,7 @@ class State:
     # --- indexes
 
     def _index(self, write: TableWrite) -> None:
-        """Update groups and orders for a write that is about to be made."""
+        """Update groups and orders, just before a write is made."""
         table, key, value = write.table, write.key, write.value
         before = self.get(table, key)
         entries = _groups_of(table, key, value) if value is not None else ()
@@ -375,7 +378,7 @@ class State:
         self._reorder(f"people in {channel}", _arrival(agent_id, before), _arrival(agent_id, now))
 
     def _group(self, name: str, owner: str) -> Mapping[Any, Any]:
-        """Return everything in a group. Copies only what a draft changed."""
+        """Return all values of a group. Copies only if a draft changed the group."""
         group = (name, owner)
         levels: list[dict[Any, Any]] = []
         level: State | None = self
@@ -442,7 +445,7 @@ class _Order:
         self.gone: set[tuple[int, str]] = set()
 
     def add(self, entry: tuple[int, str]) -> None:
-        """Add a pair that is not in the order."""
+        """Add a pair that is not yet in the order."""
         # Registrations arrive in ascending order, so this nearly always appends.
         insort(self.added, entry)
 
@@ -455,13 +458,13 @@ class _Order:
             self.gone.add(entry)
 
     def over(self, older: Iterable[tuple[int, str]]) -> Iterable[tuple[int, str]]:
-        """Return the pairs of the levels below with this level's changes, ascending."""
+        """Return the pairs of the levels below, with this level's changes, in ascending order."""
         kept = (entry for entry in older if entry not in self.gone) if self.gone else older
         return heapq.merge(kept, self.added) if self.added else kept
 
 
 def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...]:
-    """Return the groups that a value belongs to, and its key in each."""
+    """Return the groups that a value belongs to, and the value's key in each group."""
     match table:
         case "member":
             channel, _, agent_id = key.partition("/")
@@ -483,7 +486,7 @@ def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...
             return (("tokens", value.agent_id), key), (("looks", skeleton(value.agent_id)), value.agent_id)
         case "login":
             return ((("logins", value.agent_id), key),)
-        case "participant":  # participants and tokens are never deleted, so nothing has to leave "looks"
+        case "participant":  # participants and tokens are never deleted, so no value has to leave "looks"
             looks = (("looks", skeleton(key)), key)
             faulty = value.fault is not UNSET or value.is_lost
             return (looks, (("faults", ""), key)) if faulty else (looks,)
@@ -503,14 +506,14 @@ def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...
 
 
 def _registration(participant: Participant | None) -> tuple[int, str] | None:
-    """Return a participant's entry in the order of registration, if it is present."""
+    """Return a participant's entry in the order of registration. None if the participant was removed."""
     if participant is None or participant.removed_seq is not None:
         return None
     return participant.registered_seq, participant.agent_id
 
 
 def _arrival(agent_id: str, member: Member | None) -> tuple[int, str] | None:
-    """Return a member's entry in the order of joining, if it is in the channel."""
+    """Return a member's entry in the order of joining. None if the member has left the channel."""
     return (member.spans[0][0], agent_id) if member is not None and member.is_in else None
 
 

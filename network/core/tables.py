@@ -1,9 +1,9 @@
-"""Values of the state tables, and what a batch looks up in the ledger.
+"""Values of the state tables, and the data that a batch looks up in the ledger.
 
 Each value is frozen and replaced as a whole. A change is a `TableWrite`, stored in the transaction of the rows that
-caused it. Table names and fields are stored as they are: older databases hold them, so they keep their names even
-where the code uses another word (table ``floor`` holds ack cursors, ``hold`` takeovers, ``mark`` read states). No IO,
-no clock.
+caused it. Older databases contain the table names and field names, so these never change, even where the code uses
+another word. Table ``floor`` holds ack cursors, ``hold`` holds takeovers, and ``mark`` holds read states. No IO, no
+clock.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ LoadedTable: TypeAlias = Literal[
     "question",
     "dismissed",
 ]
-"""Tables that are loaded at start and held in memory."""
+"""Tables that are loaded at start and kept in memory."""
 ColdTable: TypeAlias = Literal[
     "root", "call", "dead", "tried", "triggered", "given_up", "stopped", "undelivered", "spent_out", "followed"
 ]
-"""Tables that stay in the ledger. A batch looks their values up (`LookupRequest`)."""
+"""Tables that stay in the ledger. A batch looks up their values (`LookupRequest`)."""
 Table: TypeAlias = LoadedTable | ColdTable | Literal["bucket"]
-"""``bucket`` lives in memory only."""
+"""Any table. ``bucket`` exists in memory only."""
 
 LOADED_TABLES: tuple[Table, ...] = get_args(LoadedTable)
 COLD_TABLES: frozenset[str] = frozenset(get_args(ColdTable))
@@ -51,14 +51,15 @@ VOLATILE_TABLES: frozenset[str] = frozenset({"bucket"})
 
 FaultCause: TypeAlias = Literal["model", "error", "dead_letter", "ended"]
 """Why an agent cannot work: its model does not reply, its code raises, its deliveries fail too often, or its process
-ended."""
+has ended."""
 
 
 class AgentFault(Struct, frozen=True, omit_defaults=True):
-    """A problem that keeps an agent from its work, until it works again (`faults`).
+    """A problem that keeps an agent from its work (`faults`). It is deleted when the agent works again.
 
-    ``since`` and ``at`` are the times in ms of the first and the newest occurrence, ``count`` is their number. ``seq``
-    and ``reaction`` name the newest one. Each agent has at most one fault, so repeats take no more room.
+    ``since`` and ``at`` are the times in ms of the first and the newest occurrence, and ``count`` is the number of
+    occurrences. ``seq`` and ``reaction`` describe the newest occurrence. Each agent has at most one fault, so repeats
+    take no more space.
     """
 
     cause: FaultCause
@@ -66,7 +67,7 @@ class AgentFault(Struct, frozen=True, omit_defaults=True):
     at: int
     count: int = 1
     failure: str = ""
-    """Kind of a model failure (`unauthorized`, `quota`, ...); empty for other causes."""
+    """Kind of a model failure (`unauthorized`, `quota`, ...). Empty for other causes."""
     reason: str = ""
     seq: int = 0
     reaction: str = ""
@@ -75,10 +76,11 @@ class AgentFault(Struct, frozen=True, omit_defaults=True):
 class Participant(Struct, frozen=True):
     """A registered id.
 
-    ``fence`` is the newest fencing token given to a reactor session, ``fence_shown`` the token that this session had
-    presented. Sessions that joined before ``cut_seq`` are over, because the tokens were revoked there. ``instance`` is
-    the name that the reactor's process gave itself, or empty. ``life`` is the first fencing token of that process.
-    ``is_lost``: its session ended without a ``bye`` while reactions were open, and no reactor has joined since.
+    ``fence`` is the newest fencing token of a reactor session. ``fence_shown`` is the token that this session presented
+    when it joined. Sessions that joined before ``cut_seq`` have ended, because the tokens were revoked at that seq.
+    ``instance`` is the name that the reactor's process gave itself, or empty. ``life`` is the first fencing token of
+    that process. ``is_lost``: its session ended without a ``bye`` while reactions were open, and no reactor has joined
+    since.
     """
 
     agent_id: str
@@ -96,7 +98,8 @@ class Participant(Struct, frozen=True):
 
 
 class Token(Struct, frozen=True):
-    """The permission that a token gives; the key is its hash. A revoked token stays, so that it is never bound again."""
+    """The permission that a token gives. The key is the hash of the token. A revoked token stays, so that it is never
+    bound again."""
 
     agent_id: str
     kind: Kind
@@ -106,8 +109,8 @@ class Token(Struct, frozen=True):
 
 
 class Login(Struct, frozen=True):
-    """A one-time code that binds a token to an id until ``expires_at`` (ms). The key is the code's hash; ``used_by``
-    is the hash of the bound token, or empty."""
+    """A one-time code that binds a token to an id until ``expires_at`` (ms). The key is the hash of the code.
+    ``used_by`` is the hash of the bound token, or empty."""
 
     agent_id: str
     kind: Kind
@@ -117,16 +120,15 @@ class Login(Struct, frozen=True):
 
 
 Access: TypeAlias = Literal["open", "invite", "closed"]
-"""Rule for joining a channel: everybody (open) or invited participants (invite). A closed channel is hidden from
-others too."""
+"""Rule for joining a channel: everybody (open) or only invited participants (invite). A closed channel is also hidden
+from everybody else."""
 History: TypeAlias = Literal["since_join", "members"]
 
 
 class Channel(Struct, frozen=True):
-    """A channel. ``history`` says what late joiners may read.
+    """A channel. ``history`` defines what late joiners may read.
 
-    ``owner`` is None for channels created before there were owners, and empty if the owner was removed from the
-    channel.
+    ``owner`` is None for channels of versions without owners. It is empty if the owner was removed from the channel.
     """
 
     name: str
@@ -137,22 +139,22 @@ class Channel(Struct, frozen=True):
     access: Access = "open"
     owner: str | None = None
     title: str = ""
-    """Display name; empty: the channel's name."""
+    """Display name. If it is empty, the channel's name is displayed."""
 
 
 MAX_NOTIFIED_THREADS = 256
-"""Maximum number of threads of one conversation whose readers are notified that its budget is exceeded."""
+"""Maximum number of threads of one conversation whose readers are notified that the budget is exceeded."""
 MAX_SPANS = 4096
-"""Maximum number of times a participant may rejoin a channel after missing messages. Each membership is stored,
-because it decides what the participant may read."""
+"""Maximum number of times a participant may rejoin a channel after missing messages. Each membership is stored, because
+it decides what the participant may read."""
 
 
 class Member(Struct, frozen=True):
-    """When one participant was in one channel: spans of seqs (from, until), both exclusive. ``until`` is None while
-    the participant is in.
+    """One participant's membership in one channel: spans of seqs (from, until), both exclusive. ``until`` is None while
+    the participant is a member.
 
-    ``standing`` applies to participants who are not in: invited, removed by the owner, or neither. Joining uses an
-    invitation up.
+    ``standing`` applies to participants who are not members: invited, removed by the owner, or neither. Joining uses up
+    an invitation.
     """
 
     spans: tuple[tuple[int, int | None], ...] = ()
@@ -171,7 +173,7 @@ class Member(Struct, frozen=True):
 
     def left(self, seq: int) -> Member:
         """Return the membership after a leave at ``seq``. A span without any stored row is dropped, unless it is the
-        only one."""
+        only span."""
         start = self.spans[-1][0]
         if start == seq - 1 and len(self.spans) > 1:
             return Member(self.spans[:-1])
@@ -190,10 +192,10 @@ def _start(span: tuple[int, int | None]) -> int:
 
 
 class AckCursor(Struct, frozen=True):
-    """Acknowledged position of a participant: everything up to ``seq`` is handled except ``open``, and ``above`` it
-    the seqs that were acknowledged one by one, both in ascending order.
+    """Acknowledged position of a participant: everything up to ``seq`` is handled except the seqs in ``open``.
+    ``above`` lists the later seqs that were acknowledged one by one. Both lists are ascending.
 
-    A cursor never moves back: a restart must not deliver a handled message again.
+    A cursor never moves back, because a restart must not deliver a handled message again.
     """
 
     seq: int
@@ -218,9 +220,9 @@ def _contains(ascending: tuple[int, ...], seq: int) -> bool:
 
 
 class Attempt(Struct, frozen=True):
-    """Failures of one message at one recipient; ``due_at`` (ms) is when it may be delivered again.
+    """Failures of one message at one recipient. ``due_at`` (ms) is the earliest time of the next delivery.
 
-    ``is_revived``: the message was a dead letter, so the ack cursor already counts it as handled.
+    ``is_revived``: the message is a restored dead letter, so the ack cursor already counts it as handled.
     """
 
     failures: int
@@ -230,8 +232,8 @@ class Attempt(Struct, frozen=True):
 
 
 class TokenUsage(Struct, frozen=True, omit_defaults=True):
-    """Sum of the tokens of model calls. ``cached_tokens`` are part of ``prompt_tokens``, ``reasoning_tokens`` of
-    ``completion_tokens``."""
+    """Sum of the tokens of model calls. ``prompt_tokens`` include ``cached_tokens``, and ``completion_tokens`` include
+    ``reasoning_tokens``."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -241,15 +243,15 @@ class TokenUsage(Struct, frozen=True, omit_defaults=True):
 
 
 class DayUsage(Struct, frozen=True):
-    """Tokens of one agent (the key) by model, on the newest day (UTC, since the epoch) with any usage."""
+    """Tokens of one agent (the key) by model, on the newest day with any usage (UTC, in days since the epoch)."""
 
     day: int
     spent: dict[str, TokenUsage]
 
 
 class DayStored(Struct, frozen=True):
-    """Amount that one participant (the key) stored on a day (UTC, since the epoch). `limits` restores it after a
-    restart."""
+    """Amount that one participant (the key) stored on a day (UTC, in days since the epoch). `limits` restores it after
+    a restart."""
 
     day: int
     bytes: int
@@ -259,17 +261,17 @@ class DayStored(Struct, frozen=True):
 
 
 class CallWait(Struct, frozen=True, omit_defaults=True):
-    """The answers (from ``to``) or the decision (on ``request``, a seq) that a tool call waits for, until ``until``
-    (ms)."""
+    """What a tool call waits for until ``until`` (ms): answers from the participants in ``to``, or the decision on
+    ``request`` (a seq)."""
 
     to: tuple[str, ...] = ()
     request: int | None = None
     until: int = 0
     copies: tuple[tuple[str, int], ...] = ()
-    """Messages that each ask one approver, by the approver's id."""
+    """Copies of the request: the seq of the message to each approver, by the approver's id."""
 
     deciders: tuple[str, ...] | None = None
-    """Ids of the people who may decide; None: every reader of the request, and operators."""
+    """Ids of the people who may decide. None means every reader of the request, and operators."""
 
     with_operators: bool = False
 
@@ -280,7 +282,7 @@ class CallWait(Struct, frozen=True, omit_defaults=True):
         return next((seq for name, seq in self.copies if name == agent_id), self.request)
 
     def may_decide(self, agent_id: str, *, is_reader: bool, is_operator: bool) -> bool:
-        """Return whether a person may decide now. ``is_reader``: the person reads the request."""
+        """Return whether a person may decide now. ``is_reader``: the person may read the request."""
         if agent_id in self.voters:
             return False
         if self.deciders is None:
@@ -289,7 +291,7 @@ class CallWait(Struct, frozen=True, omit_defaults=True):
 
 
 class OpenReaction(Struct, frozen=True):
-    """A reaction that has started and not finished (key ``AGENT/REACTION``); ``seq`` is that of its ``started``
+    """A reaction that has started and not finished (key ``AGENT/REACTION``). ``seq`` is the seq of its ``started``
     record."""
 
     reaction: str
@@ -298,28 +300,28 @@ class OpenReaction(Struct, frozen=True):
     seq: int
     trigger_head: MessageHead
     oldest: int
-    """Oldest seq of its prompt. Retention keeps everything from here on."""
+    """Oldest seq of the reaction's prompt. Retention keeps all messages from this seq on."""
     is_cancelled: bool = False
     spent: dict[str, TokenUsage] = {}
-    """Tokens reported by its records so far, by model."""
+    """Tokens that the reaction's records have reported so far, by model."""
 
     life: int = 0
-    """`Participant.life` of the process that wrote its newest record."""
+    """`Participant.life` of the process that wrote the reaction's newest record."""
 
     calls: dict[str, bool] = {}
-    """Calls that have started and have no result, and whether each one waits for somebody (`call_progress`)."""
+    """Calls that have started and have no result, and whether each call waits for somebody (`call_progress`)."""
 
     awaits: dict[str, CallWait] = {}
 
     at: int = 0
-    """Start time in ms; 0 in databases of older releases."""
+    """Start time in ms. 0 in databases of older releases."""
 
 
 class Takeover(Struct, frozen=True):
-    """A person's control of a thread (the key). ``by`` is empty once the takeover has ended.
+    """A person's control of a thread (the key). ``by`` is empty after the takeover has ended.
 
-    ``taken`` and ``given`` are the seqs of the newest start and end, ``at`` is the time of the start in ms. ``head``
-    says where a message of the thread would go.
+    ``taken`` and ``given`` are the seqs of the newest start and end. ``at`` is the time of the start in ms. ``head`` is
+    the head of a message that would go to the thread now.
     """
 
     by: str
@@ -328,14 +330,14 @@ class Takeover(Struct, frozen=True):
     head: MessageHead
     given: int = 0
     until: int = 0
-    """Time (ms) at which the takeover expires; 0: never."""
+    """Time (ms) at which the takeover expires. 0 means never."""
 
 
 class ReadState(Struct, frozen=True, omit_defaults=True):
-    """Read state and preferences of a participant for one thread, under ``ID/THREAD`` (`read_state`): everything up to
-    ``read_upto`` is read.
+    """A participant's read state and preferences for one thread, under the key ``ID/THREAD`` (`read_state`). Everything
+    up to ``read_upto`` is read.
 
-    The value under ``ID/`` applies to all threads that have no entry, because old entries are evicted.
+    The value under ``ID/`` applies to all threads without an entry, because old entries are evicted.
     """
 
     read_upto: int = 0
@@ -346,20 +348,20 @@ class ReadState(Struct, frozen=True, omit_defaults=True):
 
 
 class Question(Struct, frozen=True):
-    """A message that requires a response from a person and has none yet, under ``ID/SEQ`` (`questions`)."""
+    """A message that requires a response from a person and has none yet, under the key ``ID/SEQ`` (`questions`)."""
 
     sender_id: str
     thread_id: str
 
 
 class DismissedItems(Struct, frozen=True):
-    """Inbox items that a participant (the key) dismissed: kind, seq and time (ms) of each, newest last."""
+    """Inbox items that a participant (the key) dismissed: kind, seq and time (ms) of each item, newest last."""
 
     items: tuple[tuple[str, int, int], ...] = ()
 
 
 class UndeliveredMessage(Struct, frozen=True):
-    """A dead letter as its sender sees it, under ``SENDER/NEWEST_FIRST/RECIPIENT``."""
+    """A dead letter as its sender sees it, under the key ``SENDER/NEWEST_FIRST/RECIPIENT``."""
 
     agent_id: str
     seq: int
@@ -368,10 +370,11 @@ class UndeliveredMessage(Struct, frozen=True):
 
 
 class BudgetStop(Struct, frozen=True):
-    """A reaction that ended at its agent's own token or money budget, under ``NEWEST_FIRST/AGENT``. ``seq`` is that of
-    its trigger.
+    """A reaction that ended at its agent's own token or money budget, under the key ``NEWEST_FIRST/AGENT``. ``seq`` is
+    the seq of its trigger.
 
-    It no longer counts once the conversation is resumed, or the agent starts another reaction to the same trigger.
+    The stop no longer counts after the conversation is resumed, or after the agent starts another reaction to the same
+    trigger.
     """
 
     agent_id: str
@@ -384,13 +387,13 @@ class BudgetStop(Struct, frozen=True):
 
 
 class IndexPosition(Struct, frozen=True):
-    """Position in the shared log up to which this database is complete: the record at ``position``, which has this
-    ``digest``.
+    """Position in the shared log up to which this database is complete. It names the record at ``position`` and the
+    ``digest`` of this record.
 
-    ``leader`` and ``epoch`` are those of that record. ``is_filling``: the database holds only part of the rows up to
-    there. ``base`` is the record from which the log could begin (0: none) once it drops rows up to ``base_head``.
-    ``begun`` and ``begun_head`` are those of a snapshot that is being written. ``begun`` is None in databases of older
-    releases.
+    ``leader`` and ``epoch`` are also from that record. ``is_filling``: the database contains only part of the rows up
+    to that record. ``base`` is the record from which the log could begin (0: none). It takes effect after the log has
+    dropped the rows up to ``base_head``. ``begun`` and ``begun_head`` describe a snapshot that is being written.
+    ``begun`` is None in databases of older releases.
     """
 
     position: int
@@ -406,7 +409,8 @@ class IndexPosition(Struct, frozen=True):
 
 
 class ConversationBudget(Struct, frozen=True, omit_defaults=True):
-    """Use of a conversation's budget, in total and by participant (`conversation_budgets`). The key is the root's seq."""
+    """Usage of a conversation's budget, in total and by participant (`conversation_budgets`). The key is the root's
+    seq."""
 
     messages: int
     last_seq: int
@@ -420,7 +424,7 @@ class ConversationBudget(Struct, frozen=True, omit_defaults=True):
     resumed: int = 0
 
     began_by: str = ""
-    """Sender of the root; empty if unknown because an earlier budget was damaged."""
+    """Sender of the root. Empty if unknown, because an earlier budget was damaged."""
 
     first: tuple[str, ...] = ()
     """First parties: the root's sender, and the participants that the root names."""
@@ -429,18 +433,19 @@ class ConversationBudget(Struct, frozen=True, omit_defaults=True):
     """Number of messages of each party."""
 
     others: dict[str, int] = {}
-    """Messages sent by each participant who is no party."""
+    """Number of messages of each participant who is not a party."""
 
     claims: dict[str, dict[str, TokenUsage]] = {}
     """Tokens that each agent's records report, by model."""
 
     told: tuple[str, ...] = ()
-    """Limits that stopped it since it was last resumed. The sender of the root was notified once for each."""
+    """Limits that have stopped the conversation since it was last resumed. The sender of the root was notified once for
+    each limit."""
 
 
 class StoppedConversation(Struct, frozen=True):
-    """A conversation that exceeded a limit and was not resumed: its newest message and time, the limit, the
-    participant who used most of it, and that participant's number of messages."""
+    """A conversation that exceeded a limit and was not resumed. It names the newest message and its time, the limit,
+    the participant who used most of it, and that participant's number of messages."""
 
     root: int
     seq: int
@@ -453,7 +458,7 @@ class StoppedConversation(Struct, frozen=True):
 
 
 class CallResult(Struct, frozen=True):
-    """First result of a changing call. A repeat of its ``call_id`` within 24 hours gets the same result."""
+    """First result of a changing call. A repeat with the same ``call_id`` within 24 hours gets this result."""
 
     digest: str
     at: int
@@ -469,15 +474,15 @@ class DeadLetter(Struct, frozen=True):
     failures: int
     at: int
     reactions: tuple[str, ...] = ()
-    """Reactions to it that were open at that time; they are closed."""
+    """Reactions to the message that were open when it became a dead letter. They are closed."""
 
     sender_id: str = ""
-    """Sender who sees it as undelivered; empty if unknown."""
+    """Sender who sees the message as undelivered. Empty if unknown."""
 
 
 class AbandonedReaction(Struct, frozen=True):
-    """Names the dead letter that a reaction (second half of the key) was started for. It is kept as long as the
-    letter."""
+    """Link from a reaction (second half of the key) to the dead letter that it was started for. Kept as long as the
+    dead letter."""
 
     trigger: int
     sender_id: str
@@ -485,7 +490,7 @@ class AbandonedReaction(Struct, frozen=True):
 
 
 class AttemptCount(Struct, frozen=True):
-    """Number of attempts of a message that failed at least once and is now settled: handled, or given up."""
+    """Number of attempts of a message that failed at least once and is now either handled or given up."""
 
     attempts: int
 
@@ -498,11 +503,11 @@ class ReactionStart(Struct, frozen=True):
 
 
 MAX_KNOWN_STARTS = 64
-"""Maximum number of known reactions to one message: the first, and the newest."""
+"""Maximum number of stored reactions to one message: the first reaction, and the newest ones."""
 
 
 class TriggeredReactions(Struct, frozen=True):
-    """Reactions that one agent (first half of the key) started for one message (second half): the newest, and
+    """Reactions that one agent (first half of the key) started for one message (second half): the newest reaction, and
     ``earlier`` ones."""
 
     reaction: str
@@ -515,11 +520,11 @@ class TriggeredReactions(Struct, frozen=True):
 
     @property
     def all(self) -> tuple[ReactionStart, ...]:
-        """All of them, oldest first."""
+        """All these reactions, oldest first."""
         return (*self.earlier, ReactionStart(self.reaction, self.seq))
 
     def with_started(self, reaction: str, seq: int) -> TriggeredReactions:
-        """Return these and one that starts now. The first and the newest are kept."""
+        """Return these reactions and one that starts now. The first reaction and the newest ones are kept."""
         first, *others = self.all
         return TriggeredReactions(reaction, seq, (first, *others[2 - MAX_KNOWN_STARTS :]))
 
@@ -559,7 +564,7 @@ VALUE_TYPES: dict[Table, Any] = {
 
 
 class TableWrite(Struct, frozen=True, gc=False):
-    """One pending write of a state table; ``value`` None deletes the key."""
+    """One pending write of a state table. The ``value`` None deletes the key."""
 
     table: Table
     key: str
@@ -569,8 +574,8 @@ class TableWrite(Struct, frozen=True, gc=False):
 class Facts(Struct):
     """Answer of the ledger to a `LookupRequest`.
 
-    A key that is absent from ``stored`` or ``cold`` does not exist, except for keys in ``damaged``: (table, key) of
-    values that failed their checksum.
+    A key that is absent from ``stored`` or ``cold`` does not exist, except for the keys in ``damaged``. These are the
+    (table, key) pairs of values that failed their checksum.
     """
 
     stored: dict[tuple[str, str], StoredKey] = {}
@@ -585,7 +590,7 @@ def encode_value(value: Any) -> bytes:
 
 
 def decode_value(table: Table, data: bytes | str) -> Any:
-    """Decode what `encode_value` wrote. Raises `msgspec.DecodeError` for another shape."""
+    """Decode a value that `encode_value` has written. Raises `msgspec.DecodeError` if the value does not match."""
     return msgspec.json.decode(data, type=VALUE_TYPES[table])
 
 

@@ -1,8 +1,8 @@
-"""Start and end of takeovers: who may take which thread over, and the end of an expired takeover.
+"""Start and end of takeovers: who may take over a thread, and how an expired takeover ends.
 
 `takeovers` decides which messages and reactions a taken-over thread refuses. The operations ``network.take`` and
-``network.give`` are in `conversation`. A takeover ends when somebody gives the thread back, when its person is
-removed, or when it expires: then the hub enters `EndTakeover`. Pure.
+``network.give`` are in `conversation`. A takeover ends when somebody gives the thread back, when its person is removed,
+or when it expires. For an expired takeover, the hub enters `EndTakeover`. Pure.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from .takeovers import takeover_readers
 
 
 def check_may_take(state: State, origin: Origin, head: MessageHead) -> None:
-    """Raise `Forbidden` if a person may not silence the agents of a thread. People in a direct thread may. Other
-    threads need an operator, the right ``take``, or, without a page of rights, the channel's owner."""
+    """Raise `Forbidden` if a person may not silence the agents of a thread. People in a direct thread may always do so.
+    For other threads the person must be an operator, have the right ``take``, or, on a node without rights, own the
+    channel."""
     if origin.is_operator or head.kind == "direct":
         return
     name = BROADCAST if head.kind == BROADCAST else name_of(head.to)
@@ -44,7 +45,7 @@ def check_may_take(state: State, origin: Origin, head: MessageHead) -> None:
 
 
 def may_take(state: State, origin: Origin, head: MessageHead) -> bool:
-    """Return whether a reader of a thread's next message may take the thread over."""
+    """Return whether a participant who reads a thread's next message may take over the thread."""
     try:
         check_may_take(state, origin, head)
     except Forbidden:
@@ -60,7 +61,7 @@ def list_expired(state: State, now: int) -> Iterator[str]:
 
 
 def apply_end_takeover(rules: Rules, state: State, facts: Facts, entry: EndTakeover) -> Outcome:
-    """End an expired takeover in its person's name. It may have been ended or prolonged since."""
+    """End an expired takeover in its person's name. Meanwhile the takeover may have been ended or extended."""
     takeover = state.takeovers.get(entry.thread_id)
     if takeover is None or not takeover.by or not 0 < takeover.until <= state.stamp:
         return Outcome()

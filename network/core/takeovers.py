@@ -1,20 +1,20 @@
-"""Takeovers: a person controls a thread, and its agents do not answer there until the takeover ends.
+"""Takeovers: a person controls a thread, and its agents do not answer in it until the takeover ends.
 
-This module decides what a taken-over thread refuses: `sending` asks before a message, `reactions` before a
-``started``. `takeover_control` decides who may start and end one. The operations ``network.take`` and
+This module decides what a taken-over thread refuses. `sending` calls it before a message, and `reactions` before a
+``started`` record. `takeover_control` decides who may start and end a takeover. The operations ``network.take`` and
 ``network.give`` (`conversation`) change the table. Pure.
 """
 
-# Refusals of one takeover. A reaction is placed by the seq of its `started`, and a message of an agent by the open
-# reaction to its cause:
+# Refusals during one takeover. The position of a reaction is the seq of its `started` record. The position of an
+# agent's message is that of the open reaction to its cause:
 #
 #   log of the thread   10 question   11 started   12 taken   13 note   14 given   15 started   16 answer
 #   sent for            10 (by 11): refused after 12, and after 14 too: the reaction does not know what was said
 #                       10 or 13 (by 15): accepted, because that reaction could read what was said meanwhile
 #   started for         10 or 13: refused between 12 and 14
 #
-# A message without an open reaction to its cause (from a program that keeps no records) is as old as its cause: for 10
-# it is refused, for 13 it is accepted after 14.
+# A message without an open reaction to its cause comes from a program that keeps no records. Its position is that of
+# its cause: for 10 it is refused, for 13 it is accepted after 14.
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ from .visibility import may_read, thread_readers
 
 
 def find_thread(state: State, facts: Facts, origin: Origin, thread_id: str) -> MessageHead:
-    """Return the head of a message without sender that would go to a thread now. Its readers are in the thread.
+    """Return the head of a message that would go to a thread now, without a sender. Participants who could read this
+    message are in the thread.
 
-    Raises the same `UnknownMessage` whether the thread does not exist or the caller may not read it. Raises
-    `Forbidden` for a caller in the thread who is not a person.
+    Raises `UnknownMessage` if the thread does not exist or the caller may not read it. Both cases have the same error
+    text. Raises `Forbidden` for a caller in the thread who is not a person.
     """
     head = _describe_thread(state, facts, thread_id)
     if head is None or not (origin.is_operator or may_read(state, origin.agent_id, next_message_head(state, head))):
@@ -101,8 +102,8 @@ def takeover_readers(state: State, takeover: Takeover) -> frozenset[str]:
 
 
 class TakeoverInfo(Struct, frozen=True, omit_defaults=True):
-    """A takeover as the readers of the thread see it: ``seq`` and ``at`` of its start, and the time ``until`` which it
-    lasts."""
+    """A takeover as the readers of the thread see it: ``seq`` and ``at`` (ms) of its start, and ``until``, the time at
+    which it expires."""
 
     by: str
     seq: int
@@ -111,8 +112,8 @@ class TakeoverInfo(Struct, frozen=True, omit_defaults=True):
 
 
 def describe_takeover(state: State, origin: Origin, thread_id: str) -> TakeoverInfo | None:
-    """Return the takeover of a thread, or None. Only for operators and for participants who would receive the thread's
-    next message: others must not learn who joined it later."""
+    """Return the takeover of a thread, or None. Shown only to operators and to participants who would receive the
+    thread's next message. Others must not learn who joined the thread later."""
     takeover = state.takeovers.get(thread_id)
     if takeover is None or not takeover.by:
         return None
@@ -121,8 +122,8 @@ def describe_takeover(state: State, origin: Origin, thread_id: str) -> TakeoverI
 
 
 def check_may_answer(state: State, origin: Origin, thread_id: str, cause: int | None) -> None:
-    """Raise `ThreadHeld` if an agent may not answer in a thread: the thread is taken over, or the reaction started
-    before a takeover ended."""
+    """Raise `ThreadHeld` if an agent may not answer in a thread. Either the thread is taken over, or the reaction
+    started before a takeover ended."""
     takeover = state.takeovers.get(thread_id)
     if takeover is None:
         return
@@ -141,7 +142,7 @@ def check_may_answer(state: State, origin: Origin, thread_id: str, cause: int | 
 
 
 def check_may_start(state: State, trigger: MessageHead) -> None:
-    """Raise `ThreadHeld` if a reaction may not start, because its message could not be answered in a taken-over
+    """Raise `ThreadHeld` if a reaction may not start, because its message could only be answered in a taken-over
     thread."""
     for takeover in _takeovers_of(state, trigger):
         if takeover.by:

@@ -1,10 +1,11 @@
-"""Agents that answer others without naming a cause: counted, and stopped at a limit. Part of step 6. Pure.
+"""Agents that answer others without naming a cause: their answers are counted, and the agents stopped at a limit. Part
+of step 6. Pure.
 
 A message without a cause is its own root, so no conversation's budget covers it. An agent that answers everything
-without a cause would never stop. Counted is each message without a cause that an agent sends after it received
-something since the last counted one. An agent that only sends, or only reads, counts nothing. A person who writes to
-the agent resets the count. `record_message` notes new messages at their destination: at the recipient, once for
-broadcasts, once for each channel. So a message costs one or two updates, whatever the number of its readers. It runs
+without a cause would never stop. So this module counts messages without a cause. A message counts if the agent has
+received something since the last counted message. An agent that only sends, or only reads, counts nothing. A person who
+writes to the agent resets the count. `record_message` records new messages by destination: once for the recipient, for
+broadcasts, or for the channel. So a message costs one or two updates, whatever its number of readers. Recording happens
 in memory, after the commit.
 """
 
@@ -22,7 +23,7 @@ from .rows import MessageHead
 from .state import State
 from .visibility import has_people
 
-# The counters of one agent; seqs grow to the right.
+# The counters of one agent. Seqs grow to the right.
 #
 #   RecentMessages  delivered, group_posts   4 . . . 8 . . . . 13 . . .     newest message that reached it: set in step 8
 #                   from_people              . 5 . . . . . . . . . . .      newest message of a person: set in step 8
@@ -30,12 +31,12 @@ from .visibility import has_people
 #                                                                           its newest counted answer: set in step 6
 #
 # The next message without a cause counts if `delivered` or `group_posts` is above `last`. The count restarts if
-# `from_people` is above `since`. Several answers in one batch count once: the first one moves `last`, and step 6 sees
-# `RecentMessages` as it was before the batch. Both live in memory and start empty together, because a hub that starts
-# or reopens its ledger makes a new `State`.
+# `from_people` is above `since`. Several answers in one batch count once: the first answer moves `last`, and step 6
+# sees `RecentMessages` as it was before the batch. Both counters are in memory and become empty together, because a hub
+# that starts or reopens its ledger makes a new `State`.
 
 IN_A_ROW_SHARE, MIN_IN_A_ROW = 20, 25
-"""An agent may send this share of its answers without a cause in a row in one thread that no person reads, but at
+"""In one thread that no person reads, an agent may send only this share of its answers without a cause in a row, but at
 least ``MIN_IN_A_ROW``. So two agents that answer each other endlessly are stopped early."""
 
 
@@ -44,7 +45,7 @@ ANY_CHANNEL = "channel:"
 
 
 def record_message(limits: Limits, state: State, head: MessageHead) -> None:
-    """Record a stored message that is not direct. The publisher records direct ones where it delivers them."""
+    """Record a stored message that is not direct. The publisher records direct messages when it delivers them."""
     recent, to = state.recent_messages, head.to
     if head.kind == "mod":
         kind, name = parse_address(to)
@@ -67,13 +68,13 @@ def record_person(limits: Limits, state: State, head: MessageHead, place: str | 
 
 
 def sends_like_program(limits: Limits, bucket: Bucket, stamp: int) -> bool:
-    """Return whether a participant of kind ``human`` has sent more today than a person does. Such an account relays
-    for programs, and is counted like an agent."""
+    """Return whether a participant of kind ``human`` has sent more today than a person does. Such an account relays for
+    programs, so it is counted like an agent."""
     return bucket.messages > limits.max_uncaused_answers and bucket.day == stamp // DAY_MS
 
 
 def has_unanswered_news(state: State, agent_id: str, last: int) -> bool:
-    """Return whether somebody else has posted since a seq in a broadcast or channel that reaches this agent."""
+    """Return whether somebody else has posted in a broadcast or channel that reaches this agent, since a seq."""
     recent = state.recent_messages
     return _has_post_since(recent, "broadcast", agent_id, last) or (
         _has_post_since(recent, ANY_CHANNEL, agent_id, last)
@@ -116,7 +117,8 @@ def count_answer(limits: Limits, state: State, bucket: Bucket, head: MessageHead
     if counted_so_far.count and has_person_written(state, agent_id, counted_so_far.since):
         counted_so_far = AnswerCount()
     in_a_row = 0
-    if not has_people(state, head):  # only agents read there, and two that answer each other look exactly like this
+    # only agents read this thread: two agents in an endless exchange look exactly like this
+    if not has_people(state, head):
         in_a_row = counted_so_far.in_a_row + 1 if counted_so_far.thread_id == head.thread_id else 1
     most = limits.max_uncaused_answers
     row = min(most, max(MIN_IN_A_ROW, most // IN_A_ROW_SHARE))

@@ -54,15 +54,15 @@ class _Reply(Struct):
 
 
 class _Use(Struct):
-    """Usage of one model beside the turn's own request."""
+    """Usage of one model in addition to the turn's own request."""
 
     usage: _Usage
     model: str = ""
 
 
 class _UsageBody(Struct):
-    """The parts of a record's body that report tokens: ``reply`` of a ``model_reply``, ``usage`` of other kinds.
-    ``used`` splits a part of that by model."""
+    """The fields of a record's body that report tokens: ``reply`` of a ``model_reply``, ``usage`` of other kinds.
+    ``used`` splits a part of the usage by model."""
 
     reply: _Reply | None = None
     usage: _Usage | None = None
@@ -73,8 +73,8 @@ _parse_body = parser_of(_UsageBody)
 
 
 def parse_usage(kind: str, body: bytes) -> Mapping[str, TokenUsage] | None:
-    """Return the tokens that a record reports, by model; the empty name stands for an unnamed model. None without
-    tokens, or for a body of another shape."""
+    """Return the tokens that a record reports, by model. The empty name means an unnamed model. None if the body
+    reports no tokens or does not match."""
     report = _parse_body(body)
     if report is None:
         return None
@@ -99,7 +99,8 @@ def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, 
     """Add reported tokens to the sums of the reaction, of its conversation, and of the agent's day.
 
     At most ``max_record_tokens`` of each model count per record, so that one false record cannot spoil a sum.
-    ``is_total``: the unnamed part covers the whole reaction, so what the sum already holds is subtracted.
+    ``is_total``: the unnamed part covers the whole reaction, so the tokens that the sum already contains are
+    subtracted.
     """
     key = f"{agent_id}/{reaction}"
     opened: OpenReaction | None = change.state.get("reaction", key)
@@ -107,8 +108,8 @@ def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, 
         return
     if is_total:
         named = {model: used for model, used in spent.items() if model}
-        # `parse_usage` already subtracted the named models from the total. The total also holds everything summed up
-        # before.
+        # `parse_usage` has already subtracted the named models from the total. The total also contains everything that
+        # was counted before.
         spent = {**named, "": _subtract(spent.get("", TokenUsage()), total_usage(opened.spent))}
     most = change.rules.limits.max_record_tokens
     by_model = {model: _limit(used, most) for model, used in spent.items() if used != TokenUsage()}
@@ -133,7 +134,7 @@ def _limit(used: TokenUsage, most: int) -> TokenUsage:
 
 
 def usage_on(day: int, newest: DayUsage | None) -> Mapping[str, TokenUsage]:
-    """Return the usage of a day, given the newest stored day."""
+    """Return the usage on a day, given the newest stored day."""
     return newest.spent if newest is not None and newest.day == day else {}
 
 
@@ -164,7 +165,8 @@ def _add_usage(one: TokenUsage, other: TokenUsage) -> TokenUsage:
 
 
 def _subtract(total: TokenUsage, known: TokenUsage) -> TokenUsage:
-    """Return a total minus a known part, at least zero: middleware may report less than the reply used."""
+    """Return a total minus a known part, at least zero. The result could be negative, because middleware may report
+    less than the reply used."""
     _calls, *tokens = (
         max(0, count) for count in map(sub, msgspec.structs.astuple(total), msgspec.structs.astuple(known))
     )

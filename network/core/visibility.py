@@ -1,9 +1,9 @@
 """Visibility of messages: their readers, their recipients, and the prompts that they may enter.
 
-Pure rules over the state and message heads. Delivery, history, resume and prompts all use them, so they cannot
+Pure rules over the state and message heads. Delivery, history, resume and prompts all use these rules, so they cannot
 disagree. docs/protocol.md describes the rules ("Addresses, threads, membership"). The *audience* of a message is the
-people in its thread, or, if there are none, the audience of its cause. A conversation that programs (agents and
-services) started has the participants of its first thread as audience.
+people in its thread. If there are none, it is the audience of its cause. If programs (agents and services) started the
+conversation, the audience is the participants of its first thread.
 """
 
 from __future__ import annotations
@@ -30,12 +30,13 @@ from .tables import Member, Participant
 Visibility = Literal["people", "strict", "all", "current"]
 FEW = 16
 """Maximum size of an audience that is checked member by member. In larger audiences the newest members decide for all
-where possible."""
+others, if possible."""
 VISIBILITIES: tuple[Visibility, ...] = ("people", "strict", "all", "current")
 
 
 def parties(head: MessageHead) -> tuple[str, ...]:
-    """Return the participants of a direct or mod message: its sender and its recipient. Mods are not participants."""
+    """Return the participants of a direct or mod message: its sender and its recipient. Mods do not count as
+    participants."""
     kind, name = parse_address(head.to)
     if head.kind == "direct":
         return (head.sender_id, name)
@@ -43,7 +44,7 @@ def parties(head: MessageHead) -> tuple[str, ...]:
 
 
 def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
-    """Return whether a participant may read a message. Operators are not covered here."""
+    """Return whether a participant may read a message. Does not cover operators, who may read more."""
     # Senders keep their own messages, even after they left the channel. A mod is no participant and reads nothing.
     if agent_id == head.sender_id and head.kind != "mod":
         return True
@@ -62,7 +63,8 @@ def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
 
 
 def is_recipient(state: State, agent_id: str, head: MessageHead) -> bool:
-    """Return whether a message is delivered to a participant (or its sender's other sessions). Recipients may read it."""
+    """Return whether a message is delivered to a participant, including its sender's other sessions. Recipients may
+    read the message."""
     if head.kind == "channel" and agent_id != head.sender_id:
         name = name_of(head.to)
         if state.rights is not None and not has_right_to_read(state, agent_id, name):
@@ -72,12 +74,13 @@ def is_recipient(state: State, agent_id: str, head: MessageHead) -> bool:
 
 
 def broadcast_readers(head: MessageHead) -> tuple[int, Set[str]]:
-    """Return the readers of a broadcast beside its sender: everyone registered before this seq, except these ids."""
+    """Return the readers of a broadcast in addition to its sender: everyone registered before this seq, except these
+    ids."""
     return _first_seq(head), frozenset(head.excluded)
 
 
 def recipients(state: State, head: MessageHead) -> Iterator[str]:
-    """Yield all recipients of a message without its sender, in no order."""
+    """Yield all recipients of a message except its sender, in no particular order."""
     match head.kind:
         case "broadcast":
             before, excluded = broadcast_readers(head)
@@ -101,15 +104,15 @@ def _hears_broadcast(participant: Participant | None, head: MessageHead) -> bool
 
 
 def _first_seq(head: MessageHead) -> int:
-    """Return the seq of the first message of a reply thread, else the message's own. Participants who came later
-    cannot read the thread."""
+    """Return the seq of the first message of a reply thread, or else the message's own seq. Participants who joined
+    after this seq cannot read the thread."""
     start = thread_start(head.thread_id)
     return head.seq if start is None else start
 
 
 def _gets(state: State, channel: str, member: Member, head: MessageHead) -> bool:
-    """Return whether a channel message is for a member: in the channel when it was sent and when its reply thread
-    began. In an open channel the second condition is dropped."""
+    """Return whether a member receives a channel message. The member must have been in the channel when the message was
+    sent and when its reply thread began. In an open channel only the first condition applies."""
     if not member.was_in(head.seq):
         return False
     start = thread_start(head.thread_id)
@@ -123,8 +126,8 @@ def _is_open(state: State, channel: str) -> bool:
 
 
 def inbox_spans(state: State, participant: Participant) -> list[Span]:
-    """Return the ranges of the log with a participant's deliveries. Rows read from them are still filtered by
-    `is_recipient`."""
+    """Return the ranges of the log that contain a participant's deliveries. Rows read from these ranges are still
+    filtered by `is_recipient`."""
     spans = [
         Span(agent_address(participant.agent_id), participant.registered_seq),
         Span("broadcast", participant.registered_seq),
@@ -146,7 +149,7 @@ def readable_spans(state: State, participant: Participant) -> list[Span]:
         if is_open and member.is_in:
             spans.append(Span(channel_address(name), 0))
         else:
-            # Members who left an open channel keep the replies that they received (see `_gets`).
+            # Members who left an open channel may still read the replies that they received (see `_gets`).
             spans += [Span(channel_address(name), after, before, is_open) for after, before in member.spans]
     return spans
 
@@ -162,19 +165,19 @@ def is_reader(state: State, agent_id: str, head: MessageHead) -> bool:
 
 
 def follows_live(state: State, agent_id: str, judges: Iterable[MessageHead]) -> bool:
-    """Return whether a participant may see live progress that is derived from these messages: may read each of them,
-    and would receive a reply to each now."""
+    """Return whether a participant may see live progress that is derived from these messages. The participant must be
+    able to read each message, and must be a recipient of a reply to each message now."""
     return all(
         is_reader(state, agent_id, head)
         and _is_still_in(state, agent_id, head, state.head + 1)
-        # senders read their own messages even without receiving the channel
+        # senders read their own messages even if they are not in the channel
         and (head.kind != "channel" or hears_channel(state, agent_id, name_of(head.to)))
         for head in judges
     )
 
 
 def thread_readers(state: State, head: MessageHead) -> set[str]:
-    """Return everyone who may read a message now: the readers of its thread at that point."""
+    """Return everyone who may read a message now: the readers of its thread at the message's position."""
     readers = {agent_id for agent_id in recipients(state, head) if state.present(agent_id)}
     if head.kind == "channel":
         readers |= {
@@ -190,39 +193,40 @@ def thread_readers(state: State, head: MessageHead) -> set[str]:
 
 
 def has_people(state: State, head: MessageHead) -> bool:
-    """Return whether a person may read a message."""
+    """Return whether any person may read a message."""
     return next(_people_reading(state, head), None) is not None
 
 
 def audience(state: State, label: MessageHead, at_seq: int) -> frozenset[str]:
-    """Return the audience of a label at a seq: the people in its thread, or all of its participants if no person is in
-    it.
+    """Return the audience of a label at a seq: the people in its thread, or all participants of the thread if no person
+    is in it.
 
-    People who left the thread by ``at_seq`` are not included, nor those who joined too late to read the label's
-    message.
+    People who left the thread by ``at_seq`` are not included, and neither are people who joined too late to read the
+    label's message.
     """
     readers = frozenset(_people_reading(state, label))
     people = frozenset(agent_id for agent_id in readers if _is_still_in(state, agent_id, label, at_seq))
-    # Keep participants who left: without them, their private messages would go to whoever is still there.
+    # Keep participants who left. Without them, their private messages would go to everybody who is still in the thread.
     return people or readers | thread_readers(state, label) | _parties_ever(label)
 
 
 def _programs_alone(state: State, label: MessageHead) -> frozenset[str] | None:
-    """Return everyone in a label's thread if no person reads it or read it before leaving; None if a person does."""
+    """Return everyone in a label's thread if no person ever read it. Return None if a person reads it or has read
+    it."""
     if label.sender_kind == "human" or has_people(state, label):
         return None
     return _parties_ever(label) | thread_readers(state, label)
 
 
 def _parties_ever(label: MessageHead) -> frozenset[str]:
-    """Return the participants that a message names, present or not: its sender, and the recipient of a direct or mod
+    """Return the participants that a message names, removed or not: its sender, and the recipient of a direct or mod
     message."""
     return frozenset(parties(label) if label.kind in ("direct", "mod") else (label.sender_id,))
 
 
 def _people_reading(state: State, head: MessageHead) -> Iterator[str]:
-    """Yield the people who may read a message (`may_read`), some more than once. Checks only people who can be there,
-    not everybody."""
+    """Yield the people who may read a message (`may_read`). Some may be yielded more than once. Checks only people who
+    can be in the thread, not everybody."""
     if head.kind in ("direct", "mod"):
         yield from (agent_id for agent_id in parties(head) if state.is_person(agent_id))
         return
@@ -254,7 +258,7 @@ def _is_still_in(state: State, agent_id: str, head: MessageHead, at_seq: int) ->
 
 class PromptFilter:
     """Decides which messages may enter the prompt of one trigger, under one visibility. The caller supplies the heads
-    that labels name."""
+    of the label messages."""
 
     def __init__(
         self,
@@ -264,7 +268,8 @@ class PromptFilter:
         label: MessageHead,
         until: int | None = None,
     ) -> None:
-        """``until``: also judge messages after the trigger, up to this seq. Without it later messages are refused."""
+        """``until``: also judge messages after the trigger, up to this seq. Without ``until`` later messages are
+        refused."""
         self._state = state
         self.visibility = visibility
         self._trigger = trigger
@@ -275,11 +280,11 @@ class PromptFilter:
         """Results of `_is_shared`, by label."""
         self._readers = thread_readers(state, trigger) if visibility == "strict" else set()
         self._newest: dict[str, list[tuple[int, str]] | None] = {}
-        """By address: the two members of the audience who joined last. None where these do not decide who reads."""
+        """By address: the two members of the audience who joined last. None if these members do not decide for all."""
 
     def admits(self, head: MessageHead, label: MessageHead) -> bool:
-        """Return whether this message, which the agent itself may read, enters the prompt. ``strict`` and ``current``
-        narrow ``people``: where only agents read a thread, messages for one person stay hidden from another."""
+        """Return whether a message that the agent may read enters the prompt. ``strict`` and ``current`` narrow
+        ``people``. In threads that only agents read, messages for one person stay hidden from another person."""
         if head.seq > self._until:
             return False
         match self.visibility:
@@ -301,8 +306,8 @@ class PromptFilter:
         return frozenset(filter(self._state.is_person, self._audience))
 
     def excludes(self, thread_id: str) -> bool:
-        """Return whether the id of a thread already shows that none of its messages is admitted: a person takes part,
-        so each message is its own label, and a member of the audience does not take part."""
+        """Return whether the id of a thread alone shows that none of its messages is admitted. This is the case if a
+        person takes part in the thread (so each message is its own label) and a member of the audience does not."""
         if self.visibility == "current" and thread_id != self._trigger.thread_id:
             return True
         if self.visibility == "all" or not thread_id.startswith("direct:"):
@@ -321,7 +326,7 @@ class PromptFilter:
 
     def _is_shared(self, label: MessageHead) -> bool:
         """For a trigger without people: return whether no person reads the message either, and all participants of the
-        trigger's thread are in its thread too."""
+        trigger's thread are also in the message's thread."""
         # One result per label: thousands of messages share few labels.
         if label.seq not in self._shared:
             state, at_seq = self._state, self._trigger.seq
@@ -333,12 +338,12 @@ class PromptFilter:
     def _is_in_audience(self, agent_id: str, head: MessageHead, label: MessageHead) -> bool:
         if self._state.is_person(agent_id):
             return _is_in_thread(self._state, agent_id, label, self._trigger.seq)
-        # A trigger without people: its participants read the message themselves, or `_is_shared` admits it.
+        # For a trigger without people: its participants read the message themselves, or `_is_shared` admits it.
         return may_read(self._state, agent_id, head)
 
     def _came_last(self, label: MessageHead) -> list[tuple[int, str]] | None:
-        """Return the newest members of the audience in a channel or broadcast, if all of them joined once and stayed.
-        Then the newest members read least, so they decide for all."""
+        """Return the newest members of the audience in a channel or broadcast, if all members joined once and stayed.
+        In that case the newest members may read least, so they decide for all."""
         if label.kind not in ("broadcast", "channel"):
             return None
         # with rights, an early member may still be unable to read the channel
@@ -361,8 +366,8 @@ class PromptFilter:
         return spans[0][0] if stays else None, agent_id
 
     def _reaches(self, label: MessageHead, newest: list[tuple[int, str]]) -> bool:
-        """Same result as `_is_in_audience` for the whole audience, decided by its newest members. Senders read their
-        own messages."""
+        """Return the result of `_is_in_audience` for the whole audience, decided by its newest members. Senders read
+        their own messages."""
         first, excluded = broadcast_readers(label)
         if any(agent_id in self._audience and agent_id != label.sender_id for agent_id in excluded):
             return False
