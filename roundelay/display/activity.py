@@ -27,6 +27,7 @@ def describe_activity(agent: Agent) -> str:
         return f"gone, in the middle of {count} reaction{'s' if count != 1 else ''}" if count else "gone"
     if activity in ("idle", "stopped"):
         return str(activity)
+    # The hub names the most important activity; only the reactions that are in it explain it.
     return describe_work([it for it in work if it["activity"] == activity] or work)
 
 

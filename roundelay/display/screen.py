@@ -89,6 +89,7 @@ class Paint:
 
     def name(self, agent_id: str) -> str:
         """Return a participant's id in a color that is always the same for this id."""
+        # Not `hash`, which differs between processes: an id would change its color at each start.
         color = _NAME_COLORS[zlib.crc32(agent_id.encode()) % len(_NAME_COLORS)]
         return self._wrap(f"1;{color}", sanitize(agent_id))
 
@@ -133,6 +134,7 @@ def format_line(
     aim = f"→ {sanitize(place)}{f' (re #{reply_to})' if reply_to is not None else ''}:"
     lines = sanitize_lines(text)
     if width is not None:
+        # A long place on a narrow terminal still leaves some columns for the text.
         room = max(width - display_width(f"{stamp} {sender} {aim} "), 8)
         lines = break_lines(lines, width - len(CONTINUED), first_width=room)
     first, *others = lines
@@ -192,10 +194,12 @@ def _list_sources(message: BaseMessage) -> list[str]:
 
 def _read_list(message: BaseMessage, key: str) -> list[object]:
     found = (message.metadata or {}).get(key)
+    # A sender chooses how many entries there are, and a thousand would push the conversation away.
     return found[:MAX_BESIDE] if isinstance(found, list) else []
 
 
 def _one_line(text: str) -> str:
+    # One entry must stay one line: its first signs say whether a check failed, and text must not imitate that.
     return " ".join(text.split())[:MAX_BESIDE_CHARS]
 
 
@@ -242,6 +246,7 @@ def format_participants(agents: Iterable[Mapping[str, object]], *, paint: Paint 
 def terminal_width(stream: object) -> int | None:
     """Return the columns of a terminal, or None for another stream."""
     size = _terminal_size(stream)
+    # Some programs report a width of 0 or 1, at which nothing could be drawn.
     return size.columns if size is not None and size.columns >= 20 else None
 
 
@@ -276,6 +281,7 @@ class StreamedText:
         """Return what to write for the next piece."""
         out = "" if self._has_begun else CONTINUED
         self._has_begun = True
+        # Sanitized before it is measured: an escape takes more columns than the character.
         first, *others = sanitize_lines(text)
         out += self._extend(first)
         for line in others:

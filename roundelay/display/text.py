@@ -19,6 +19,7 @@ _BLANK = "\u2800"
 
 def sanitize(text: str) -> str:
     """Return the text on one line, with control and invisible characters written as escapes: ``\\x1b``, ``\\u202e``."""
+    # Nearly all texts, and none of their characters needs a look of its own.
     if text.isascii() and text.isprintable():
         return text
     shown = escape_invisible(text, _escape)
@@ -28,6 +29,7 @@ def sanitize(text: str) -> str:
 def sanitize_json(text: str) -> str:
     """Return equivalent JSON with control and invisible characters escaped. Plain JSON leaves all characters above ASCII
     as they are."""
+    # JSON escapes the control characters itself, except for this one.
     if text.isascii() and "\x7f" not in text:
         return text
     return escape_invisible(text, _escape_in_json).replace(_BLANK, "\\u2800")
@@ -39,12 +41,14 @@ def _escape_in_json(char: str) -> str:
     code = ord(char)
     if code < 0x10000:
         return f"\\u{code:04x}"
+    # JSON has escapes of four digits only, so a larger code point takes two.
     high, low = divmod(code - 0x10000, 0x400)
     return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
 
 
 def sanitize_lines(text: str) -> list[str]:
     """Return the lines of a text, each sanitized. Tabs become spaces."""
+    # Line ends of Windows are line ends; a lone carriage return could overwrite the line and is escaped.
     return [sanitize(line) for line in text.replace("\r\n", "\n").replace("\t", TAB).split("\n")]
 
 
@@ -71,6 +75,7 @@ def fit_end(text: str, width: int) -> str:
     if display_width(text) <= width:
         return text
     start, room = len(text), width - 1
+    # Whole characters: half of an emoji would be drawn as another one.
     for character in reversed(list(split_characters(text))):
         room -= display_width(character)
         if room < 0:
@@ -123,6 +128,7 @@ def _find_end(line: str, start: int, room: int) -> int:
     if end == start:  # one character can be wider than any line: joiners can combine a thousand emoji
         while end < len(line) and (room := room - _count_columns(line[end])) >= 0:
             end += 1
+    # At least one, or the caller's loop would never end.
     return max(end, start + 1)
 
 

@@ -112,6 +112,7 @@ class _Steps:
         if _find_place("tool", record) not in self._open:  # the call was refused before it started
             details = {"tool": str(body.get("tool", "")), "arguments": "", **result}
             self._begin(record, "tool", details, self._find_start(record), int(record["at"]))
+        # A result ends all that its call waited for: after a time-out nothing else says so.
         for kind in ("wait", "approval"):
             self._end(record, kind, {})
         self._end(record, "tool", result)
@@ -164,6 +165,7 @@ def _find_call(path: str) -> tuple[str, int, int]:
 
 def _describe_approval(body: Mapping[str, Any]) -> dict[str, Any]:
     votes: Sequence[Mapping[str, Any]] = body.get("votes") or ()
+    # A denial is one person's, even if others had approved before.
     people = [vote["by"] for vote in votes] if body["is_approved"] and votes else [body["by"]]
     words = [vote for vote in (votes or [{"by": body["by"], "said": body.get("said", "")}]) if vote.get("said")]
     return {

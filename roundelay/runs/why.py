@@ -71,6 +71,7 @@ class CauseStep:
         if self.reaction is None or self.is_hidden:
             return ()
         if self.sent is None:
+            # The call is unknown, so the order in the log is all there is. It may include work of a parallel call.
             return [it for it in self.reaction.work if it.seq < self.message.seq]
         # An answer is written after the calls of its turn, and may repeat their results. A call is sent before them.
         is_answer = self.sent.tool_call is None
@@ -157,6 +158,7 @@ def trace_message(reaction: RecordedReaction, message_id: str) -> SendOrigin | N
     Message ids are derived from the call, or for answers from the reaction alone.
     """
     if message_id == derived_id(reaction.reaction, "", 0, "answer"):
+        # The answer is what the last turn wrote.
         turn = max(reaction.recorded.replies, default=0)
         reply = reaction.recorded.replies.get(turn)
         return SendOrigin("its answer", turn=turn, reply=reply, agent_id=_find_author(reaction, "", turn))
@@ -204,6 +206,7 @@ class ReactionEffect:
         return [it for it in self.work if not self._is_shown_by_message(it)]
 
     def _is_shown_by_message(self, work: RecordedWork) -> bool:
+        # Questions and approvals are not in the message, so such a call still has something to tell.
         if not isinstance(work, RecordedCall) or work.questions or work.request or work.approval:
             return False
         return (work.path, work.turn, work.call) in self.sent

@@ -55,6 +55,7 @@ def describe_exchange(call: RecordedCall, messages: Messages) -> list[str]:
         question, answer = messages.get(seq), find_answer(call, seq, messages)
         lines.append(f"Asked {sanitize(agent_id)} (#{seq})" + (f": {quote(question.text)}" if question else ""))
         if answer is None:
+            # A call with a result has stopped waiting; one without may still get its answer.
             lines.append("Got no answer" if call.result is not None else "Has no answer yet")
         elif is_declined(answer):
             lines.append(f"{sanitize(answer.sender_id)} declined (#{answer.seq})")
@@ -71,6 +72,7 @@ def _describe_decision(call: RecordedCall) -> str:
     reason = f": {quote(approval.reason)}" if approval.reason else ""
     verb = "approved" if approval.is_approved else "denied"
     votes = []
+    # The line above already names a single person, and the seq of that decision.
     if len(approval.votes) > 1:
         votes = [f"{sanitize(vote.by)} (#{vote.seq}: {quote(vote.said)})" for vote in approval.votes]
     said = f"; their words: {', '.join(votes)}" if votes else ""

@@ -41,6 +41,7 @@ def plan_faults(plan: FaultPlan, chance: random.Random) -> list[Fault]:
     kinds: list[FaultKind] = ["drop"] * plan.drops
     kinds += ["agent_kill"] * plan.agent_kills
     kinds += ["hub_restart"] * plan.hub_restarts
+    # All at once and before the run: what happens in it cannot change the faults of a seed.
     drawn = [Fault(chance.uniform(0, plan.within_s), kind, chance.uniform(0, plan.away_s)) for kind in kinds]
     return sorted(drawn, key=lambda fault: fault.at_s)
 
@@ -50,9 +51,11 @@ async def inject_faults(simulation: Simulation, plan: FaultPlan) -> list[str]:
     chance = simulation.chance("faults")
     began_s, done = simulation.elapsed_s, list[str]()
     for fault in plan_faults(plan, chance):
+        # An earlier fault may have taken longer than the time to this one.
         await asyncio.sleep(max(0.0, began_s + fault.at_s - simulation.elapsed_s))
         match fault.kind:
             case "drop":
+                # Sorted, so that the same draw hits the same victim in every run.
                 connected = sorted([*simulation.members, *simulation.people])
                 if connected:
                     victim = chance.choice(connected)

@@ -59,9 +59,11 @@ class Lane:
             return
         at = self._loop.time() + self._delay.draw_s(self._chance)
         if self._waiting:
+            # A connection keeps its order, so a frame with a short delay waits for the one before it.
             at = max(at, self._waiting[-1][0])
         self._waiting.append((at, data))
         self._traffic.under_way += 1
+        # One timer serves the whole lane: a timer for each frame could fire out of order at equal times.
         if len(self._waiting) == 1:
             self._loop.call_at(at, self._arrive)
 
@@ -85,6 +87,7 @@ class SlowConnection(LocalConnection):
 
     def __init__(self, hub: Hub, delay: Delay, chance: random.Random, traffic: Traffic, *, administers: bool) -> None:
         super().__init__(hub, administers=administers)
+        # Two streams, because the frames of one direction would otherwise change the delays of the other.
         up, down = (random.Random(chance.random()) for _ in range(2))  # nosec B311  # repeatable on purpose
         self._up = Lane(self._arrive_at_hub, delay, up, traffic)
         self._down = Lane(self._arrive_at_client, delay, down, traffic)
@@ -99,14 +102,17 @@ class SlowConnection(LocalConnection):
             self._down.put(payload)
 
     def end(self, code: int, reason: str) -> None:
+        # The hub has ended the session, so nothing that is still on its way up can count.
         self._up.cut()
         if code == 1006:  # an abnormal close loses what is in transit
             self._down.cut()
             super().end(code, reason)
         else:
+            # Behind the frames in transit: a clean close arrives after all that was sent before it.
             self._down.put(Closed(code, reason))
 
     def _arrive_at_hub(self, data: bytes | Closed) -> None:
+        # The connection may have closed while the frame was on its way.
         if self.is_open and isinstance(data, bytes):
             super().send(data)
 
@@ -141,6 +147,7 @@ class SimulatedTransport:
 
     async def connect(self) -> LocalConnection:
         if self._is_dead:
+            # As a clean close, which ends the client for good: a dead process does not reconnect.
             raise Closed(1000, "this participant was killed")
         hub = self._hub()
         if hub is None or hub.is_draining:
@@ -159,6 +166,7 @@ class SimulatedTransport:
         """Cut the connection without a word to either side. The client notices and reconnects."""
         connection, self._connection = self._connection, None
         if connection is not None and connection.is_open:
+            # Counted before the client notices: the network is not idle in the moments between.
             self._seek(True)
             await connection.drop()
 

@@ -52,6 +52,8 @@ class ModelWatch:
         return self._watch(agent, agent_id, chance, {})
 
     def _watch(self, agent: Agent, agent_id: str, chance: random.Random, models: dict[int, WatchedModel]) -> Agent:
+        # Agents that hand over to each other may share a model, and then they share its stream of random numbers as
+        # well.
         model = models.setdefault(id(agent.model), WatchedModel(agent_id, agent.model, self, chance))
         handoffs = [handoff if isinstance(handoff, Handoff) else Handoff(handoff) for handoff in agent.handoffs]
         watched = tuple(
@@ -76,6 +78,7 @@ class WatchedModel:
         try:
             if watch.delay:
                 await asyncio.sleep(watch.delay.draw_s(self._chance))
+            # After the delay: a failure takes as long as a reply does.
             self._refuse()
             with self._being_asked():
                 reply = await self._model.complete(request, on_delta)
@@ -94,6 +97,7 @@ class WatchedModel:
         with ExitStack() as stack:
             if isinstance(loop, SimulationLoop):
                 stack.enter_context(loop.asking(f"the model {self.name} of {self._agent_id}"))
+                # These two answer inside the loop. A real model takes real time, in which no virtual time-out may fire.
                 if not isinstance(self._model, ScriptedModel | TapeModel):
                     stack.enter_context(loop.standing_still())
             yield

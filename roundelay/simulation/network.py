@@ -109,6 +109,7 @@ class RecordingLedger(MemoryLedger):
 
     async def wait_for(self, is_wanted: Callable[[AnyMessage], bool], at_most_s: float) -> AnyMessage:
         """Wait for the first ``wanted`` message since the start. Raises `TimeoutError`."""
+        # The message may have come before anybody waited for it.
         for message in filter(is_wanted, self.all_messages):
             return message
         arrived: asyncio.Future[AnyMessage] = asyncio.get_running_loop().create_future()
@@ -148,6 +149,7 @@ class Simulation:
         self.broken: dict[str, BaseException] = {}
         """Agents whose runner ended with an error."""
 
+        # The setting may serve several runs, and the tools of one must not change the start of the next.
         self.state = copy.deepcopy(dict(setting.state))
         self.hub: Hub | None = None
         self.models = ModelWatch(setting.model_delay, setting.model_failure_rate, setting.max_tokens)
@@ -166,6 +168,7 @@ class Simulation:
 
     async def __aenter__(self) -> Self:
         if self.setting.is_virtual:
+            # Threads take real time and end in any order, so a run with them would not repeat.
             isolation.run_inline.set(True)
         await self.restart_hub()
         return self
@@ -181,6 +184,7 @@ class Simulation:
 
     def chance(self, purpose: str) -> random.Random:
         """Return the random stream of a purpose, derived from the seed."""
+        # Seeded by the name: a new purpose leaves the numbers of all others as they were.
         return random.Random(f"{self.setting.seed}/{purpose}")  # nosec B311  # repeatable on purpose
 
     def new_id(self) -> str:
@@ -242,6 +246,7 @@ class Simulation:
         `restart_hub`."""
         if self.hub is None:
             return
+        # First without a hub, so that clients that reconnect meanwhile find none instead of one that ends.
         hub, self.hub = self.hub, None
         await hub.abandon()
         for transport in list(self._transports.values()):
@@ -285,6 +290,7 @@ class Simulation:
         if isinstance(runner, SimpleAgentRunner):
             chance = self.chance(f"model/{agent_id}/{self._lives.get(agent_id, 0)}")
             runner.agent = self.models.watch(runner.agent, agent_id, chance)
+            # A runner that was made with its own state keeps it.
             runner.state = self.state if runner.state is None else runner.state
         client = self.network.client(agent_id, role="reactor", card=runner.describe_card())
         member = self.members[agent_id] = await RunningAgent.start(runner, client, self._transports[agent_id])
@@ -294,6 +300,7 @@ class Simulation:
 
     def _handle_end(self, agent_id: str, member: RunningAgent, task: asyncio.Task[None]) -> None:
         failure = None if task.cancelled() else task.exception()
+        # A restart may have put another one in this place, whose entry must stay.
         if self.members.get(agent_id) is member:
             del self.members[agent_id]
             if failure is not None:
@@ -348,6 +355,7 @@ class Simulation:
             return False
         for key, _ in hub.state.items("attempt"):
             agent_id, _, seq = key.partition("/")
+            # Somebody who is absent may never come back, and waiting for that would never end.
             if hub.view.is_online(agent_id) and hub.view.is_waiting(agent_id, int(seq)):
                 return False
         return True
@@ -404,6 +412,7 @@ def simulate(main: Callable[[Simulation], Awaitable[T]], setting: Setting | None
 
 def run_simulated(enter: Callable[[], Coroutine[Any, Any, T]], setting: Setting) -> T:
     """Run a coroutine that makes a simulation of this setting, on its own loop, as `simulate` does."""
+    # asyncio's own message for this says nothing about simulations.
     if asyncio._get_running_loop() is not None:
         raise SimulationError(
             "A simulation has its own event loop: call it from a plain function, not from a coroutine."

@@ -35,6 +35,7 @@ class Person:
             async for message in self.client:
                 self.heard.append(message)
         except RoundelayError as error:
+            # Expected at the end of a test and after a removal, so no more than a line for debugging.
             _logger.debug("a person has left", extra={"agent_id": self.client.agent_id, "code": error.code})
 
 
@@ -65,10 +66,12 @@ class RunningAgent:
     async def kill(self) -> None:
         """End at once. In a simulation nothing of the agent reaches the hub any more."""
         if self.transport is not None:
+            # First the connection: a runner that is cancelled in order would still write its last records.
             await self.transport.kill()
         self.work.cancel()
         await self._close()
 
     async def _close(self) -> None:
+        # The end of the work is reported by its own callback; here it must only be over before the client closes.
         await asyncio.gather(self.work, return_exceptions=True)
         await self.client.close()

@@ -52,6 +52,7 @@ async def check_place(client: NetworkClient, to: str, listed: Iterable[Mapping[s
     channels: list[str] = []
     with suppress(RequestError):  # a hub without channels
         channels = [str(it["name"]) for it in await list_channels(client)]
+    # A slip in a name would open a new channel, or address somebody who does not exist.
     check_recipient(to, [str(it["agent_id"]) for it in listed], channels)
 
 
@@ -87,6 +88,7 @@ def read_yes_or_no(under_way: LiveActivity, thread_id: str, text: str) -> tuple[
 
     Return None for other text. Raises `InvalidArguments` if several requests wait.
     """
+    # Only a line that is nothing but the word: "no, wait" is meant for somebody to read.
     word = _YES_OR_NO.get(text.strip().rstrip(".!").lower())
     waiting = under_way.list_own_requests(thread_id)
     return (word, choose_request(word, waiting)) if word is not None and waiting else None
@@ -113,6 +115,7 @@ async def decide_request(
 
 async def start_takeover(client: NetworkClient, under_way: LiveActivity, thread_id: str) -> str:
     taken = await client.call("network.take", {"thread_id": thread_id})
+    # At once, since the hub's notice comes later and the prompt would still show the agents as active.
     under_way.takeovers[thread_id] = client.agent_id
     under_way.notify()
     end = f", at the latest until {format_time(taken['until'])}" if "until" in taken else ""
@@ -132,6 +135,7 @@ async def stop_work(client: NetworkClient, under_way: LiveActivity, thread_id: s
     if stopped:
         count = "1 reaction" if len(stopped) == 1 else f"{len(stopped)} reactions"
         return f"Asked {count} in {sanitize(thread_id)} to stop."
+    # People see an agent at work and may not know in which thread.
     elsewhere = sorted(under_way.list_busy_threads() - {thread_id})
     hint = f" Agents are at work in {', '.join(map(sanitize, elsewhere))}: /stop THREAD." if elsewhere else ""
     return f"Nobody is at work in {sanitize(thread_id)}.{hint}"

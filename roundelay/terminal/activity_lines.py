@@ -21,6 +21,7 @@ def describe_active(under_way: LiveActivity, me: str = "") -> str:
     if not under_way.is_connected:
         return "not connected"
     asking = sorted({it.agent_id for it in under_way.requests.values()})
+    # An agent that waits for a decision is named once, by what it needs.
     busy = {agent_id: calls for agent_id, calls in under_way.list_busy().items() if agent_id not in asking}
     whose = "your" if under_way.list_own_requests() else "a person's"
     waits = f"{', '.join(asking)} {'waits' if len(asking) == 1 else 'wait'} for {whose} decision"
@@ -80,6 +81,7 @@ def _draw_line(work: ActiveReaction, stream: GrowingText, width: int, paint: Pai
     text = stream.text[: 2 * width] if is_report else stream.text[-2 * width :]  # more would not fit
     flat = sanitize(" ".join(text.split()))
     head = sanitize(f"{' › '.join(work.name_path(stream.path))} · {label}")
+    # The end of a long path is the agent that writes, and the text keeps a third of the line.
     head = fit_end(head, max(width * 2 // 3, width - display_width(flat)))
     room = width - display_width(head)
     return paint.dim(head + (fit_start(flat, room) if is_report else fit_end(flat, room)))

@@ -105,6 +105,7 @@ class Chat:
                 self.screen.message(message, await self.requests.describe(message))
                 if any(request.seq == message.seq for request in self.activity.list_own_requests()):
                     self._show_how_to_decide(message.seq, read_until(message))
+                # A reply answers the newest message of its thread, so the next line must know that one.
                 if self.place.reply_to is not None and message.thread_id == self.place.thread_id:
                     self.place = Place(self.place.to, self.place.thread_id, message.seq)
 
@@ -151,6 +152,7 @@ class Chat:
 
     async def _load_activity(self, participants: Iterable[Mapping[str, Any]]) -> None:
         """Load what went on before the person joined: work in progress, for the prompt, and takeovers."""
+        # Without a prompt there is no line that could show the work as it changes.
         if not self._shows_activity:
             self.activity.load_work(participants)
         self.activity.load_takeovers(await list_threads(self.client, limit=MAX_THREADS))
@@ -175,6 +177,7 @@ class Chat:
         """Show the last messages of this place that the person has seen or sent. New ones are delivered."""
         with suppress(RequestError):  # a place without messages
             welcome, me = self.client.welcome, self.client.agent_id
+            # Up to the head at the time of joining: what came later arrives as a delivery, and would appear twice.
             history = await self.client.history(self.place.thread_id, before=welcome.head + 1, limit=HISTORY_MESSAGES)
             seen = [it for it in history.messages if it.seq <= welcome.cursor or it.sender_id == me]
             for message in seen[-SHOWN_AT_START:]:
@@ -250,6 +253,7 @@ class Chat:
         stored = await self.client.send(place.to, text, reply_to=place.reply_to, conversation=place.conversation)
         self._accepted.add(place.to)
         self._show_sent(stored, place.to, text, place.reply_to)
+        # A message that arrived during the sending may have moved the place on already.
         if self.place == place and place.reply_to is not None:
             self.place = Place(place.to, place.thread_id, stored.seq)
 
@@ -271,6 +275,7 @@ class Chat:
         try:
             await self.say(text.strip())
         except RoundelayError:
+            # Further lines would go to a place that has just refused one.
             self.place = previous
             raise
 
@@ -290,6 +295,7 @@ class Chat:
             self._show_sent(stored, self.client.find_reply_address(request), sentence, seq)
 
         request, stored = await decide_request(self.client, self.activity, seq, decision, show)
+        # The hub reported the decision in the operator's place, so nothing was shown as sent.
         if not sent:
             sentence = describe_decision(request, self.client.agent_id, decision) or decision
             self.screen.note(f"Told {sanitize(request.sender_id)} in #{stored.seq}: {sanitize(sentence)}.")

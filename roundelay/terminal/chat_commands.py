@@ -48,6 +48,7 @@ async def go_to(chat: Chat, rest: str) -> None:
 
 async def show_threads(chat: Chat, _rest: str) -> None:
     threads = await list_threads(chat.client, limit=MAX_THREADS)
+    # The list is read anyway, so the prompt may profit from it.
     chat.activity.load_takeovers(threads)
     rows = [
         (it["thread_id"], it.get("title", ""), it["messages"], f"#{it['last_seq']}", it.get("held", {}).get("by", ""))
@@ -108,6 +109,7 @@ async def leave(chat: Chat, rest: str) -> None:
     if not rest and not chat.place.to.startswith("channel:"):
         raise InvalidArguments("You are in no channel now; write /leave CHANNEL.")
     await chat.client.call("channels.leave", {"name": name})
+    # Further lines would go to a channel that the person has just left.
     if chat.place.to == f"channel:{name}":
         chat.place = BROADCAST
     chat.screen.note(f"You left the channel {sanitize(name)}.")
@@ -170,6 +172,7 @@ async def resume_work(chat: Chat, rest: str) -> None:
 
 
 async def show_cost(chat: Chat, _rest: str) -> None:
+    # Imported on first use: the code for costs is slow to load, and most chats never ask.
     from roundelay.runs.cost import read_usage
     from roundelay.runs.cost_text import describe_usage
 

@@ -27,6 +27,7 @@ async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: floa
     ``wait_s`` is how long to stay after the end of a pipe; None stays until it is quiet. Raises what ends the
     connection.
     """
+    # Both: with either one in a pipe, there is nobody to see the prompt or nothing to draw it on.
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     if is_interactive:
         from roundelay.terminal.prompt import PromptLine
@@ -48,6 +49,7 @@ async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: floa
         await chat.start(to)
         open_before = await _count_open_reactions(client)
         await _converse(chat, read_lines(sys.stdin.fileno()), wait_s=wait_s, open_before=open_before)
+    # A person has seen the error; a script only has the exit code.
     return not chat.has_failed or is_interactive
 
 
@@ -75,6 +77,7 @@ async def _wait_for_answers(chat: Chat, wait_s: float | None, open_before: int) 
     try:
         async with asyncio.timeout(MOST_QUIET_WAIT_S):
             await chat.activity.wait_until_quiet(QUIET_S)
+            # A quiet moment may be a model that thinks, so the hub is asked as well.
             while await _count_open_reactions(chat.client) > open_before + len(chat.activity.list_waiting_reactions()):
                 await chat.activity.wait_until_quiet(QUIET_S)
         for it in chat.activity.list_own_requests():
@@ -120,6 +123,7 @@ def _split_lines(descriptor: int) -> Iterator[str]:
     rest = b""
     while data := _read(descriptor):
         *lines, rest = (rest + data).split(b"\n")
+        # Decoded by the line: a piece of the pipe may end in the middle of a character.
         yield from (line.removesuffix(b"\r").decode(errors="replace") for line in lines)
     if rest:
         yield rest.decode(errors="replace")

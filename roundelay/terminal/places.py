@@ -47,12 +47,14 @@ def check_recipient(written: str, known: Sequence[str], channels: Sequence[str] 
     The error suggests the closest name.
     """
     kind, _, name = written.rpartition(":")
+    # What is no id at all gets its own error when the place is looked up.
     if not is_id(name) or written == BROADCAST.to:
         return
     if kind == "channel" and name not in channels and (close := get_close_matches(name, channels, n=1)):
         meant = f"Did you mean channel:{sanitize(close[0])}?"
         raise UnknownRecipient(f"There is no channel {name!r}. {meant} /create {name} makes a new one.")
     if kind in ("", "agent") and name not in known:
+        # Who writes a channel's name alone most likely means the channel.
         near = [f"channel:{name}"] if name in channels else get_close_matches(name, known, n=1)
         meant = f" Did you mean {sanitize(near[0])}?" if near else ""
         raise UnknownRecipient(f"Nobody is registered as {name!r}.{meant} `roundelay agents` lists who is.")
@@ -77,6 +79,7 @@ async def find_place(client: NetworkClient, written: str) -> Place:
         mod, _ = thread_parties(written)
         return Place(mod_address(mod), mod_thread(mod, me))
     if kind == "thread":
+        # A reply needs a message to answer, and its address is that of the thread.
         newest = (await client.history(written, limit=1)).messages[-1]
         return Place(newest.to, written, newest.seq)
     target = name if kind == "agent" else written

@@ -80,6 +80,7 @@ class PromptLine:
             output=output,
             history=_open_history(),
             completer=_Completer(self),
+            # Each letter would be another question to the hub.
             complete_while_typing=False,
             input_processors=[_Clean()],
             key_bindings=self._make_keys(),
@@ -98,6 +99,8 @@ class PromptLine:
         """Write whole lines above the prompt."""
         app = self._session.app
         if app.is_running:
+            # The text goes where the prompt stands; without this, parts of the old prompt would stay among the
+            # messages.
             app.renderer.erase()
         self._stream.write(text)
         self._stream.flush()  # the caller acknowledges the message next
@@ -138,6 +141,7 @@ class PromptLine:
 
     def _accept(self, buffer: Buffer) -> bool:
         """Queue an entered line. Return True to keep it in the prompt: too many lines wait."""
+        # One place is left for the end of the input, which must never be lost.
         if self._lines.qsize() >= MAX_LINES:
             return True
         self._has_hinted = False
@@ -222,6 +226,7 @@ class PromptLine:
         return keys
 
     def _draw_soon(self) -> None:
+        # One timer for all changes until it fires: texts grow many times a second.
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(DRAW_EVERY_S, self._draw)
 
@@ -289,6 +294,7 @@ class _Completer(Completer):
                 async with asyncio.timeout(COMPLETE_WITHIN_S):
                     found = await _find_words(self._prompt.chat, before, word)
         for it, meaning in found:
+            # A name that must be escaped cannot be shown as what would be inserted.
             if it.casefold().startswith(word.casefold()) and sanitize(it) == it:
                 yield Completion(it, -len(word), display_meta=sanitize(meaning))
 

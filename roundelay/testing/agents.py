@@ -72,6 +72,7 @@ def plan_agent(
         if not ignores_tapes:
             model = _open_tape(tape, node)
     elif choice.model is not None:
+        # The scenario's model wins over the file's, so that a test needs no other agent file.
         spec = spec.model_copy(update={"model": choice.model})
     elif spec.model.replay is not None:  # one tape for all restarts of the agent
         model = _open_tape(spec.path.parent / spec.model.replay, node)
@@ -86,6 +87,7 @@ def plan_agent(
             )
         return build_runner(spec, model=model)
 
+    # Built once on trial, so that a refusal comes before the scenario runs and not in its middle.
     if is_refused and not is_live:
         make()
     return AgentPlan(agent_id, make, choice, node, tape, model)
@@ -123,6 +125,7 @@ def _open_tape(path: Path, node: YamlNode) -> TapeModel:
 
 
 def _is_real(choice: ModelChoice) -> bool:
+    # A script with a real model behind it may ask that model at any time.
     if choice.fallback is not None and _is_real(choice.fallback):
         return True
     return choice.openai is not None or choice.local is not None

@@ -103,6 +103,7 @@ def read_scenario(root: YamlNode) -> Scenario:
     """Read a scenario from a node. Raises `ConfigError`."""
     if not isinstance(root.value, dict):
         raise root.error("a scenario is a mapping: `scenario: its name`, agents, people, steps, expect")
+    # Steps and expectations are bound one by one, each with its own line for errors.
     rest = {key: node for key, node in root.value.items() if key not in ("steps", "expect")}
     head = bind(ScenarioHead, YamlNode(rest, root.path, root.line))
     steps = tuple(_read_steps(root.value["steps"])) if "steps" in root.value else ()
@@ -113,6 +114,7 @@ def read_scenario(root: YamlNode) -> Scenario:
     if not expectations:
         raise root.error('a scenario has "expect": without an expectation it could not fail')
     config, specs = _read_node(head.node, root.value["node"]) if head.node is not None else (None, {})
+    # The scenario's own entries win, so that a single agent of the node can get another model.
     agents = {**{agent_id: AgentChoice() for agent_id in specs}, **head.agents}
     head = head.model_copy(update={"agents": agents})
     scenario = Scenario(head, steps, expectations, root, config, specs)
@@ -150,6 +152,7 @@ def _read_step(node: YamlNode) -> PlacedStep:
             tuple(_read_steps(branch)) if isinstance(branch.value, list) else (_read_step(branch),)
             for branch in branches
         )
+        # The branches are read already. The mark keeps the step's own form complete.
         keys["parallel"] = YamlNode(True, node.path, node.line)
     elif "repeat" in keys and isinstance(keys["repeat"].value, dict):
         repeat = dict(keys["repeat"].value)
@@ -290,6 +293,7 @@ class _Names:
 
     def _need_places(self, place: YamlNode, *names: str | None) -> None:
         for name in names:
+            # A full address, such as `channel:x`, may name what only exists later in the run.
             if name != BROADCAST and ":" not in (name or ""):
                 self._need(name, [*self._participants, *self._threads], place, "participant or thread")
 

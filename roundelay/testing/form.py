@@ -46,6 +46,7 @@ def read_duration(value: object) -> object:
         if match is None:
             raise ValueError(f'must be a time like "500ms", "60s" or "5m", not "{value}"')
         seconds = float(match[1]) * _UNITS_S[match[2]]
+    # In Python True is an integer, and YAML's `yes` would become one second.
     elif isinstance(value, int) and not isinstance(value, bool):
         seconds = float(value)
     if isinstance(seconds, int | float) and not 0 <= seconds <= MAX_SECONDS:
@@ -311,6 +312,7 @@ class AgentChoice(Strict):
     def _check(self) -> Self:
         if self.file is not None:
             need_one(self, ("file", "script"))
+        # One place for each setting: a test that quietly overrode its agent file would test another agent.
         if self.script is None and (wrong := sorted(self.model_fields_set.intersection(self.SCRIPTED))):
             raise ValueError(f"has {wrong[0]}, which the agent file says")
         if self.script is not None and self.model is not None:
@@ -358,9 +360,11 @@ class DelayChoice(Strict):
 
 
 def _check_expression(text: str) -> str:
+    # Inside of braces an expression would be a text, and a text is always true.
     if "{{" in text or "{%" in text:
         raise ValueError(f"is an expression already; write it without braces, not {text!r}")
     try:
+        # Compiled here for its errors alone, so that they come with a line and before anything runs.
         ENVIRONMENT.compile_expression(text)
     except TemplateError as error:
         raise ValueError(
@@ -399,6 +403,7 @@ class RepeatStep(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        # Without a number a condition that never holds would repeat for ever.
         if self.until is not None and self.times is None:
             raise ValueError("has until, and needs times: after how many the run fails if it is still not so")
         need_one(self, ("times", "each"))
@@ -497,6 +502,7 @@ class Step(Strict):
         action = self.action
         if not action:
             raise ValueError(f"must be exactly one of {', '.join(ACTIONS)}")
+        # A key of another action would be ignored, and its author would think that it works.
         foreign = self.model_fields_set - {_FIELDS.get(action, action)} - _BELONGS.get(action, set())
         if foreign:
             wrong = min(type(self).model_fields[name].alias or name for name in foreign)

@@ -125,9 +125,11 @@ class Judge:
         ]
         for left_out in loose:
             relaxed = pattern.model_copy(update=left_out)
+            # A filter without any key matches everything, which is near to nothing.
             if any(getattr(relaxed, name) is not None for name in ("sender", "to", "place", "contains", "regex")):
                 near = self._matching(relaxed)
                 if near and pattern.contains is not None:
+                    # `autojunk` would leave out frequent letters of a long text, and with them the likeness.
                     alike = SequenceMatcher(None, "", self._render(pattern.contains).casefold(), autojunk=False)
                     near.sort(key=lambda message: -_count_in_a_row(alike, message.text))
                 if near:
@@ -166,6 +168,7 @@ class Judge:
 
     def _order(self, hops: Sequence[str]) -> None:
         """Check that each hop has its own message, later than that of the hop before. Others may come between."""
+        # One iterator for all hops: each search goes on behind the message that the last one took.
         messages, last = iter(self._run.messages), None
         for number, hop in enumerate(hops, 1):
             sender, _, rest = hop.partition(" -> ")
@@ -174,6 +177,7 @@ class Judge:
             match = next((message for message in messages if self._matcher.fits(pattern, message)), None)
             if match is None:
                 after = f" after {describe_message(last)}" if last is not None else ""
+                # The usual reason is a wrong order, so what came too early is the best hint.
                 earlier = [it for it in self._matching(pattern) if last is not None and it.seq <= last.seq]
                 told = _with_messages(f'no "{hop}" (number {number}){after}', "earlier", earlier)
                 raise _Wrong(told, *([last.seq] if last is not None else []))
@@ -312,6 +316,7 @@ class Judge:
     # --- the rest
 
     def _mod(self, expect: ModExpectation) -> None:
+        # The operations were called at the end of the run, in the order of the expectations.
         self._need_value(next(self._values), expect)
 
     def _state(self, expect: StateExpectation) -> None:
@@ -407,6 +412,7 @@ def list_changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
 
 def _bound(count: int | Bound | None) -> Bound:
     """Return the range of a count: at least one by default."""
+    # An expectation without a number says that there is such a message, not how many.
     if count is None or count == Bound():
         return Bound(at_least=1)
     return Bound(exactly=count) if isinstance(count, int) else count

@@ -64,6 +64,7 @@ class LiveStage:
         await self._client.connect()
         try:
             self._source, self._log = LiveSource(self._client), HubLog(self._client, await self._read_head())
+            # Once at once, so that missing rights end the start instead of a task in the background.
             await self._follow_once(0)
         except BaseException as error:
             await self._client.close()
@@ -90,6 +91,7 @@ class LiveStage:
 
     async def join(self, participant: str, kind: Kind = "human") -> None:
         if participant in self.plans:
+            # A second runner would take over from the one that serves the network.
             if not await self._is_online(participant):
                 await self._start(participant)
             return
@@ -107,6 +109,7 @@ class LiveStage:
         token = hmac.new(owner.encode(), f"scenario/{participant}/{kind}/{is_operator}".encode(), "sha256").hexdigest()
         args = {"agent_id": participant, "kind": kind, "token_hash": hash_token(token), "operator": is_operator}
         listed = await list_tokens(self._client)
+        # The hub lists the beginning of each hash only.
         if not any(entry["hash"] == hash_token(token)[:12] for entry in listed):
             await self._client.call("network.create_token", args)
         return token
@@ -178,8 +181,10 @@ class LiveStage:
             if message.seq in self._settled:
                 continue
             fates = await fetch_fates(self._client.call, message.seq)
+            # Others on this network may take hours, and the scenario does not depend on them.
             ours = [fate for fate in fates if fate["agent_id"] in self.plans or fate["agent_id"] in self.people]
             if all([await self._is_done(fate) for fate in ours]):
+                # What is done stays done, so each message is asked for only until then.
                 self._settled.add(message.seq)
             elif not await self._is_held(message):
                 return False
@@ -206,6 +211,7 @@ class LiveStage:
         if reaction is None:
             return True
         found = await self._source.reaction(recipient["agent_id"], reaction)
+        # A reaction that waits for a person would hold up the very step that answers it.
         return not found.is_open or found.is_waiting
 
     # --- what is left
@@ -218,6 +224,7 @@ class LiveStage:
                 if reaction is not None and reaction not in reactions:
                     reactions[reaction] = await self._source.reaction(recipient["agent_id"], reaction)
         first = self.messages[0].seq if self.messages else 0
+        # Letters of before the start are not of this run.
         letters = [letter for letter in await list_dead_letters(self._client) if letter["seq"] >= first > 0]
         readers = {thread["thread_id"]: thread["readers"] for thread in await list_threads(self._client)}
         return RunRecord(list(self.messages), list(reactions.values()), (), letters, readers, ended_at=system_clock())

@@ -126,9 +126,11 @@ class NetworkUnderTest:
         allows_real_models: bool = False,
     ) -> None:
         self.setting = setting or Setting()
+        # Relative paths of agents are resolved beside a file, so a name stands for the test's own.
         self._beside = (folder or Path.cwd()) / "test"
         self._folder = in_processes
         self._allows_real_models = allows_real_models
+        # Other processes have the machine's clock.
         is_virtual = self.setting.is_virtual and in_processes is None
         self._runner = asyncio.Runner(loop_factory=lambda: SimulationLoop(is_virtual=is_virtual))
         self._stack = AsyncExitStack()
@@ -165,6 +167,7 @@ class NetworkUnderTest:
         except RuntimeError as error:
             if "running event loop" not in str(error):
                 raise
+            # Without this, Python would also warn that the coroutine was never awaited.
             work.close()
             raise SimulationError(
                 'A network under test has its own event loop: write the test as a plain "def", not "async def".'

@@ -67,6 +67,7 @@ class ProcessStage(LiveStage):
 
     async def _start_hub(self) -> None:
         """Start the hub, on the same port as before."""
+        # Agents and people know the hub by its first address and reconnect there.
         port = self.url.rpartition(":")[2].strip("/") or "0"
         command = ("up", "--port", port, "--db", "network.db", "--no-agents")
         self.url = await self._run(HUB, command)
@@ -81,7 +82,9 @@ class ProcessStage(LiveStage):
 
     async def _run(self, name: str, command: Sequence[str], *, python_path: Path | None = None) -> str:
         """Start a process and return the address at which it is ready. Raises `SimulationError`."""
+        # Settings of the developer's own node, such as its address, must not reach the test.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("ROUNDELAY_")}
+        # Tokens of a test belong to the test: they would stay in the developer's folder.
         environment["ROUNDELAY_HOME"] = str(self._folder / "home")
         if python_path is not None:
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(python_path), environment.get("PYTHONPATH"))))

@@ -64,6 +64,7 @@ class RunRecord:
             for asked in self.asked
             if agent_id in (None, asked.agent_id) and any(form in asked.text for form in forms)
         ]
+        # Models that ran in other processes leave no prompts; which messages they held is recorded all the same.
         if not self.asked:
             holding = {message.seq for message in self.messages if text in message.text}
             found = [

@@ -39,6 +39,7 @@ def list_failures(result: ScenarioResult) -> list[Failure]:
     scenario = result.scenario
     if result.failure is not None:
         failure = result.failure
+        # What was said last before the step is the most likely reason.
         last = tuple(message.seq for message in result.record.messages[-1:])
         return [Failure(str(failure.place.path), failure.place.line, failure.what, failure.reason, last)]
     failures = [
@@ -139,6 +140,7 @@ def to_junit(results: Sequence[ScenarioResult]) -> str:
             time=f"{sum(run.took_s for run in runs):.3f}",
         )
         for run in runs:
+            # CI compares cases by name, so a single run keeps its name under any seed.
             name = f"{run.scenario.name} [seed {run.seed}]" if len(runs) > 1 else run.scenario.name
             case = ElementTree.SubElement(suite, "testcase", classname=file, name=_xml(name), time=f"{run.took_s:.3f}")
             if not run.passed:

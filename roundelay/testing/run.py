@@ -84,9 +84,11 @@ def run_scenario(
 
     try:
         result = run_simulated(enter, setting)
+    # The loop is gone and with it the record, so only the reason can be told.
     except Stalled as error:
         failure = StepFailed(scenario.steps[-1].place, str(error))
         return ScenarioResult(scenario, chosen, RunRecord((), ()), failure=failure)
+    # A run that broke off would leave a tape that ends in its middle.
     if updates_tapes and result.failure is None:
         _write_tapes(plans, result.record)
     return result
@@ -124,10 +126,12 @@ async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
         values = await _ask_mods(scenario, stage, variables)
     except StepFailed as error:
         failure = error
+    # A failed step leaves the faults running; they would change the network while its record is read.
     if faulting is not None:
         faulting.cancel()
     record = replace(await stage.read_record(), began_at=began_at, values=values)
     judge = Judge(record, matcher)
+    # After a failed step most expectations fail too, and would hide the reason.
     verdicts = [judge.judge(expected) for expected in scenario.expectations] if failure is None else []
     tapes = [(plan.agent_id, plan.tape_model) for plan in stage.plans.values() if plan.tape_model is not None]
     broken = {
@@ -162,6 +166,7 @@ async def _begin(scenario: Scenario, stage: Stage, steps: Steps) -> asyncio.Task
                 await stage.join(agent_id)
         present = [name for name in scenario.participants if name in stage.people or name in stage.members]
         for name, thread in head.threads.items():
+            # A member that joins by a later step cannot create the thread.
             for first in [who for who in thread.members if who in present][:1]:
                 await _make_thread(client_of(stage, first), name, thread)
         for participant in present:

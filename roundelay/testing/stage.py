@@ -102,6 +102,7 @@ class SimulatedStage(Simulation):
     """A simulation as a stage."""
 
     def __init__(self, setting: Setting, plans: Mapping[str, AgentPlan] | None = None) -> None:
+        # Reading operations that expectations name may be for operators only.
         super().__init__(replace(setting, operators=(*setting.operators, READER_ID)))
         self.plans = dict(plans or {})
         self._is_killed_by_step = False  # faults may kill and start the hub too
@@ -119,6 +120,7 @@ class SimulatedStage(Simulation):
         if name != HUB:
             await super().kill(name)
             return
+        # A fault may have killed it at the same moment, which is no mistake of the scenario.
         if self._is_killed_by_step and self.hub is None:
             raise SimulationError("The hub was killed already; a step `restart: hub` starts it again.")
         self._is_killed_by_step = True
@@ -143,6 +145,7 @@ class SimulatedStage(Simulation):
             found = await self.hub.ledger.cold("dead", "", 1000)
             letters = [{"agent_id": letter.agent_id, "seq": letter.seq, "reason": letter.reason} for _, letter in found]
         for message in self.messages:
+            # Direct threads are nowhere listed with their readers; their two parties follow from the name.
             if message.kind == "direct":
                 readers.setdefault(message.thread_id, list(thread_parties(message.thread_id)))
         reactions = read_reactions(self.rows)
@@ -160,6 +163,7 @@ class SimulatedStage(Simulation):
     def problems(self) -> list[str]:
         found = [f"the agent {agent_id} crashed: {error!r}" for agent_id, error in self.broken.items()]
         most, used = self.setting.max_tokens, self.models.tokens
+        # An agent may hide the refusal in its answer, and the run would seem to pass.
         if most is not None and used >= most:
             found.append(f"limits.tokens: the models used {used} tokens of {most}; from then on they were refused")
         return found

@@ -68,6 +68,7 @@ class Variables:
 
     def render(self, text: str) -> str:
         """Render ``{{ name }}``. Raises `ValueError` for an unknown name."""
+        # Most texts have no variables, and a template for each would cost more than the rest of the step.
         if "{{" not in text and "{%" not in text:
             return text
         try:
@@ -201,6 +202,7 @@ class Steps:
             named = step.to if isinstance(step.to, list) else [step.to or step.place or ""]
             sent = [await client.send(self._find_address(render(name)), content, **options) for name in named]
         if step.save is not None:
+            # The hub's answer holds only the seq; later steps want the whole message.
             saved = [await self._stage.wait_for(_has_seq(message.seq), 60) for message in sent]
             self._variables.values[step.save] = saved if isinstance(step.to, list) else saved[0]
 
@@ -262,6 +264,7 @@ class Steps:
         else:
             text = f"/approve {wanted.approve}" if isinstance(wanted.approve, str) else "/approve"
         await self._expect_refusal(placed, client.reply(request, text))
+        # With the person: the same request may need the approval of two.
         self._decided.add((request.seq, client.agent_id))
 
     async def _hold(self, step: Step) -> None:
@@ -303,6 +306,7 @@ class Steps:
                 for branch in placed.inner:
                     group.create_task(self.perform(branch))
         except BaseExceptionGroup as failures:
+            # A failed step says where; the other branches only report that they were cancelled.
             failed = failures.subgroup(StepFailed)
             first: BaseException = failed or failures
             while isinstance(first, BaseExceptionGroup):
@@ -316,6 +320,7 @@ class Steps:
             if repeat.var is not None:
                 self._variables.values[repeat.var] = value
             await self.perform(placed.inner[0])
+            # After the steps, so that they are done at least once.
             if repeat.until is not None and await self._holds(repeat.until, placed.place):
                 return
         if repeat.until is not None:
