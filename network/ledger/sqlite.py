@@ -2,8 +2,9 @@
 
 One connection writes and two read. Each has its own thread. `append` is one transaction. With
 ``durability="full"`` it is on the disk when it returns: ``synchronous=FULL`` is set on the connection, since the file does
-not store it. The statements are in `writes`, `queries` and `retention`, the tables in `schema`. `database_lock` keeps
-other nodes away, and notices if the file is exchanged. Every error of SQLite is raised as `LedgerError`.
+not store it. The statements are in `writes`, `queries` and `retention`, the tables in `schema`, and the checks of a file
+that is opened in `opening`. `database_lock` keeps other nodes away, and notices if the file is exchanged. Every error of
+SQLite is raised as `LedgerError`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from roundelay.network.clock import random_number
 from roundelay.network.config import Durability
 from roundelay.network.core.rows import MessageHead, Row, Span
 from roundelay.network.core.tables import Facts, LookupRequest, Table, TableWrite
@@ -28,8 +28,9 @@ from roundelay.network.platforms import boot_id
 from . import MAX_PAGE_BYTES, HeadAt, Meta, Page, SearchPage, ThreadSummary, Trim, Trimmed, TrimStep, collect_page
 from .backup import rescue
 from .connection import SqliteConnection
-from .database_lock import DatabaseLock, HeadFile
+from .database_lock import DatabaseLock
 from .memtable import FLUSHED_TO, Memtable, load_memtable
+from .opening import begins_new_history, configure, mark_open, refuse_damage, refuse_foreign_wal, refuse_other_history
 from .queries import (
     ALL_THREADS,
     BY_SEQ,
@@ -59,10 +60,6 @@ from .search import SearchIndex, holds, is_within
 from .storage_errors import explain
 from .writes import check_batch, encode_batch, flush_memtable, store_batch, write_meta
 
-_SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "memory": "OFF"}
-CHECKPOINT_PAGES = 2_500
-"""Pages of the WAL (about ten megabytes) at which SQLite copies it into the database. Commits wait meanwhile: 40 ms for
-large messages, 100 ms with 10,000 pages. With SQLite's 1,000 every 166th single commit would wait for two fsyncs."""
 EXPIRY_STEP = 1000
 """Results of calls that are examined at a time."""
 INDEX_STEP = 500
@@ -130,7 +127,7 @@ class SQLiteLedger:
         # a new one would be an empty history.
         self._lock.acquire(create=not self._epoch)
         try:
-            self._refuse_foreign_wal()
+            refuse_foreign_wal(self._lock, self.path)
             self._writer = await self._connect()
             meta, writes = await self._run(self._writer, self._prepare)
             self._reader = await self._connect()
@@ -254,11 +251,13 @@ class SQLiteLedger:
     def _prepare(self, db: sqlite3.Connection) -> tuple[Meta, list[TableWrite]]:
         """Prepare the opened file: first what may refuse it, then what is loaded, and last what marks it as open."""
         refuse_schema(db)  # before any change: another program's database stays as it is
-        self._set_up(db)
+        configure(db)
+        self._lock.note_state()
         if self._is_suspect:
-            self._refuse_damage(db)
+            refuse_damage(db, self.path)
+            self._is_suspect = False
         if self._epoch:
-            self._recognize(db)
+            refuse_other_history(db, self.path, self._epoch, self._head)
         migrate(db)
         if not self._is_index and db.execute("SELECT 1 FROM state WHERE tbl = 'followed'").fetchone():
             raise LedgerError(
@@ -273,99 +272,17 @@ class SQLiteLedger:
         stamp = read_stamp(self._damage, db)  # no older stamp is given out
         name = meta.get("name", self._name)
         epoch = meta.get("epoch", "")
-        if self._is_new_history(meta, head):
+        # A failed sync may have lost pages without a sign, so a ledger that was reopened after a failure does not rely on
+        # what the kernel kept.
+        boot = "" if self._epoch else self._boot
+        if begins_new_history(meta, head, self._lock.read_head(), boot=boot, durability=self._durability):
             if epoch and not self._is_index:  # an index gets lost rows from its log again, and the epoch too
                 log.warning("a new epoch begins: the database may have lost its newest messages", extra={"head": head})
             epoch = self._new_epoch()
-        self._mark_open(db, epoch, name, head)
-        return Meta(epoch=epoch, name=name, first_seq=first, head=head, stamp=stamp), writes
-
-    def _set_up(self, db: sqlite3.Connection) -> None:
-        db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")  # the marks of an open file are durable with every setting
-        # For macOS, whose fsync leaves data in the drive's cache (sqlite.org/pragma.html#pragma_fullfsync).
-        db.execute("PRAGMA fullfsync = ON")
-        db.execute("PRAGMA checkpoint_fullfsync = ON")
-        db.execute("PRAGMA busy_timeout = 2000")
-        db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-        # After a failed sync the kernel still returns the pages, but no later sync writes them
-        # (lwn.net/Articles/752063). A power loss would lose them, and every commit behind them. So copy the WAL into the
-        # database, and begin a new one.
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        self._lock.note_state()
-
-    def _mark_open(self, db: sqlite3.Connection, epoch: str, name: str, head: int) -> None:
-        """Mark the database, and ``FILE.head`` beside it, with the history that it holds, and as open.
-
-        ``FILE.head`` names the database to which the WAL belongs by a number in the database's header. The order of the
-        steps matters: a crash between any two must leave no pair that looks foreign, and no history that looks whole.
-        """
-        head_file = self._lock.read_head()
-        if head_file is not None:
-            # no number: after a crash below the WAL is this database's, whichever number the header has by then
-            self._lock.start_head(head_file._replace(base=0))
-        base = random_number()
-        db.execute(f"PRAGMA application_id = {base}")
-        # busy while somebody reads: then the number may be in the WAL alone, and cannot be compared
-        (is_busy, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        # before `meta` has the epoch: a crash between the two leaves another epoch in FILE.head, and so a new history
-        self._lock.start_head(HeadFile(epoch, head, 0 if is_busy else base))
-        state = "open" if self._durability == "full" else "at_risk"
-        write_meta(db, {"epoch": epoch, "name": name, "state": state, "boot": self._boot, "has_head_file": "1"})
-        db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[self._durability]}")
-        self._lock.note_state()
-        # Last: `_recognize` compares a reopened file with these, so they must name only what is stored.
+        mark_open(db, self._lock, epoch, head, name=name, boot=self._boot, durability=self._durability)
+        # Last: `refuse_other_history` compares a reopened file with these, so they must name only what is stored.
         self._epoch, self._head = epoch, head
-
-    def _is_new_history(self, meta: dict[str, str], head: int) -> bool:
-        """Return whether clients may know rows that this file does not have: it is new, an older copy, or has lost its
-        newest rows. They must not take its seqs for those of the old history then."""
-        if "epoch" not in meta:
-            return True
-        head_file = self._lock.read_head()
-        if head_file is None and "has_head_file" in meta:  # files of older releases have none
-            return True
-        if head_file is not None and (head_file.epoch != meta["epoch"] or head_file.head > head):
-            return True
-        # The kernel keeps what a killed process wrote, unless the machine itself went down. A failed sync may have
-        # lost pages without a sign, so a ledger that was reopened after a failure does not rely on that.
-        is_same_boot = bool(self._boot) and meta.get("boot") == self._boot and not self._epoch
-        state = meta.get("state")
-        return not is_same_boot and (state == "at_risk" or (state == "open" and self._durability != "full"))
-
-    def _recognize(self, db: sqlite3.Connection) -> None:
-        """Check that a reopened file is the one that this node was writing. A backup, which has no epoch, is accepted
-        too. The check comes before any write."""
-        try:
-            row = db.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
-            is_known = row is None or (row[0] == self._epoch and read_head(db) >= self._head)
-        except sqlite3.OperationalError:  # no such table
-            is_known = False
-        if not is_known:
-            raise LedgerError(
-                f"{self.path} is not the ledger that this node was writing, or it is an older copy. Put the former file "
-                "back, or restart the node to go on with this one."
-            )
-
-    def _refuse_foreign_wal(self) -> None:
-        """Refuse another database's WAL before SQLite opens the file: SQLite takes any WAL beside a database for its
-        own, and writes it into the database when it closes."""
-        if self._lock.is_wal_foreign:
-            raise LedgerError(
-                f"{self.path}-wal does not belong to this database: another one left it that was here before. Put that "
-                f"one back. Or move {self.path}-wal and {self.path}-shm away, to go on with this one without their "
-                f"content. If both were put back together from a copy, move {self.path}.head away instead."
-            )
-
-    def _refuse_damage(self, db: sqlite3.Connection) -> None:
-        """Check the file. A damaged one would serve some requests, fail at others, and be reopened again and again."""
-        (problem,) = db.execute("PRAGMA quick_check(1)").fetchone()
-        if problem != "ok":
-            reason = " ".join(problem.split())
-            raise LedgerError(
-                f"The database {self.path} is damaged ({reason}). Stop the node, and go on from a backup."
-            )
-        self._is_suspect = False
+        return Meta(epoch=epoch, name=name, first_seq=first, head=head, stamp=stamp), writes
 
     # --- writing
 

@@ -30,7 +30,7 @@ from roundelay.network.core.tables import (
     TableWrite,
 )
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import KeyTaken, Ledger, Page, SearchPage, Trim, Trimmed
+from roundelay.network.ledger import KeyTaken, Ledger, Page, SearchPage, Trim, Trimmed, opening
 from roundelay.network.ledger import sqlite as ledger_sqlite
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.search import read_terms
@@ -532,7 +532,7 @@ async def test_a_ledger_takes_none_of_its_own_writes_for_another_programs(
     ledger: Ledger, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await ledger.close()
-    monkeypatch.setattr(ledger_sqlite, "CHECKPOINT_PAGES", 1)  # each write goes into the database at once
+    monkeypatch.setattr(opening, "CHECKPOINT_PAGES", 1)  # each write goes into the database at once
     ledger = opener()
     await ledger.open()
     await ledger.append(

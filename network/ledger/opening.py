@@ -1,0 +1,117 @@
+"""Steps of opening a database file: checks that may refuse it, SQLite's settings, and the marks of an open file.
+
+`SQLiteLedger` calls these functions on its writer's thread, in the order in which they stand here. `refuse_foreign_wal`
+comes before SQLite opens the file. They keep no state: the epoch and the newest seq are arguments.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+
+from roundelay.network.clock import random_number
+from roundelay.network.config import Durability
+from roundelay.network.errors import LedgerError
+
+from .database_lock import DatabaseLock, HeadFile
+from .retention import read_head
+from .writes import write_meta
+
+_SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "memory": "OFF"}
+CHECKPOINT_PAGES = 2_500
+"""Pages of the WAL (about ten megabytes) at which SQLite copies it into the database. Commits wait meanwhile: 40 ms for
+large messages, 100 ms with 10,000 pages. With SQLite's 1,000 every 166th single commit would wait for two fsyncs."""
+
+
+def refuse_foreign_wal(lock: DatabaseLock, path: Path) -> None:
+    """Refuse another database's WAL before SQLite opens the file: SQLite takes any WAL beside a database for its own,
+    and writes it into the database when it closes."""
+    if lock.is_wal_foreign:
+        raise LedgerError(
+            f"{path}-wal does not belong to this database: another one left it that was here before. Put that one back. "
+            f"Or move {path}-wal and {path}-shm away, to go on with this one without their content. If both were put "
+            f"back together from a copy, move {path}.head away instead."
+        )
+
+
+def configure(db: sqlite3.Connection) -> None:
+    """Set what holds for every durability, and copy the WAL into the database."""
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")  # the marks of an open file are durable with every setting
+    # For macOS, whose fsync leaves data in the drive's cache (sqlite.org/pragma.html#pragma_fullfsync).
+    db.execute("PRAGMA fullfsync = ON")
+    db.execute("PRAGMA checkpoint_fullfsync = ON")
+    db.execute("PRAGMA busy_timeout = 2000")
+    db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
+    # After a failed sync the kernel still returns the pages, but no later sync writes them
+    # (lwn.net/Articles/752063). A power loss would lose them, and every commit behind them. So copy the WAL into the
+    # database, and begin a new one.
+    db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+
+
+def refuse_damage(db: sqlite3.Connection, path: Path) -> None:
+    """Check the file. A damaged one would serve some requests, fail at others, and be reopened again and again."""
+    (problem,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    if problem != "ok":
+        reason = " ".join(problem.split())
+        raise LedgerError(f"The database {path} is damaged ({reason}). Stop the node, and go on from a backup.")
+
+
+def refuse_other_history(db: sqlite3.Connection, path: Path, epoch: str, head: int) -> None:
+    """Check that a reopened file is the one that this node was writing. A backup, which has no epoch, is accepted too.
+    The check comes before any write."""
+    try:
+        row = db.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
+        is_known = row is None or (row[0] == epoch and read_head(db) >= head)
+    except sqlite3.OperationalError:  # no such table
+        is_known = False
+    if not is_known:
+        raise LedgerError(
+            f"{path} is not the ledger that this node was writing, or it is an older copy. Put the former file back, or "
+            "restart the node to go on with this one."
+        )
+
+
+def begins_new_history(
+    meta: Mapping[str, str], head: int, head_file: HeadFile | None, *, boot: str, durability: Durability
+) -> bool:
+    """Return whether clients may know rows that this file does not have: it is new, an older copy, or has lost its
+    newest rows. They must not take its seqs for those of the old history then.
+
+    ``boot`` identifies the start of the machine; empty if what the kernel kept cannot be trusted.
+    """
+    if "epoch" not in meta:
+        return True
+    if head_file is None and "has_head_file" in meta:  # files of older releases have none
+        return True
+    if head_file is not None and (head_file.epoch != meta["epoch"] or head_file.head > head):
+        return True
+    # The kernel keeps what a killed process wrote, unless the machine itself went down.
+    is_same_boot = bool(boot) and meta.get("boot") == boot
+    state = meta.get("state")
+    return not is_same_boot and (state == "at_risk" or (state == "open" and durability != "full"))
+
+
+def mark_open(
+    db: sqlite3.Connection, lock: DatabaseLock, epoch: str, head: int, *, name: str, boot: str, durability: Durability
+) -> None:
+    """Mark the database, and ``FILE.head`` beside it, with the history that it holds, and as open.
+
+    ``FILE.head`` names the database to which the WAL belongs by a number in the database's header. The order of the
+    steps matters: a crash between any two must leave no pair that looks foreign, and no history that looks whole.
+    """
+    head_file = lock.read_head()
+    if head_file is not None:
+        # no number: after a crash below the WAL is this database's, whichever number the header has by then
+        lock.start_head(head_file._replace(base=0))
+    base = random_number()
+    db.execute(f"PRAGMA application_id = {base}")
+    # busy while somebody reads: then the number may be in the WAL alone, and cannot be compared
+    (is_busy, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    # before `meta` has the epoch: a crash between the two leaves another epoch in FILE.head, and so a new history
+    lock.start_head(HeadFile(epoch, head, 0 if is_busy else base))
+    state = "open" if durability == "full" else "at_risk"
+    write_meta(db, {"epoch": epoch, "name": name, "state": state, "boot": boot, "has_head_file": "1"})
+    db.execute(f"PRAGMA synchronous = {_SYNCHRONOUS[durability]}")
+    lock.note_state()
