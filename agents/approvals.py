@@ -347,9 +347,9 @@ async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Ap
     if recorded is None:
         return None
     for run in (recorded, *recorded.children.values()):
-        for place, wait in run.approval_waits.items():
+        for place, wait in run.waiting.approval_waits.items():
             if seq in wait.questions.values():
-                return run.approvals.get(place), recorded.finished is not None or place in run.results
+                return run.waiting.approvals.get(place), recorded.finished is not None or place in run.results
     return None
 
 

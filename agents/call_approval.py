@@ -160,10 +160,10 @@ class CallApproval:
     # --- recorded and standing approvals
 
     async def _find_approval(self) -> Approval | None:
-        approval = self.recorded.approvals.get(self._place)
+        approval = self.recorded.waiting.approvals.get(self._place)
         if approval is not None or self.waiter is None:
             return approval
-        wait = self.recorded.approval_waits.get(self._place)
+        wait = self.recorded.waiting.approval_waits.get(self._place)
         if wait is None:
             if len(self._arguments) > MAX_SHOWN_CHARS:
                 raise NotApproved(
@@ -491,7 +491,7 @@ class CallApproval:
         answers. Repeating the call stores nothing.
         """
         wait = self.waiter.known if self.waiter is not None else None
-        wait = wait or self.recorded.approval_waits.get(self._place)
+        wait = wait or self.recorded.waiting.approval_waits.get(self._place)
         if wait is None or self._place in self.recorded.begun_calls or self._place in self.recorded.results:
             return  # the call has started, so the decision was reported before the restart
         if not approval.votes:

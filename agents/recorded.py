@@ -143,6 +143,24 @@ _CallAt = tuple[int, int]  # a call: its turn, its place in that
 
 
 @dataclass(slots=True)
+class RecordedWaits:
+    """What the calls of a run asked for and waited for; read-only."""
+
+    questions: dict[_CallAt, Mapping[str, str]] = field(default_factory=dict)
+    """Questions that a call is about to send: message ids by recipient."""
+
+    waits: dict[_CallAt, Wait] = field(default_factory=dict)
+    """Waits of the calls themselves."""
+
+    approval_waits: dict[_CallAt, Wait] = field(default_factory=dict)
+    """Waits for approval, before the calls started."""
+
+    approvals: dict[_CallAt, Approval] = field(default_factory=dict)
+    reply_seqs: set[int] = field(default_factory=set)
+    """Seqs of the replies that calls waited for and got."""
+
+
+@dataclass(slots=True)
 class Recorded:
     """Everything that a run has recorded so far; read-only. Turns count from 1, calls by their place in the turn, from
     0. ``children`` are the runs inside it, by path."""
@@ -165,17 +183,7 @@ class Recorded:
     thinking: dict[int, str] = field(default_factory=dict)
     progress: dict[_CallAt, tuple[str, ...]] = field(default_factory=dict)
 
-    askings: dict[_CallAt, Mapping[str, str]] = field(default_factory=dict)
-    waits: dict[_CallAt, Wait] = field(default_factory=dict)
-    """Waits of the calls themselves."""
-
-    approval_waits: dict[_CallAt, Wait] = field(default_factory=dict)
-    """Waits for approval, before the calls started."""
-
-    taken: set[int] = field(default_factory=set)
-    """Seqs of the replies that calls waited for and got."""
-
-    approvals: dict[_CallAt, Approval] = field(default_factory=dict)
+    waiting: RecordedWaits = field(default_factory=RecordedWaits)
     new_messages: dict[int, NewMessages] = field(default_factory=dict)
     reviews: dict[int, Reviewed] = field(default_factory=dict)
     """Reviews of answers, by turn."""
@@ -203,25 +211,25 @@ class Recorded:
         return [
             messages
             for run in runs
-            for place, messages in run.askings.items()
-            if place not in {*run.waits, *run.results}
+            for place, messages in run.waiting.questions.items()
+            if place not in {*run.waiting.waits, *run.results}
         ]
 
     def open_waits(self) -> list[Wait]:
         """Return what this run, or a run inside it, still waits for."""
         runs = (self, *self.children.values())
-        waits = [wait for run in runs for place, wait in run.waits.items() if place not in run.results]
+        waits = [wait for run in runs for place, wait in run.waiting.waits.items() if place not in run.results]
         undecided = (
             wait
             for run in runs
-            for place, wait in run.approval_waits.items()
-            if place not in {*run.approvals, *run.results}
+            for place, wait in run.waiting.approval_waits.items()
+            if place not in {*run.waiting.approvals, *run.results}
         )
         return [*waits, *undecided]
 
     def has_taken(self, seq: int) -> bool:
         """Return whether a message was the reply that a call waited for, here or in a run inside."""
-        return any(seq in run.taken for run in (self, *self.children.values()))
+        return any(seq in run.waiting.reply_seqs for run in (self, *self.children.values()))
 
     def was_waiting_for(self, question: int) -> bool:
         """Return whether the run ended while it waited for the reply to a message."""
@@ -243,7 +251,7 @@ class Recorded:
             altered=self.altered.get(turn, Altered()),
         )
 
-    def take(self, kind: str, body: Mapping[str, Any]) -> None:
+    def add(self, kind: str, body: Mapping[str, Any]) -> None:
         """Add a record of this run. Skip kinds of a newer version. Raises `ValueError` for a body that does not fit its
         kind."""
         reader = RECORD_TYPES.get(kind)
@@ -268,18 +276,18 @@ class Recorded:
                 # Marked as recorded, so that the loop ends with it and does not shorten the prompt and ask again.
                 self.failures[turn] = replace(value, is_recorded=True)
             case _Asking():
-                self.askings[at] = value.messages
+                self.waiting.questions[at] = value.messages
             case Wait():
-                (self.approval_waits if value.is_approval else self.waits)[at] = value
+                (self.waiting.approval_waits if value.is_approval else self.waiting.waits)[at] = value
             case Approval():
-                self.approvals[at] = value
+                self.waiting.approvals[at] = value
             case _ToolStarted():
                 self.begun_calls.add(at)
                 if value.once:
                     self.once_calls.add(at)
             case ToolResult():
                 self.results[at] = value
-                self.taken.update(place.replies)
+                self.waiting.reply_seqs.update(place.replies)
             case _Used():
                 self.used[at] = value.used
             case _Thinking():
@@ -323,7 +331,7 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> Recorded:
         path = body.get("path", "") if isinstance(body, Mapping) else ""
         if not isinstance(path, str):
             raise ValueError("a record's path is no text")
-        runs.setdefault(path, Recorded()).take(record["kind"], body)
+        runs.setdefault(path, Recorded()).add(record["kind"], body)
     inner = {path: run for path, run in runs.items() if path}
     for run in runs.values():
         run.children = inner  # of all depths: each run finds its own by the whole path

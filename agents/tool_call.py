@@ -86,7 +86,7 @@ class ToolCaller:
         run, index = self._run, planned.index
         replies: list[int] = []  # seqs of the replies that the call waited for
         # A recorded decision is final, even if the tool needs no approval any more.
-        if planned.tool.needs_approval or (turn, index) in run.recorded.approvals:
+        if planned.tool.needs_approval or (turn, index) in run.recorded.waiting.approvals:
             try:
                 planned = await self._make_approval(turn, planned, reply_text, replies).obtain()
             except NotApproved as error:
@@ -156,7 +156,7 @@ class ToolCaller:
         return result
 
     async def _run_tool(self, turn: int, replies: list[int], planned: PlannedCall) -> ToolResult:
-        make_waiter = partial(self._make_waiter, turn, planned, self._run.recorded.waits, replies)
+        make_waiter = partial(self._make_waiter, turn, planned, self._run.recorded.waiting.waits, replies)
         return await ToolRun(self._run, self._reviewer, turn, planned, make_waiter, self._make_inner).run()
 
     def _bound_data(self, planned: PlannedCall, result: ToolResult) -> ToolResult:
@@ -181,7 +181,7 @@ class ToolCaller:
             run.recorded,
             run.make_call_context(turn, planned.index, "-approval"),
             run.list_causes(turn),
-            self._make_waiter(turn, planned, run.recorded.approval_waits, replies),
+            self._make_waiter(turn, planned, run.recorded.waiting.approval_waits, replies),
             partial(run.find_replayed_note, turn),
         )
 

@@ -226,8 +226,12 @@ class RecordedReaction:
         # A slice gives nothing for a number that the reply does not have; an index would raise.
         planned = run.replies[turn].tool_calls[number : number + 1] if turn in run.replies else ()
         name, arguments = (planned[0].name, planned[0].arguments) if planned else ("", "")
-        result, wait, request = run.results.get(place), run.waits.get(place), run.approval_waits.get(place)
-        approval = run.approvals.get(place)
+        result, wait, request = (
+            run.results.get(place),
+            run.waiting.waits.get(place),
+            run.waiting.approval_waits.get(place),
+        )
+        approval = run.waiting.approvals.get(place)
         replies = [int(seq) for body in bodies for seq in body.get("replies", ())]
         return RecordedCall(
             records[0]["seq"],

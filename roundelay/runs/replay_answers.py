@@ -53,11 +53,11 @@ class RecordedAnswers:
         call_id, agent_id = derived_id(place.reaction, place.path, place.turn, place.call), reaction.agent_id
         own = ((agent_id, f"m:{call_id}"), (agent_id, f"c:{call_id}"))
         inside = f"{place.path}/{place.turn}.{place.call}".lstrip("/")
-        wait = run.waits.get((place.turn, place.call))
+        wait = run.waiting.waits.get((place.turn, place.call))
         return (
             any(key in recorded.keys for key in own)
             or f"c:{agent_id}/{call_id}" in recorded.answered_calls
-            or (place.turn, place.call) in run.askings
+            or (place.turn, place.call) in run.waiting.questions
             or (wait is not None and not wait.is_approval)
             or any(path == inside or path.startswith((f"{inside}.", f"{inside}/")) for path in reaction.runs)
         )
