@@ -10,8 +10,10 @@ from typing import Any, Protocol
 from textual.screen import Screen
 
 from roundelay.display.text import sanitize, sanitize_json
+from roundelay.live_activity import LiveActivity
+from roundelay.network.client import NetworkClient
 from roundelay.runs.approvals import check_arguments, find_message, read_arguments
-from roundelay.terminal.actions import decide_request, resume
+from roundelay.terminal.actions import decide_request, end_takeover, resume, start_takeover, stop_work
 from roundelay.terminal.places import Place
 from roundelay.tui.desk import Desk, InboxItem
 from roundelay.tui.dialogs import Ask
@@ -101,6 +103,28 @@ class PersonActions:
 
         row = self._desk.threads.get(thread_id)
         self._terminal.push_screen(Ask("What you call this thread:", row.title if row is not None else ""), name)
+
+    def stop(self, thread_id: str) -> None:
+        """Stop what agents do in a thread."""
+        self._terminal.work(self._change_thread, stop_work, thread_id)
+
+    def toggle_takeover(self, thread_id: str) -> None:
+        """Take a thread over after a question, or end the takeover."""
+        if thread_id in self._desk.activity.takeovers:
+            self._terminal.work(self._change_thread, end_takeover, thread_id)
+            return
+
+        def confirm(answer: str | None) -> None:
+            if answer is not None and answer.strip().lower() in ("", "y", "yes"):
+                self._terminal.work(self._change_thread, start_takeover, thread_id)
+
+        name = self._desk.name_thread(thread_id)
+        self._terminal.push_screen(Ask(f"Take over {name}? Agents will not answer here. Enter: yes, Esc: no"), confirm)
+
+    async def _change_thread(
+        self, change: Callable[[NetworkClient, LiveActivity, str], Awaitable[str]], thread_id: str
+    ) -> None:
+        self._desk.show_line(await change(self._desk.client, self._desk.activity, thread_id))
 
     def send_typing(self, place: Place) -> None:
         """Signal the readers of a place that this person is typing."""

@@ -38,6 +38,10 @@ class Actions(Protocol):
 
     def name_thread(self, thread_id: str) -> None: ...
 
+    def stop(self, thread_id: str) -> None: ...
+
+    def toggle_takeover(self, thread_id: str) -> None: ...
+
     def send_typing(self, place: Place) -> None: ...
 
 
@@ -82,6 +86,27 @@ class Pane(Vertical):
         for widget in self.query("Rows, Input"):
             widget.focus()
             break
+
+
+class ReadStateKeys(Pane):
+    """A pane whose keys change how this person sees one thread: all read, pinned, muted, archived, its name."""
+
+    @property
+    def marked_thread(self) -> str | None:
+        """The thread that the keys act on, or None."""
+        raise NotImplementedError
+
+    def action_read(self) -> None:
+        if (thread_id := self.marked_thread) in self.desk.threads:
+            self.terminal.work(self.desk.read_all, thread_id)
+
+    def action_mark(self, name: str) -> None:
+        if (thread_id := self.marked_thread) is not None:
+            self.terminal.actions.toggle_read_state(thread_id, name)
+
+    def action_name(self) -> None:
+        if (thread_id := self.marked_thread) is not None:
+            self.terminal.actions.name_thread(thread_id)
 
 
 class Line(Input):

@@ -1,50 +1,40 @@
-"""The screen of one thread: its messages, growing texts, and the text field.
+"""The screen of one thread: its messages, live activity, and the text field.
 
-Unsent text belongs to the desk (`Desk.drafts`): it survives the pane and a lost connection."""
+`ThreadPane` connects its parts: `MessageWindow` shows the messages, `thread_lines` writes what stands around them, and
+`ThreadDraft` holds what the person writes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from textual import events, on
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.content import Content
 from textual.widgets import Static
 
 from roundelay.agents.approvals import read_request
-from roundelay.display.screen import PLAIN
-from roundelay.display.text import fit_start, sanitize
-from roundelay.live_activity import LiveActivity
-from roundelay.network.addresses import conversation_of, reply_thread
-from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.display.text import sanitize
+from roundelay.network.addresses import reply_thread
+from roundelay.network.client import AnyMessage
 from roundelay.network.errors import RequestError, RoundelayError
-from roundelay.network.text import count
-from roundelay.terminal.actions import end_takeover, read_yes_or_no, start_takeover, stop_work
-from roundelay.terminal.activity_lines import draw_growing_texts
+from roundelay.terminal.actions import read_yes_or_no
 from roundelay.terminal.places import Place, find_place
 from roundelay.tui.composer import Composer, Offered
 from roundelay.tui.desk import Desk, Part, tell_here
-from roundelay.tui.dialogs import Ask
+from roundelay.tui.draft import ThreadDraft, send_replacement
 from roundelay.tui.keys import Keys
 from roundelay.tui.messages import MessageWindow
-from roundelay.tui.parts import Pane
+from roundelay.tui.parts import ReadStateKeys
+from roundelay.tui.thread_lines import LinesBelow, write_activity, write_draft, write_title
 from roundelay.tui.views import list_ids
 
 VIEWING_SENT_EVERY_S = 20.0
-MAX_LIVE_ROWS, MAX_TOLD_RECIPIENTS, MAX_READERS = 8, 4, 6
-_COME_TO = {
-    "queued": "queued",
-    "delivered": "delivered",
-    "handled": "handled",
-    "in_prompt": "seen",
-    "dead": "not delivered",
-    "removed": "removed",
-}
 
 
-class ThreadPane(Pane):
+class ThreadPane(ReadStateKeys):
     """One thread, opened at the message ``at`` if given."""
 
     name_here = "thread"
@@ -55,8 +45,8 @@ class ThreadPane(Pane):
         *Keys.decide,
         ("w", "why", "Why"),
         ("s", "stop", "Stop"),
-        ("o", "hold", "Take over / give back"),
-        Binding("E", "say_anew", "Edit", show=False),
+        ("o", "take_over", "Take over / give back"),
+        Binding("E", "edit", "Edit", show=False),
         Binding("t", "replies", "Replies", show=False),
         Binding("u", "read", "All read", show=False),
         Binding("p", "mark('is_pinned')", "Pin", show=False),
@@ -71,19 +61,18 @@ class ThreadPane(Pane):
         self.place: Place | None = None
         """Where the text field sends to; None if the person may not write here."""
         self._at = at
-        self._reply_to: AnyMessage | None = None
-        self._replaces: AnyMessage | None = None
-        self._set_aside = ""  # unsent text that a replacement has pushed aside
+        self._draft = ThreadDraft(desk, thread_id)
+        self._lines_below = LinesBelow(desk, thread_id)
+        self._sending: list[str] = []  # texts on their way to the hub
         self._is_viewed = False
-        self._waiting: list[str] = []  # number of texts being sent
-        self._receipts: dict[int, str] = {}
-        self._receipts_are_stale = self._is_reading_receipts = False
         self._is_busy = False
         self._epoch = desk.epoch
 
     def compose(self) -> ComposeResult:
         offered = Offered()
-        composer = Composer(offered, lambda: [it for it in list_ids(self.desk.agents) if it != self.desk.me])
+        composer = Composer(
+            offered, lambda: [agent_id for agent_id in list_ids(self.desk.agents) if agent_id != self.desk.me]
+        )
         composer.load_text(self.desk.drafts.get(self.thread_id, ""))
         yield Static(id="about", markup=False)
         yield MessageWindow(self.desk.client, self.thread_id)
@@ -91,6 +80,10 @@ class ThreadPane(Pane):
         yield offered
         yield Static(id="replying", markup=False)
         yield composer
+
+    @property
+    def marked_thread(self) -> str:
+        return self.thread_id
 
     @property
     def window(self) -> MessageWindow:
@@ -104,7 +97,7 @@ class ThreadPane(Pane):
         self.composer.border_title = "to …"
         self._draw()
         self.terminal.work(self.load, self._at)
-        self.set_interval(VIEWING_SENT_EVERY_S, self._tell_viewing)
+        self.set_interval(VIEWING_SENT_EVERY_S, self._update_viewing)
 
     async def load(self, at: int | None = None) -> None:
         """Load the messages from the hub. Raises `RoundelayError`."""
@@ -122,8 +115,8 @@ class ThreadPane(Pane):
         self.composer.display = self.place is not None
         self._epoch = self.desk.epoch
         self._draw()
-        self._ask_receipts()
-        self._tell_viewing()
+        self.terminal.work(self._read_receipts)
+        self._update_viewing()
 
     def focus_main(self) -> None:
         (self.window if self._at is not None else self.composer).focus()
@@ -131,29 +124,18 @@ class ThreadPane(Pane):
     def on_resize(self) -> None:
         self._draw()
 
-    def on_show(self) -> None:
-        self._tell_viewing()
-
-    def on_hide(self) -> None:
-        self._tell_viewing()
-
     def on_unmount(self) -> None:
         self.display = False
-        self._tell_viewing()
+        self._update_viewing()
 
-    def _tell_viewing(self) -> None:
+    @on(events.Show)
+    @on(events.Hide)
+    def _update_viewing(self) -> None:
         """Signal the readers of the thread whether this person looks at it."""
         was_viewed, self._is_viewed = self._is_viewed, self.display and self.thread_id in self.desk.threads
         if was_viewed or self._is_viewed:
             signal = partial(self.desk.client.signal, "viewing", {"active": self._is_viewed}, thread_id=self.thread_id)
             self.terminal.work(signal)
-
-    def _keep_draft(self) -> None:
-        text = self.composer.text if self._replaces is None else self._set_aside
-        if text:
-            self.desk.drafts[self.thread_id] = text
-        else:
-            self.desk.drafts.pop(self.thread_id, None)
 
     # --- drawing
 
@@ -163,7 +145,7 @@ class ThreadPane(Pane):
         if message.sender_id == self.desk.me:
             await self.window.action_newest()
         self._draw()
-        self._ask_receipts()
+        self.terminal.work(self._read_receipts)
 
     def handle_change(self, part: Part) -> None:
         if part in ("live", "threads"):
@@ -171,100 +153,33 @@ class ThreadPane(Pane):
         is_busy = self.thread_id in self.desk.activity.list_busy_threads()
         if is_busy != self._is_busy:
             self._is_busy = is_busy
-            self._ask_receipts()
+            self.terminal.work(self._read_receipts)
         if part == "connection" and not self.desk.lost and self._epoch != self.desk.epoch:
             self.terminal.work(self.load)  # another ledger
 
     async def on_message_window_on_screen(self, event: MessageWindow.OnScreen) -> None:
         event.stop()
-        self._draw_below()
+        self._lines_below.draw(self.window)
         await self.desk.acknowledge_shown(self.thread_id, event.first, event.last)
 
     def _draw(self) -> None:
         if not self.is_mounted:
             return
         desk, width = self.desk, max(self.size.width - 2, 20)
-        row, held = desk.threads.get(self.thread_id), desk.activity.takeovers.get(self.thread_id)
-        readers = [sanitize(it) for it in row.readers[:MAX_READERS]] if row is not None else []
-        more = (
-            f" and {len(row.readers) - MAX_READERS} more" if row is not None and len(row.readers) > MAX_READERS else ""
-        )
-        told = f"  read by {', '.join(readers)}{more}" if readers else ""
-        looking = [sanitize(it) for it in desk.activity.list_viewing(self.thread_id) if it != desk.me]
-        look = (
-            f"  {', '.join(looking[:MAX_READERS])} {'looks' if len(looking) == 1 else 'look'} here" if looking else ""
-        )
-        holds = (
-            f"  taken over by {'you: agents are silent here' if held == desk.me else sanitize(held)}" if held else ""
-        )
-        self.query_one("#about", Static).update(
-            Content.assemble(
-                (desk.name_thread(self.thread_id), "bold"),
-                (holds, "bold magenta"),
-                (look, "cyan"),
-                (fit_start(told, width), "dim"),
-            )
-        )
-        lines = draw_growing_texts(desk.activity, self.thread_id, width=width, rows=MAX_LIVE_ROWS, paint=PLAIN)
-        silent = desk.activity.unanswered.get(self.thread_id, ())
-        lines += [fit_start(f"{sanitize(it)} finished without an answer", width) for it in silent]
-        lines += [fit_start(f"… on its way to the hub: {sanitize(it)}", width) for it in self._waiting]
-        live = self.query_one("#live", Static)
-        live.display = bool(lines)
-        live.update(Content("\n".join(lines)))
-        reply, replaces = self._reply_to, self._replaces
-        replying = self.query_one("#replying", Static)
-        replying.display = reply is not None or replaces is not None
-        if reply is not None:
-            replying.update(
-                Content(fit_start(f"Reply to #{reply.seq} of {sanitize(reply.sender_id)} (Esc: not)", width))
-            )
-        if replaces is not None:
-            replying.update(Content(fit_start(f"In the place of #{replaces.seq} (Esc: not)", width)))
+        self.query_one("#about", Static).update(write_title(desk, self.thread_id, width))
+        for name, content in (
+            ("#live", write_activity(desk, self.thread_id, self._sending, width)),
+            ("#replying", write_draft(self._draft, width)),
+        ):
+            static = self.query_one(name, Static)
+            static.display = bool(content)
+            static.update(content)
         if self.place is not None:
             self.composer.border_title = Content(f"to {sanitize(self.place.describe())}").markup
-        self._draw_below()
-
-    def _draw_below(self) -> None:
-        """Draw the lines below messages: replies, and receipts of the person's own messages."""
-        is_at_end = bool(self.window.boxes) and self.window.is_at_end
-        for box in self.window.boxes:
-            lines = []
-            replies = self.desk.threads.get(reply_thread(box.seq))
-            if replies is not None and replies.thread_id != self.thread_id:
-                newest = f", the newest of {replies.sender_id}: {replies.text}" if replies.text else ""
-                lines.append(fit_start(f"↳ {count(replies.messages, 'message')}{newest} (t opens them)", 300))
-            if box.seq in self._receipts:
-                lines.append(self._receipts[box.seq])
-            box.set_below(lines)
-            if read_request(box.message) is not None:
-                box.set_waiting(any(box.seq == it.seq for it in self.desk.activity.list_own_requests()))
-        if is_at_end:
-            self.window.call_after_refresh(self.window.scroll_end, animate=False)
-
-    def _ask_receipts(self) -> None:
-        self._receipts_are_stale = True
-        if not self._is_reading_receipts:
-            self.terminal.work(self._read_receipts)
+        self._lines_below.draw(self.window)
 
     async def _read_receipts(self) -> None:
-        """Read the receipts of the person's newest message: who has seen it, and whose prompt holds it."""
-        self._is_reading_receipts = True
-        try:
-            while self._receipts_are_stale and self.is_mounted:
-                self._receipts_are_stale = False
-                own = next((it for it in reversed(self.window.boxes) if it.message.sender_id == self.desk.me), None)
-                if own is not None:
-                    args = {"seq": own.seq, "limit": MAX_TOLD_RECIPIENTS}
-                    status = await self.desk.client.call("network.message_status", args)
-                    self._receipts = {own.seq: self._tell(status)} if status["recipients"] else {}
-                    self._draw_below()
-        finally:
-            self._is_reading_receipts = False
-
-    def _tell(self, status: dict[str, Any]) -> str:
-        told = [f"{sanitize(it['agent_id'])}: {_COME_TO.get(it['state'], it['state'])}" for it in status["recipients"]]
-        return sanitize("; ".join(told) + (" …" if status["has_more"] else ""))
+        await self._lines_below.read_receipts(self.window)
 
     # --- actions
 
@@ -278,24 +193,19 @@ class ThreadPane(Pane):
                 "The commands of a chat are keys here: Esc, then ? lists them. A text that begins with / is sent as //…"
             )
             return
-        reply, self._reply_to = self._reply_to, None
-        replaces = self._leave_replaced()
-        self.composer.load_text(self._set_aside if replaces is not None else "")
-        self._keep_draft()
+        reply, replaces = self._draft.reply_to, self._draft.replaces
+        self.composer.load_text(self._draft.reset() or "")
+        self._draft.store(self.composer.text)
         self.terminal.work(self._send, text.removeprefix("/") if text.startswith("//") else text, reply, replaces)
-
-    def _leave_replaced(self) -> AnyMessage | None:
-        replaces, self._replaces = self._replaces, None
-        return replaces
 
     async def _send(self, text: str, reply: AnyMessage | None, replaces: AnyMessage | None) -> None:
         desk, place = self.desk, self.place
         assert place is not None
-        self._waiting.append(text)
+        self._sending.append(text)
         self._draw()
         try:
             if replaces is not None:
-                await self.terminal.show_sent(await self._send_anew(text, replaces))
+                await self.terminal.show_sent(await send_replacement(desk.client, replaces, text))
                 return
             decision = read_yes_or_no(desk.activity, self.thread_id, text) if reply is None else None
             if decision is not None:
@@ -314,40 +224,25 @@ class ThreadPane(Pane):
             else:
                 desk.drafts.setdefault(self.thread_id, text)
         finally:
-            self._waiting.remove(text)
+            self._sending.remove(text)
             if self.is_mounted:
                 self._draw()
 
-    async def _send_anew(self, text: str, old: AnyMessage) -> int:
-        """Send a text that replaces an own message, and stop the reactions to that. Return the new seq."""
-        client = self.desk.client
-        for it in (await client.call("network.message_status", {"seq": old.seq}))["recipients"]:
-            newest = it.get("again", it)  # the reaction after a takeover
-            if newest.get("reaction_status") == "open" and newest.get("reaction"):
-                await client.call("network.cancel", {"reaction": newest["reaction"]})
-        sent = await client.send(
-            old.to,
-            text,
-            reply_to=old.reply_to,
-            conversation=conversation_of(old.thread_id) or None,
-            requires_response=old.requires_response or None,
-            metadata={"replaces": old.seq},
-        )
-        return sent.seq
-
     def on_composer_left(self, event: Composer.Left) -> None:
         event.stop()
-        if self._leave_replaced() is not None:
-            self.composer.load_text(self._set_aside)
-            self._draw()
-        elif self._reply_to is not None:
-            self._reply_to = None
-            self._draw()
-        else:
+        if self._draft.reply_to is None and self._draft.replaces is None:
             self.window.focus()
+            return
+        self._leave_reply_or_edit()
+        self._draw()
+
+    def _leave_reply_or_edit(self) -> None:
+        text_before_edit = self._draft.reset()
+        if text_before_edit is not None:
+            self.composer.load_text(text_before_edit)
 
     def on_text_area_changed(self) -> None:
-        self._keep_draft()
+        self._draft.store(self.composer.text)
         if self.composer.text and self.place is not None:
             self.terminal.actions.send_typing(self.place)
 
@@ -364,22 +259,19 @@ class ThreadPane(Pane):
         if self.chosen is None:
             self.desk.show_hint("Select a message by j and k: r replies to it.")
         elif self.place is not None:
-            self._reply_to = self.chosen
-            if self._leave_replaced() is not None:
-                self.composer.load_text(self._set_aside)
+            self._leave_reply_or_edit()
+            self._draft.reply_to = self.chosen
             self._draw()
             self.composer.focus()
 
-    def action_say_anew(self) -> None:
+    def action_edit(self) -> None:
         chosen = self.chosen
         if chosen is None or chosen.sender_id != self.desk.me or self.place is None:
             self.desk.show_hint("Select a message of your own by j and k: E edits it.")
         elif not isinstance(chosen.content, str):
             self.desk.show_hint(f"#{chosen.seq} is more than a text: it cannot be edited here.")
         else:
-            if self._replaces is None:
-                self._set_aside = self.composer.text
-            self._replaces, self._reply_to = chosen, None
+            self._draft.start_edit(chosen, self.composer.text)
             self.composer.load_text(chosen.content)
             self.composer.move_cursor(self.composer.document.end)
             self._draw()
@@ -393,7 +285,7 @@ class ThreadPane(Pane):
 
     def action_decide(self, word: str, scope: str) -> None:
         """Decide on the selected request, or on the one that waits here."""
-        waiting = [it.seq for it in self.desk.activity.list_own_requests(self.thread_id)]
+        waiting = [request.seq for request in self.desk.activity.list_own_requests(self.thread_id)]
         if self.chosen is not None and read_request(self.chosen) is not None:
             self.terminal.actions.decide(word, self.chosen.seq, scope)
         elif len(waiting) == 1:
@@ -410,29 +302,7 @@ class ThreadPane(Pane):
             self.desk.show_hint("Nothing was said here yet: w tells why a message was said.")
 
     def action_stop(self) -> None:
-        self.terminal.work(self._say, stop_work)
+        self.terminal.actions.stop(self.thread_id)
 
-    def action_hold(self) -> None:
-        if self.thread_id in self.desk.activity.takeovers:
-            self.terminal.work(self._say, end_takeover)
-            return
-
-        def take(answer: str | None) -> None:
-            if answer is not None and answer.strip().lower() in ("", "y", "yes"):
-                self.terminal.work(self._say, start_takeover)
-
-        name = self.desk.name_thread(self.thread_id)
-        self.app.push_screen(Ask(f"Take over {name}? Agents will not answer here. Enter: yes, Esc: no"), take)
-
-    async def _say(self, change: Callable[[NetworkClient, LiveActivity, str], Awaitable[str]]) -> None:
-        self.desk.show_line(await change(self.desk.client, self.desk.activity, self.thread_id))
-
-    def action_read(self) -> None:
-        if self.thread_id in self.desk.threads:
-            self.terminal.work(self.desk.read_all, self.thread_id)
-
-    def action_mark(self, name: str) -> None:
-        self.terminal.actions.toggle_read_state(self.thread_id, name)
-
-    def action_name(self) -> None:
-        self.terminal.actions.name_thread(self.thread_id)
+    def action_take_over(self) -> None:
+        self.terminal.actions.toggle_takeover(self.thread_id)

@@ -24,7 +24,7 @@ from roundelay.network.units import MINUTE_MS, format_elapsed
 from roundelay.tui.desk import Desk, InboxItem, Part, ThreadRow
 from roundelay.tui.keys import Keys
 from roundelay.tui.messages import name_color
-from roundelay.tui.parts import Line, Pane, Parts, Rows, write_row
+from roundelay.tui.parts import Line, Pane, Parts, ReadStateKeys, Rows, write_row
 
 
 def describe_age(at: int, now_ms: int) -> str:
@@ -101,7 +101,7 @@ class InboxPane(Pane):
             self.terminal.actions.resume_item(item)
 
 
-class ThreadsPane(Pane):
+class ThreadsPane(ReadStateKeys):
     """The threads of this person, with unread counts, the last message and agents at work."""
 
     name_here = "threads"
@@ -153,24 +153,12 @@ class ThreadsPane(Pane):
         return write_row(left, describe_age(it.at, now_ms), width, below)
 
     @property
-    def thread_id(self) -> str | None:
+    def marked_thread(self) -> str | None:
         return self.query_one(Rows).chosen
 
     def on_option_list_option_selected(self) -> None:
-        if (thread_id := self.thread_id) is not None:
+        if (thread_id := self.marked_thread) is not None:
             self.terminal.open_thread(thread_id)
-
-    def action_read(self) -> None:
-        if (thread_id := self.thread_id) is not None:
-            self.terminal.work(self.desk.read_all, thread_id)
-
-    def action_mark(self, name: str) -> None:
-        if (thread_id := self.thread_id) is not None:
-            self.terminal.actions.toggle_read_state(thread_id, name)
-
-    def action_name(self) -> None:
-        if (thread_id := self.thread_id) is not None:
-            self.terminal.actions.name_thread(thread_id)
 
 
 class AgentsPane(Pane):

@@ -24,7 +24,7 @@ from roundelay.agents.recorded import Recorded
 def recorded(reply: object) -> ModelReply:
     """The reply of turn 1 as a journal gives it back that holds this."""
     run = Recorded()
-    run.take("model_reply", {"turn": 1, "agent": "ann", "reply": json.loads(json.dumps(reply))})
+    run.add("model_reply", {"turn": 1, "agent": "ann", "reply": json.loads(json.dumps(reply))})
     return run.replies[1]
 
 

@@ -1,0 +1,61 @@
+"""The draft of one thread: unsent text, and the message that it replies to or replaces.
+
+The pane of the thread shows the draft and sends it. The text belongs to the desk (`Desk.drafts`): it survives the pane and
+a lost connection. Nothing is drawn here.
+"""
+
+from __future__ import annotations
+
+from roundelay.network.addresses import conversation_of
+from roundelay.network.client import AnyMessage, NetworkClient
+from roundelay.tui.desk import Desk
+
+
+class ThreadDraft:
+    """The unsent text of a thread. It is a reply, an edit of an own message, or neither, never both."""
+
+    def __init__(self, desk: Desk, thread_id: str) -> None:
+        self.reply_to: AnyMessage | None = None
+        self.replaces: AnyMessage | None = None
+        """The message that is being edited."""
+        self._desk = desk
+        self._thread_id = thread_id
+        self._text_before_edit = ""
+
+    def store(self, text: str) -> None:
+        """Store the text of the field. During an edit, store the text from before: an edit ends with its pane."""
+        if self.replaces is not None:
+            text = self._text_before_edit
+        if text:
+            self._desk.drafts[self._thread_id] = text
+        else:
+            self._desk.drafts.pop(self._thread_id, None)
+
+    def start_edit(self, message: AnyMessage, text: str) -> None:
+        """Let the draft replace a message. ``text`` is in the field now, and comes back after the edit."""
+        if self.replaces is None:
+            self._text_before_edit = text
+        self.replaces, self.reply_to = message, None
+
+    def reset(self) -> str | None:
+        """End the reply or the edit. Return the text from before the edit; None if no message was edited."""
+        text = self._text_before_edit if self.replaces is not None else None
+        self.reply_to = self.replaces = None
+        return text
+
+
+async def send_replacement(client: NetworkClient, replaced: AnyMessage, text: str) -> int:
+    """Send a text that replaces an own message, and cancel the reactions to that message. Return the new seq."""
+    for recipient in (await client.call("network.message_status", {"seq": replaced.seq}))["recipients"]:
+        newest = recipient.get("again", recipient)  # the reaction after a takeover
+        if newest.get("reaction_status") == "open" and newest.get("reaction"):
+            await client.call("network.cancel", {"reaction": newest["reaction"]})
+    sent = await client.send(
+        replaced.to,
+        text,
+        reply_to=replaced.reply_to,
+        conversation=conversation_of(replaced.thread_id) or None,
+        requires_response=replaced.requires_response or None,
+        metadata={"replaces": replaced.seq},
+    )
+    return sent.seq

@@ -1,0 +1,122 @@
+"""Lines around the messages of a thread: its title, live activity, and replies and receipts below messages.
+
+`ThreadPane` shows the title and the activity; `LinesBelow` draws into the widgets of a `MessageWindow`. Participants' text
+is sanitized here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from textual.content import Content
+
+from roundelay.agents.approvals import read_request
+from roundelay.display.screen import PLAIN
+from roundelay.display.text import fit_start, sanitize
+from roundelay.network.addresses import reply_thread
+from roundelay.network.text import count
+from roundelay.terminal.activity_lines import draw_growing_texts
+from roundelay.tui.desk import Desk
+from roundelay.tui.draft import ThreadDraft
+from roundelay.tui.messages import MessageWindow
+
+MAX_LIVE_ROWS, MAX_RECIPIENTS, MAX_READERS = 8, 4, 6
+_STATES = {
+    "queued": "queued",
+    "delivered": "delivered",
+    "handled": "handled",
+    "in_prompt": "seen",
+    "dead": "not delivered",
+    "removed": "removed",
+}
+
+
+def write_title(desk: Desk, thread_id: str, width: int) -> Content:
+    """Return the name of a thread, who has taken it over, who looks at it, and who has read it."""
+    row, holder = desk.threads.get(thread_id), desk.activity.takeovers.get(thread_id)
+    readers = [sanitize(reader) for reader in row.readers] if row is not None else []
+    more = f" and {len(readers) - MAX_READERS} more" if len(readers) > MAX_READERS else ""
+    read_by = f"  read by {', '.join(readers[:MAX_READERS])}{more}" if readers else ""
+    viewers = [sanitize(viewer) for viewer in desk.activity.list_viewing(thread_id) if viewer != desk.me]
+    verb = "looks" if len(viewers) == 1 else "look"
+    viewed_by = f"  {', '.join(viewers[:MAX_READERS])} {verb} here" if viewers else ""
+    by = "you: agents are silent here" if holder == desk.me else sanitize(holder or "")
+    return Content.assemble(
+        (desk.name_thread(thread_id), "bold"),
+        (f"  taken over by {by}" if holder else "", "bold magenta"),
+        (viewed_by, "cyan"),
+        (fit_start(read_by, width), "dim"),
+    )
+
+
+def write_activity(desk: Desk, thread_id: str, sending: Iterable[str], width: int) -> Content:
+    """Return the growing texts of a thread, agents that ended without an answer, and the texts that are being sent."""
+    lines = draw_growing_texts(desk.activity, thread_id, width=width, rows=MAX_LIVE_ROWS, paint=PLAIN)
+    silent = desk.activity.unanswered.get(thread_id, ())
+    lines += [fit_start(f"{sanitize(agent_id)} finished without an answer", width) for agent_id in silent]
+    lines += [fit_start(f"… on its way to the hub: {sanitize(text)}", width) for text in sending]
+    return Content("\n".join(lines))
+
+
+def write_draft(draft: ThreadDraft, width: int) -> Content:
+    """Return which message the draft replies to or replaces; empty if none."""
+    if draft.replaces is not None:
+        return Content(fit_start(f"In the place of #{draft.replaces.seq} (Esc: not)", width))
+    if draft.reply_to is not None:
+        reply = draft.reply_to
+        return Content(fit_start(f"Reply to #{reply.seq} of {sanitize(reply.sender_id)} (Esc: not)", width))
+    return Content("")
+
+
+class LinesBelow:
+    """The lines below messages: the replies to each, and receipts of the person's newest message."""
+
+    def __init__(self, desk: Desk, thread_id: str) -> None:
+        self._desk = desk
+        self._thread_id = thread_id
+        self._receipts: dict[int, str] = {}  # by seq
+        self._is_stale = self._is_reading = False
+
+    def draw(self, window: MessageWindow) -> None:
+        """Draw the lines, and which requests wait for a decision."""
+        is_at_end = bool(window.boxes) and window.is_at_end
+        for box in window.boxes:
+            lines = []
+            replies = self._desk.threads.get(reply_thread(box.seq))
+            if replies is not None and replies.thread_id != self._thread_id:
+                newest = f", the newest of {replies.sender_id}: {replies.text}" if replies.text else ""
+                lines.append(fit_start(f"↳ {count(replies.messages, 'message')}{newest} (t opens them)", 300))
+            if box.seq in self._receipts:
+                lines.append(self._receipts[box.seq])
+            box.set_below(lines)
+            if read_request(box.message) is not None:
+                box.set_waiting(any(box.seq == it.seq for it in self._desk.activity.list_own_requests()))
+        if is_at_end:
+            window.call_after_refresh(window.scroll_end, animate=False)
+
+    async def read_receipts(self, window: MessageWindow) -> None:
+        """Read who has seen the person's newest message, and draw it. Raises `RoundelayError`.
+
+        A call during another one returns at once; the other one then reads again.
+        """
+        self._is_stale = True
+        if self._is_reading:
+            return
+        self._is_reading = True
+        try:
+            while self._is_stale and window.is_attached:
+                self._is_stale = False
+                own = next((box for box in reversed(window.boxes) if box.message.sender_id == self._desk.me), None)
+                if own is not None:
+                    args = {"seq": own.seq, "limit": MAX_RECIPIENTS}
+                    status = await self._desk.client.call("network.message_status", args)
+                    self._receipts = {own.seq: _write_receipt(status)} if status["recipients"] else {}
+                    self.draw(window)
+        finally:
+            self._is_reading = False
+
+
+def _write_receipt(status: Mapping[str, Any]) -> str:
+    recipients = [f"{sanitize(it['agent_id'])}: {_STATES.get(it['state'], it['state'])}" for it in status["recipients"]]
+    return sanitize("; ".join(recipients) + (" …" if status["has_more"] else ""))
