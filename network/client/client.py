@@ -60,18 +60,7 @@ from .delivery_queue import DeliveryQueue
 from .link import Link
 from .paging import Page, read_pages
 from .transport import Transport, WebSocketTransport, Wire
-from .values import (
-    AnyMessage,
-    Cursor,
-    Event,
-    History,
-    Notice,
-    Presence,
-    Signal,
-    Stored,
-    Welcome,
-    Window,
-)
+from .values import AnyMessage, Cursor, Event, History, Notice, Presence, Signal, Stored, Welcome, Window
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,6 @@ It changes nothing lasting: it writes and deletes a small file beside the databa
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import platform
 import re
@@ -17,20 +16,17 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from roundelay.app import OWN_MODS, make_rights, make_shared_log
 from roundelay.connection import READER_ID
-from roundelay.display.screen import Paint
-from roundelay.display.text import sanitize
 from roundelay.network.client import NetworkClient
 from roundelay.network.cluster.shared_log import LogIncomplete
 from roundelay.network.config import NodeConfig, YamlNode, load_yaml, resolve_config
-from roundelay.network.credentials import hide_secrets
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
 from roundelay.network.extras import how_to_add
 from roundelay.network.home import find_url, is_loopback, node_at, running_nodes
@@ -42,7 +38,9 @@ from roundelay.network.log_urls import hide_password
 from roundelay.network.mod import add_mod_folder, load_mods
 from roundelay.network.platforms import raise_file_limit, sync_descriptor, try_record_lock
 from roundelay.network.text import count
+from roundelay.nodes.check_result import Checked
 from roundelay.nodes.hub_http import TIMEOUT_S, get_from_hub, is_hub_ready
+from roundelay.nodes.model_check import check_model, check_named_model
 from roundelay.nodes.up import (
     FEW_FILES,
     check_folder,
@@ -54,11 +52,8 @@ from roundelay.nodes.up import (
 )
 
 if TYPE_CHECKING:
-    from roundelay.agents.models.model import ChatMessage, Model, ModelReply, ModelRequest
     from roundelay.agents.simple import SimpleAgentRunner
     from roundelay.agents.team import AgentSpec
-
-Status = Literal["ok", "note", "failed"]
 
 MIN_FREE_BYTES = 200 * 1024 * 1024
 SLOW_SYNC_MS = 50.0
@@ -69,25 +64,6 @@ LOCK_TIMEOUT_S = 1.0
 REMAKE = "Stop the node, delete the file and start the node: it rebuilds the file from the log, and nothing is lost."
 EARLIEST_S = 1_735_689_600
 """The year 2025, in seconds since the Unix epoch. An earlier clock was never set."""
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """The result of one check. ``advice`` says what to do."""
-
-    name: str
-    status: Status
-    detail: str
-    advice: str = ""
-
-    def describe(self, paint: Paint) -> str:
-        color = {"ok": paint.green, "note": paint.yellow, "failed": paint.red}[self.status]
-        advice = f" {sanitize(self.advice)}" if self.advice else ""
-        return f"{color(f'{self.status:<6}')} {sanitize(self.name):<10} {sanitize(hide_secrets(self.detail))}{advice}"
-
-    def to_json(self) -> dict[str, str]:
-        # Only details can hold a secret. Hiding a password like "secret" must not break the names of checks.
-        return asdict(self) | {"detail": hide_secrets(self.detail), "advice": hide_secrets(self.advice)}
 
 
 async def examine(
@@ -518,104 +494,3 @@ async def check_network_tools(spec: AgentSpec, runner: SimpleAgentRunner, url: s
             name, "note", f"The names in network_tools are not checked: {str(error) or 'the hub is silent.'}"
         )
     return Checked(name, "ok", f"The hub at {url} has its network_tools.")
-
-
-async def check_named_model(name: str, base_url: str | None, timeout_s: float) -> Checked:
-    from roundelay.agents.models.openai_model import OpenAIModel
-
-    try:
-        model = OpenAIModel(name, base_url=base_url)
-    except RoundelayError as error:
-        return Checked("model", "failed", str(error))
-    return await check_model("model", model, timeout_s)
-
-
-async def check_model(name: str, model: Model, timeout_s: float) -> Checked:
-    """Ask a model to call a tool and to answer with the result, in the order of an agent's requests; then close it. Some
-    servers accept the first turn and refuse the second."""
-    try:
-        return await _ask_for_call(name, model, timeout_s)
-    finally:
-        # A scripted model has nothing to close.
-        if (close := getattr(model, "close", None)) is not None:
-            await close()
-
-
-async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
-    from roundelay.agents.history import repair, sanitize_call
-    from roundelay.agents.models.model import (
-        AssistantMessage,
-        ModelRequest,
-        SystemMessage,
-        ToolMessage,
-        ToolSpec,
-        UserMessage,
-    )
-    from roundelay.agents.policy import describe_turn
-
-    word, answer = "roundelay", "The number of this word is 4711."
-    properties = {"word": {"type": "string"}}
-    schema = {"type": "object", "properties": properties, "required": ["word"], "additionalProperties": False}
-    tool = ToolSpec("confirm", "Confirm that a word was received. Gives the number of the word.", schema)
-    messages: list[ChatMessage] = [
-        SystemMessage("You check a connection. First call the tool. Then say what it gave, in one short sentence."),
-        UserMessage(f'Call the tool "confirm" with the word "{word}".'),
-    ]
-    # In the shape in which an agent asks, with the description of the turn: a server that refuses that shape fails
-    # here.
-    request = ModelRequest(repair(messages, describe_turn(1, 3)), [tool], agent_id="doctor", turn=1)
-    first = await _ask_once(name, model, request, timeout_s)
-    if isinstance(first, Checked):
-        return first
-    reply, took = first
-    call = next((it for it in reply.tool_calls if it.name == "confirm"), None)
-    # A model without tool calls can still talk, but an agent could not act with it.
-    if call is None:
-        detail = f"Model {model.name} answered {took}, but called no tool."
-        return Checked(name, "failed", detail, "Choose a model that calls tools, or tool_mode: json_schema.")
-    try:
-        given = json.loads(call.arguments)
-    except ValueError:
-        given = None
-    messages += [
-        AssistantMessage(reply.text, tuple(map(sanitize_call, reply.tool_calls)), reply.origin),
-        # Every call gets an answer, since servers refuse a request with an unanswered one.
-        *(ToolMessage(it.id, answer) for it in reply.tool_calls),
-    ]
-    request = ModelRequest(repair(messages, describe_turn(2, 3)), [tool], agent_id="doctor", turn=2)
-    second = await _ask_once(name, model, request, timeout_s)
-    if isinstance(second, Checked):
-        detail = f"The model called a tool {took}, and fails at the second turn, with the result: {second.detail}"
-        return replace(second, detail=detail)
-    last, took_again = second
-    # Only a note: the server works, and a larger model at the same place would do.
-    if not isinstance(given, dict) or word not in str(given.get("word", "")).lower():
-        detail = f"Model {model.name} called the tool {took}, but with wrong arguments: {call.arguments[:80]}"
-        return Checked(name, "note", detail, "It may be too small for tools; try tool_mode: json_schema.")
-    done = f"Model {model.name} called a tool {took}"
-    if last.is_cut:
-        detail = f"{done}, and its answer to the result was cut off at its limit of length."
-        return Checked(name, "note", detail, "Raise max_tokens, or max_completion_tokens, under settings.")
-    if last.tool_calls:
-        detail = f"{done}, and then called {last.tool_calls[0].name} again instead of answering with the result."
-        return Checked(name, "note", detail, "It may be too small for tools; try tool_mode: json_schema.")
-    if not (last.text or "").strip():
-        detail = f"{done}, and gave an empty reply to the result."
-        return Checked(name, "failed", detail, "Choose another model: an agent would get no answer from this one.")
-    return Checked(name, "ok", f"{done} and answered with its result {took_again}.")
-
-
-async def _ask_once(
-    name: str, model: Model, request: ModelRequest, timeout_s: float
-) -> tuple[ModelReply, str] | Checked:
-    """Return a reply with the time it took, or the failed check."""
-    began = time.perf_counter()
-    try:
-        async with asyncio.timeout(timeout_s):
-            reply = await model.complete(request)
-    except RoundelayError as error:
-        return Checked(name, "failed", str(error))
-    except TimeoutError:
-        detail = f"Model {model.name} did not answer within {timeout_s:g} s."
-        return Checked(name, "failed", detail, "Try again, or give it more time with --timeout.")
-    return reply, f"in {time.perf_counter() - began:.1f} s"
