@@ -171,6 +171,7 @@ async def _compare(shared: SharedLog, database: DatabaseLog, db: Path, progress:
     if dropped_records and until and reader.is_filling:
         raise LedgerError(f"{db} is inside of a snapshot of the log: let its node go on, and compare again.")
     position, rows = reader.position, comparison.rows
+    # Equal positions prove nothing: two logs may have the same length.
     if cursor is not None and cursor.digest != reader.digest:
         return CopyResult(position, rows, 0, f"{db} was made from another log than {shared.name}")
     if (extra := comparison.next_row()) is not None:
@@ -213,6 +214,7 @@ class _Comparison:
             self.tables.drop(content)
             return ""
         for row in content.rows:
+            # Retention has dropped it from the database. The log keeps it until its next snapshot.
             if row.seq < (self._dropped.records if row.type == "record" else self._dropped.messages):
                 continue
             own = self.next_row()
@@ -397,6 +399,7 @@ class _LogFiller:
 
     async def add_rows(self, head: int, dropped: TrimStep, progress: Progress) -> None:
         """Append the rows that the log lacks, in order, and then a trim for those that retention has dropped before."""
+        # Below the marks, rows are missing by retention. From here on each seq has to exist.
         dense_from = max(dropped.messages, dropped.records)
         max_bytes = (self._shared.max_bytes - HEADER_ROOM) // ROW_EXPANSION
         while rows := await self._ledger.rows(self._newest, PAGE_ROWS, max_bytes=max_bytes):
@@ -420,6 +423,7 @@ class _LogFiller:
 
     async def add_values(self, values: list[TableWrite]) -> None:
         """Append the table writes after which the tables have exactly these values."""
+        # Only differences are written, so that a continued copy does not append the same values again.
         wanted = {(write.table, write.key): write for write in values if write.table not in VOLATILE_TABLES}
         logged = self._tables.values
         changes = [
@@ -467,6 +471,7 @@ async def export_database(shared: SharedLog, db: Path, progress: Progress = _no_
     try:
         await _refuse_nodes(shared)
         first = await find_beginning(shared)
+        # Read the first record only: it names the epoch that the database must get.
         async for _ in _read_contents(shared, first, min(first.end + 1, await shared.end())):
             pass
     finally:
@@ -483,6 +488,7 @@ async def export_database(shared: SharedLog, db: Path, progress: Progress = _no_
             f"The log {shared.name} is not complete: the copy into it was interrupted. Continue that copy first."
         )
     result = await compare(shared, db, progress)
+    # An export with a difference keeps its cursor, so that no node takes it for a whole database.
     if not result.difference:
         index = make_index()
         await index.open()

@@ -300,6 +300,7 @@ class LogReader:
             header, body = read_record(stored.data)
         if self._begins_at_snapshot and header.kind == "base":
             # The record that this one names as the one before it was dropped, so its digest cannot be compared
+            # A snapshot repeats what the dropped records said: the history, its name, and who leads.
             self.epoch, self.name, self.leader_token = header.epoch, header.name, header.writer
             self.missing_up_to = self.head = header.head
         elif self._begins_at_snapshot:

@@ -78,6 +78,7 @@ def find_channel(state: State, origin: Origin, name: str) -> Channel:
     """Return the channel. Raises `UnknownRecipient` if it does not exist or is closed to this origin. Both cases have
     the same error text."""
     channel = state.channel(name)
+    # The same error in both cases: otherwise anybody could find out the names of closed channels.
     if channel is None or not is_found(state, origin, channel):
         raise UnknownRecipient(
             f"There is no channel {name!r}. channels.list lists channels, channels.create creates one."

@@ -83,6 +83,7 @@ def build_lookup(entries: list[Entry]) -> LookupRequest:
                 ):
                     lookup.seqs.add(start)
             case ModEntry():
+                # The payer is the sender of the message that started the mod's work.
                 lookup.seqs.add(entry.cause)
             case Nack():
                 lookup.seqs.add(entry.seq)  # to report a dead letter to the sender of the message

@@ -105,6 +105,7 @@ def record_failure(
 
 def record_finished(change: ChangeSet, agent_id: str, seq: int, reaction: str, body: FinishedBody) -> None:
     """Record or clear an agent's fault, depending on how a reaction ended."""
+    # Failures of one conversation are no fault of the agent, which can still answer everybody else.
     if body.status == "failed" and body.failure not in CONVERSATION_FAILURES:
         cause: FaultCause = "model" if body.failure not in ("", "error") else "error"
         failure = body.failure if cause == "model" else ""
@@ -133,6 +134,7 @@ def apply_ended(rules: Rules, state: State, entry: ProcessEnded) -> Outcome:
     participant = state.participant(entry.agent_id)
     if participant is not None and (participant.kind != "agent" or participant.removed_seq is not None):
         return NOTHING
+    # Only a fault of the process ends with its restart. A wrong key is still wrong in the new process.
     if entry.reason is None:
         if participant is not None and participant.fault is not UNSET and participant.fault.cause == "ended":
             clear_fault(change, participant)

@@ -248,6 +248,7 @@ def _read_declaration(mod: str, name: str, method: Callable[..., Any], skipped: 
         has_default = parameter.default is not inspect.Parameter.empty
         fields.append((parameter.name, hint, parameter.default) if has_default else (parameter.name, hint))
     title = "".join(part.title() for part in f"{mod}_{name}".split("_"))
+    # Unknown arguments are refused: a model's misspelled one would otherwise have no effect, and nobody would notice.
     args_type = msgspec.defstruct(title, fields, forbid_unknown_fields=True, kw_only=True, frozen=True)
     return description, args_type
 
@@ -301,6 +302,7 @@ def _load_mod(item: str | Mod, known: Mapping[str, type[Mod]], taken: Collection
     name = item.id if isinstance(item, Mod) else item
     try:
         mod = item if isinstance(item, Mod) else (known.get(item) or _find_mod(item))()
+        # Read the declarations now, so that a wrong one refuses the start and not the first call.
         mod.operations()
     except ModError:
         raise
@@ -317,6 +319,7 @@ def add_mod_folder(folder: Path | None) -> None:
     """Let mods be imported from the folder of the node's file. This folder has the lowest priority on the import
     path."""
     if folder is not None and str(folder.resolve()) not in sys.path:
+        # At the end: a file beside the node's must not replace a module of the same name.
         sys.path.append(str(folder.resolve()))
 
 
@@ -332,6 +335,7 @@ def _import_mod(name: str) -> Callable[[], Mod]:
     try:
         target: object = getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:
+        # The mod itself exists and fails at an import of its own. That error says more than "not found".
         if error.name != module_name:
             raise
         raise ModError(

@@ -88,7 +88,9 @@ class Rights:
         roles = self.roles_of(agent_id, kind)
         matches = {short_address(thing)} if verb == "send" else {thing}
         if verb == "send" and thing.startswith("agent:"):
+            # A rule may name the recipient's roles too, so that agents need not be listed one by one.
             matches |= {f"role:{name}" for name in self.roles_of(name_of(thing), to_kind)}
+        # Rules only allow, so the first match decides, and the order of the roles does not matter.
         for name in roles:
             if verb == "administer" and kind == "agent":  # the first client that uses an agent's id owns it
                 break

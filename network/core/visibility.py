@@ -115,6 +115,7 @@ def _gets(state: State, channel: str, member: Member, head: MessageHead) -> bool
     sent and when its reply thread began. In an open channel only the first condition applies."""
     if not member.was_in(head.seq):
         return False
+    # A reply quotes what it answers, so it stays with those who could read the beginning of its thread.
     start = thread_start(head.thread_id)
     return start is None or member.was_in(start) or _is_open(state, channel)
 
@@ -146,6 +147,7 @@ def readable_spans(state: State, participant: Participant) -> list[Span]:
         if state.rights is not None and not has_right_to_read(state, participant.agent_id, name):
             continue
         is_open = channel is not None and channel.history == "members"
+        # From the beginning of the log: an open channel shows its history to each member.
         if is_open and member.is_in:
             spans.append(Span(channel_address(name), 0))
         else:
@@ -169,6 +171,7 @@ def follows_live(state: State, agent_id: str, judges: Iterable[MessageHead]) -> 
     able to read each message, and must be a recipient of a reply to each message now."""
     return all(
         is_reader(state, agent_id, head)
+        # At the next seq: live progress is about a message that is not stored yet.
         and _is_still_in(state, agent_id, head, state.head + 1)
         # senders read their own messages even if they are not in the channel
         and (head.kind != "channel" or hears_channel(state, agent_id, name_of(head.to)))
@@ -204,6 +207,8 @@ def audience(state: State, label: MessageHead, at_seq: int) -> frozenset[str]:
     People who left the thread by ``at_seq`` are not included, and neither are people who joined too late to read the
     label's message.
     """
+    # Everybody who may read the label, also those who have left since: they decide whether people are concerned at
+    # all.
     readers = frozenset(_people_reading(state, label))
     people = frozenset(agent_id for agent_id in readers if _is_still_in(state, agent_id, label, at_seq))
     # Keep participants who left. Without them, their private messages would go to everybody who is still in the thread.
@@ -313,6 +318,7 @@ class PromptFilter:
         if self.visibility == "all" or not thread_id.startswith("direct:"):
             return False
         parties = frozenset(thread_parties(thread_id))
+        # Without a person a message carries the label of its cause, and its thread alone decides nothing.
         return not self._audience <= parties and any(map(self._state.is_person, parties))
 
     def _is_for_audience(self, head: MessageHead, label: MessageHead) -> bool:
@@ -362,6 +368,7 @@ class PromptFilter:
         if label.kind == "broadcast":
             return participant.registered_seq, agent_id
         spans = self._state.member(name_of(label.to), agent_id).spans
+        # Members who came and went may read older messages than the seq of their last join says.
         stays = len(spans) == 1 and spans[0][1] is None and spans[0][0] < self._trigger.seq
         return spans[0][0] if stays else None, agent_id
 

@@ -204,6 +204,7 @@ class Hub:
         self._intake.is_closed = True  # before the last entry, so that nothing comes after it
         # The last entry also wakes the writer, which ends when nothing is pending.
         self._pending.add(self._maintenance.collect_handled())
+        # Wait for the writer instead of cancelling it: everything that was accepted is to be answered.
         if self._writer_task is not None:
             await asyncio.wait([self._writer_task])  # its error has been logged by `_on_task_end`
         await self._maintenance.stop()

@@ -38,15 +38,18 @@ def find_inbox_changes(state: State, draft: State) -> InboxChanges | None:
             changes.operators |= table == "dead"
     for table in ("stopped", "spent_out"):
         if changed := tables.get(table):
+            # Keys descend (`descending_key`), so that listings begin with the newest.
             changes.seqs |= {SEQ_LIMIT - int(key.partition("/")[0]) for key in changed}
             changes.operators = True
     for key, now in tables.get("reaction", {}).items():
         before: OpenReaction | None = state.get("reaction", key)
         reaction = now if now is not None else before
+        # Compare the requests, not the reactions: these change with every record.
         if reaction is not None and _requests(before) != _requests(now):
             changes.heads.append(reaction.trigger_head)
             changes.agent_ids |= _deciders(before) | _deciders(now)
             changes.operators = True
+    # A takeover blocks decisions without changing the reactions themselves. Takeovers are rare, so all are compared.
     if tables.get("hold"):
         for _, reaction in state.items("reaction"):
             was_blocked, is_blocked = (is_blocked_by_takeover(it, reaction) for it in (state, draft))

@@ -99,7 +99,9 @@ class Maintenance:
                 for seq in mailbox.handled_failures:
                     if seq not in open_triggers:
                         writes += clear_attempts(state, agent_id, seq)
+            # After the attempts: `snapshot` forgets which failures are handled.
             writes.append(TableWrite("floor", agent_id, mailbox.snapshot()))
+        # Only after a trim: the search for old questions scans the whole table.
         first_seq = registry.meta.first_seq
         if first_seq != self._questions_from:
             self._questions_from = first_seq
@@ -109,13 +111,16 @@ class Maintenance:
     async def _run_periodic(self) -> None:
         """Store acknowledgements soon, not at once: a crash may repeat what was just handled, and loses nothing."""
         while True:
+            # Together, not one by one: a commit for each acknowledgement would cost an fsync each.
             await asyncio.sleep(ACK_FLUSH_S)
             handled = self.collect_handled()
             if handled.writes:
                 self._pending.add(handled)
             if self._status.is_open and not self._is_read_only:
+                # Ended by an entry, in the log's order: a replay must end the takeover at the same place.
                 for thread_id in list_expired(self._registry.state, self._clock()):
                     self._pending.add(EndTakeover(thread_id))
+            # Here, and not when the last session leaves: many clients only reconnect.
             self._registry.participants.drop_idle()
             self._log_slow_ledger()
 
@@ -132,6 +137,7 @@ class Maintenance:
         """Check the ledger's files while nobody writes; a write checks them itself."""
         while True:
             await asyncio.sleep(VERIFY_S)
+            # The writer recovers already, and opens the file itself.
             if not self._status.is_open:
                 continue
             try:

@@ -63,6 +63,7 @@ def list_metrics(
     """Return all metrics, in the order of docs/operations.md. ``pending``: entries that wait for the writer;
     ``evicted``: connections that were ended for newcomers."""
     behind = deliveries = size = unacked = 0
+    # Counted when asked: counters on the hot path would cost more than a scan once in a while.
     for session in registry.sessions.values():  # sessions before their welcome have empty outboxes
         outbox = session.outbox
         behind += outbox.is_behind and not outbox.is_silent and session.origin is not None

@@ -60,6 +60,7 @@ class PendingEntries:
         much."""
         if not self.bytes:  # while anything is left, the writer keeps itself awake
             self.has_work.set()
+        # Tiny frames cost memory too. Without a fixed part, a million of them would pass the bound.
         size += ENTRY_BYTES
         self._entries.append(entry)
         self._sizes.append(size)
@@ -73,6 +74,7 @@ class PendingEntries:
             batch = self._entries
             self.clear()
             return batch
+        # Only once a batch does not fit: sorting every entry into queues would slow down the common case.
         self._sort_by_owner()
         batch = []
         batch_cost = 0
@@ -87,6 +89,7 @@ class PendingEntries:
                 queue.bytes -= size
                 self.bytes -= size
                 batch_cost += cost
+            # To the end of the line with what is left, credit included.
             if queue.entries:
                 self._turns.append(queue)
             else:

@@ -46,10 +46,12 @@ class RequestHead:
             if len(method) == len(data):  # the method is not complete yet
                 self._pending = data
                 return b"", b""
+            # Anything else goes to the library, which answers that it is no HTTP.
             is_method = method.isalpha() and method.isupper() and len(method) < MAX_METHOD_CHARS
             if method not in (b"GET", b"HEAD") and is_method:
                 raise UnsupportedMethodError(method.decode())
             given, self.method = b"", method
+            # The library accepts GET alone. `HubConnection` leaves out the body of the answer.
             if method == b"HEAD":
                 data = b"GET" + data[len(method) :]
         head, blank_line, rest = data.partition(b"\r\n\r\n")

@@ -71,6 +71,7 @@ class Signals:
         send_rate.next_signal_at = due
         if frame.to is UNSET:
             reads = self._registry.open_reads(session)
+            # A signal about a thread reads the ledger, so it counts as a read. Dropping one does no harm.
             if reads.in_progress < self._limits.max_reads:  # otherwise the signal is dropped
                 reads.in_progress += 1
                 self._registry.spawn(self._signal_thread(session, frame))
@@ -118,6 +119,7 @@ class Signals:
         # Take the state only now: members may have left while the ledger was read.
         state, head = self._registry.state, heads[0]
         is_private = head.kind in ("direct", "mod")
+        # Start from those who may be near: asking the rules about every participant would cost too much per signal.
         near = parties(head) if is_private else self._registry.subscriptions.list_signal_readers(head.to)
         readers = [agent_id for agent_id in dict.fromkeys(near) if follows_live(state, agent_id, heads)]
         if state.rights is not None:
@@ -149,8 +151,10 @@ class Signals:
         newest = row.head if row is not None else None
         page = None
         if newest is not None and not may_read(self._registry.state, sender, newest):
+            # The sender may read older messages only, as a member who has left.
             page = await self._ledger.thread(thread_id, before=newest.seq, limit=MAX_MESSAGES_BACK)
         state = self._registry.state
+        # The smaller group: either may have thousands, and the result has to be in both.
         reactions = min(state.reactions_of(sender), state.reactions_in(thread_id), key=len)
         if len(reactions) > MAX_OPEN_REACTIONS:
             raise InvalidArguments(

@@ -236,6 +236,7 @@ class DatabaseLog:
             first, first_record = (int(meta.get(key, "1")) for key in ("first_seq", "first_record_seq"))
         self._columns = ROW_COLUMNS if has_checksums else f"{LOG_COLUMNS}, NULL"
         self.damaged: list[int] = []
+        # Without checksums every row is taken as it is.
         self._damage = Damage(self._note_damaged, int(meta[CHECKED_FROM]) if has_checksums else 2**63)
         epoch = meta.get("epoch") or meta.get(COPIED_EPOCH, "")
         self.head = LogHead(epoch=epoch, name=meta.get("name", "roundelay"), first_seq=first)

@@ -49,6 +49,7 @@ class Damage:
         self.rows.clear()
 
     def add(self, row: int | str) -> None:
+        # Reported once each: every reader of a thread would meet the same row again.
         if row not in self.rows and len(self.rows) < MAX_REMEMBERED:
             self.rows.add(row)
             self._report(row)
@@ -63,6 +64,7 @@ class Damage:
 
 def read_row(columns: Sequence[Any], damage: Damage) -> Row:
     """Return the row of `ROW_COLUMNS`, or its stand-in if it is damaged."""
+    # A stand-in instead of an error: one damaged row must not hide a thread, or stop a delivery.
     if damage.fits(columns):
         try:
             return make_row(*columns)

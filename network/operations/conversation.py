@@ -260,6 +260,7 @@ async def list_threads(
         wanted = limit - len(page.entries) + 1
         # The page may need several rounds: threads whose newest message the caller may not read are left out.
         summaries = await _threads(reading, before, wanted, among)
+        # One more than the page was asked for, so a short answer is the end.
         is_at_end = len(summaries) < wanted
         # a snapshot: each entry shows the same moment
         marks = dict(reading.hub.state.read_states_of(reading.origin.agent_id))
@@ -445,6 +446,7 @@ async def _describe_recipient(
     tried: AttemptCount | None = cold.get(("tried", f"{agent_id}/{seq:016d}"))
     started, is_in_prompt = triggered.first if triggered is not None else None, triggered is not None
     if started is None:
+        # No reaction of its own: the message may have been read within a later one.
         started, is_in_prompt = await _reaction_with(reading, agent_id, seq)
     attempts = now.attempts
     if tried is not None and now.is_over:

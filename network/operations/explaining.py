@@ -91,6 +91,7 @@ def _list_sources() -> dict[str, Operation]:
 
 def _fit(value: dict[str, Any], max_bytes: int) -> dict[str, Any]:
     """Return the value, with its long texts cut if it is larger than a result may be."""
+    # Cut only as far as needed. The structure stays whole, because readers follow it by ids.
     for max_chars in (None, 20_000, 2000, 200):
         fitted = value if max_chars is None else _cut_texts(value, max_chars)
         if len(encode(fitted)) <= max_bytes:

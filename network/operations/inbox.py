@@ -115,6 +115,7 @@ def _describe(reading: Reading, item: WaitingItem, row: Row | None) -> dict[str,
     entry: dict[str, Any] = {"kind": item.kind, "seq": item.seq}
     if item.seq == 0:  # not about a message
         return {**entry, "at": item.at, "text": item.text, "agent_id": item.agent_id, **item.details}
+    # A fault is shown even without its message, which may be dropped or unreadable: the agent still fails.
     if item.kind == "fault" and (row is None or row.head is None or item.details["cause"] == "ended"):
         return {**entry, "seq": 0, "at": item.at, "text": item.text, "agent_id": item.agent_id, **item.details}
     if row is None or row.head is None:
@@ -129,6 +130,7 @@ def _describe(reading: Reading, item: WaitingItem, row: Row | None) -> dict[str,
         rights = item.request.describe_rights(reading, row.head)
         if not rights["may_call"]:
             return None
+        # Deciding by a reply is the rule in an inbox, so only the exception is named.
         if rights["may_decide"]:
             del rights["may_call"]
         del rights["may_decide"]

@@ -56,6 +56,7 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
     change.set_value("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
     _drop_logins(change, change.state.logins(agent_id))
     change.effects.append(DisconnectParticipant(agent_id, f"{agent_id} was removed from this network."))
+    # Without a channel: everybody who watches presence has to drop the participant from its lists.
     change.effects.append(NotifyMembership(None, agent_id))
     return {}
 
@@ -92,6 +93,7 @@ def create_login(
 
     A `warning` says what a new id could be mistaken for. Nobody can bind such an id by first use.
     """
+    # Expired logins must not use up `MAX_LOGINS`.
     _drop_logins(change, find_expired_logins(change.state))
     warning = _check_new_secret(change, agent_id, kind, "login", login_hash)
     participant = change.state.participant(agent_id)
@@ -183,6 +185,7 @@ async def list_tokens(reading: Reading, *, after: str | None = None, limit: Page
         raise InvalidArguments(
             f"There is no token {after[:20]!r}. after must be the hash of the last token that was listed."
         )
+    # By the sort key of the last entry, not by its place: tokens may have been added since.
     behind = (item for item in table if not places or _token_order(*item) > places[0])
     shown = (
         {
@@ -265,6 +268,7 @@ def _take_dead_letter(change: ChangeSet, agent_id: str | None, seq: int) -> Dead
     change.set_value("dead", key, None)
     if letter.sender_id:
         change.set_value("undelivered", undelivered_key(letter.sender_id, seq, owner), None)
+    # A reaction that still ends must not withdraw a letter that is no longer there.
     for reaction in letter.reactions:
         change.set_value("given_up", f"{owner}/{reaction}", None)
     event = {"seq": seq, "agent_id": owner, "event": "taken"}
@@ -366,6 +370,7 @@ async def log(
     Continue with `next` as `after`: rows that are not messages lie between.
     """
     hub = reading.hub
+    # Only if there is nothing yet: a caller that is behind gets its rows at once.
     if wait_ms and hub.state.head <= after:
         await reading.wait_beyond(after, wait_ms / 1000)
     rows = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)

@@ -194,6 +194,7 @@ def decide(
         )
     content = {"kind": "decision", "request": seq, "by": origin.agent_id, "decision": decision.strip()}
     text = f"{origin.agent_id} decides on #{seq}: {decision.strip()}"
+    # From the network, not from the person: the agent must be able to trust that the hub has checked the right.
     row = mod_message(NETWORK, head.sender_id, content, seq=state.head + 1, stamp=change.stamp, cause=head, text=text)
     change.add_row(row, ())
     return {"seq": row.seq}
@@ -369,6 +370,7 @@ async def usage(
     rows: list[Row] = []
     until: int | None = None  # pages of each kind end at different seqs: report only up to the first end
     for kind in sorted(USAGE_KINDS):
+        # Each kind gets a part of the room, since all pages are in memory together.
         max_bytes = hub.limits.max_result_bytes // len(USAGE_KINDS)
         page = await hub.ledger.records(agent_id, kind, after, limit, max_bytes=max_bytes)
         rows += page.rows
@@ -404,6 +406,7 @@ def _describe_claims(
     sums: dict[str, Any] = {}
     for number, (agent_id, spent) in enumerate(claims.items(), 1):
         is_named = origin.is_operator or agent_id == origin.agent_id or may_read(state, agent_id, head)
+        # Numbers follow the order of the first report, so they stay the same between two calls.
         sums[agent_id if is_named else f"~{number}"] = _write(spent)
     return sums
 

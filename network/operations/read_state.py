@@ -125,6 +125,7 @@ def describe_thread_message(row: Row) -> dict[str, Any]:
     line = describe_message_line(row)
     approval = (decode_json(row.data).get("metadata") or {}).get("approval")
     tool = approval.get("tool") if isinstance(approval, dict) else None
+    # People may write any metadata too. Theirs must not change what a list shows.
     if isinstance(tool, str) and tool and line["sender_kind"] == "agent":
         line["text"] = format_line(f"Approval request: {tool}")
     return line

@@ -94,6 +94,7 @@ class _Batch:
         while has_more and self.position < head:
             page = await hub.ledger.inbox(spans, agent_id, self.position, head, ROWS, max_bytes=max_bytes)
             for row in page.rows:
+                # `position` stays before the row that did not fit, so the next call begins with it.
                 if not self._add(row):
                     return
                 self.position = row.seq
@@ -115,6 +116,7 @@ class _Batch:
     def _add(self, row: Row) -> bool:
         """Add one row, unless it is not for the caller. Returns False if it does not fit."""
         hub, agent_id, seq = self._hub, self._agent_id, row.seq
+        # A message that waits for its retry is not due yet, although it is not handled.
         if self._is_open and (hub.is_handled(agent_id, seq) or hub.is_deferred(agent_id, seq)):
             return True
         if row.is_damaged:
@@ -157,6 +159,7 @@ def nack(
     if _is_handled(change, seq):
         return {"attempts": 0, "is_dead": False}
     tried, limits = change.state.attempts(change.origin.agent_id), change.rules.limits
+    # As for the frame `nack`: each failed message costs a stored attempt and a timer.
     if len(tried) >= limits.max_put_off and seq not in tried:
         raise RateLimited(
             f"{len(tried)} failed messages of {change.origin.agent_id} are not handled yet, the maximum (max_put_off). "
@@ -179,6 +182,7 @@ def _check_delivered(change: ChangeSet, seqs: Sequence[int]) -> None:
     agent_id = change.origin.agent_id
     for seq in seqs:
         head = change.facts.heads.get(seq)
+        # The same error for what does not exist: an agent must not find out which seqs are messages.
         if head is None or head.sender_id == agent_id or not is_recipient(change.state, agent_id, head):
             raise UnknownMessage(
                 f"There is no message {seq} that was delivered to {agent_id}. network.receive returns those that were."

@@ -140,6 +140,7 @@ class _Search:
         looked, size = 0, self._limit + 1
         while self.has_more and looked < MAX_EXAMINED and not self._is_full:
             size = min(size, PAGE, MAX_EXAMINED - looked)
+            # Seqs first: heads decide which rows are read, and most are in memory.
             seqs = await ledger.search_seqs(
                 self._query.terms, spans, agent_id, stream=stream, before=self.before, limit=size + 1
             )
@@ -182,6 +183,7 @@ class _Search:
     async def _add(self, rows: Iterable[Row]) -> None:
         """Add those of these rows, all older than earlier ones, that match the query."""
         chosen = [row for row in rows if row.seq >= self._begin and is_chosen(self._query, row.actor, row.at)]
+        # In front: each round finds older messages than the one before.
         self.found[:0] = await self._view.choose(chosen)
 
 

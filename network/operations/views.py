@@ -215,8 +215,10 @@ async def history(
     size, has_more = min(PAGE, limit + 1), True
     while has_more and len(rows) <= limit and sum(len(row.data) for row in rows) <= room:
         read, has_more = await reading.hub.ledger.thread(thread_id, before=before, limit=size, max_bytes=room)
+        # In front: each page is older than the one before.
         rows[:0] = await view.choose(read)
         damaged[:0] = [row.seq for row in read if row.is_damaged]
+        # Larger pages each time, because a prompt's view may hide most of a long thread.
         before, size = read[0].seq if read else before, min(PAGE, size * 4)
     if not rows and not await _is_open_thread(reading, thread_id):
         raise UnknownMessage(

@@ -35,6 +35,7 @@ export class Acks {
 
   /** Start a session, which repeats all unacknowledged deliveries from `cursor`. @param {number} cursor */
   beginSession(cursor) {
+    // The new session repeats every open delivery, so handled ones need no place in the order any more.
     this._order = this._order.filter((seq) => this._open.has(seq));
     this._single.clear();
     this._named.clear();
@@ -67,6 +68,7 @@ export class Acks {
       if (this._handled.size <= MAX_REMEMBERED) break;
       this._handled.delete(oldest);
     }
+    // The prefix is above it already, and would not say that this one was handled.
     if (this._late.delete(seq)) this._named.add(seq);
     this._settle(seq);
     return true;

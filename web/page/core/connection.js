@@ -279,6 +279,7 @@ export class Connection {
     const socket = new this._WebSocket(this._url, SUBPROTOCOL);
     this._socket = socket;
     this._error = null;
+    // A socket that was given up may still report. Its events must not change the state of the next one.
     const isMine = () => this._socket === socket;
     socket.onopen = () => isMine() && this._sendFrame(this._makeHello());
     socket.onmessage = (/** @type {{data: unknown}} */ { data }) => isMine() && this._readFrame(data);
@@ -298,6 +299,8 @@ export class Connection {
     const fence = this._isUnfenced ? undefined : this._fence;
     const hello = { ...this._hello, token: this._token, new_token: this._newToken, fence, resume: this._resume };
     if (this.welcome !== null && this._staysInPlace) {
+      // From the prefix on, not from the newest delivery: what is open comes again, and `Acks` recognizes what was
+      // handled.
       hello.resume = { epoch: this.welcome.network.epoch, cursor: this._acks.prefix };
     }
     return hello;
@@ -332,6 +335,7 @@ export class Connection {
     if (wasWelcome && this.now() - this._joinedAt >= STEADY_MS) this._delay = FIRST_DELAY_MS;
     // Spread the reconnects: all clients of a restarted hub would come at the same moment.
     let wait = this._delay * (0.5 + this.random() / 2);
+    // Never earlier than the hub asks, and spread beyond it: everybody who was refused got the same time.
     if (error?.retry_after_ms) wait = Math.max(wait, error.retry_after_ms * (1 + this.random() / 2));
     this._delay = Math.min(this._delay * 2, this.maxDelay);
     this._emitConnection("offline", { code: String(code), message: this._left || (error?.message ?? reason) });
@@ -353,6 +357,7 @@ export class Connection {
       this._open();
       return true;
     }
+    // Rotate the list: the next attempt begins at another node, also after a wait.
     this._urls.push(/** @type {string} */ (this._urls.shift()));
     this._passed += 1;
     if (this._passed >= this._urls.length) {
@@ -381,6 +386,7 @@ export class Connection {
     if (BLAMING_CODES.includes(code)) {
       const oldest = [...this._calls.values()].find((call) => call.isSent);
       const [message] = this._sent;
+      // The oldest request is the likeliest cause. Blaming all of them would give up requests that do no harm.
       if (oldest !== undefined) {
         oldest.losses += 1;
         if (oldest.losses >= MAX_LOSSES) this._settleRequest(oldest.type, oldest.id, (request) => request.reject(new Refused("internal", why)));
@@ -390,6 +396,7 @@ export class Connection {
         if (losses >= MAX_LOSSES) this._refuse(message, { code: "internal", message: why });
       }
     }
+    // Sent again under the same ids after the next welcome. The hub recognizes what it has stored.
     for (const call of this._calls.values()) call.isSent = false;
     const unanswered = [...this._sent];
     this._sent.clear();
@@ -411,6 +418,7 @@ export class Connection {
     const calls = [...this._calls.values()];
     this._calls.clear();
     this._emitConnection(state, { code: error.code, message: error.message });
+    // Rejected last: code that handles a rejection must find the connection closed.
     for (const call of calls) call.reject(error);
   }
 
@@ -429,6 +437,7 @@ export class Connection {
     } catch (error) {
       return this._endForGood("refused", /** @type {Refused} */ (error));
     }
+    // Any frame is a sign of life, also one of a type that this client does not know.
     this._restartQuietTimer();
     if (frame !== null) this._handleFrame(frame);
   }
@@ -482,7 +491,9 @@ export class Connection {
     this._joinedAt = this.now();
     this._acks.beginSession(frame.cursor);
     this._fence = frame.fence;
+    // Only for the first join. From now on the acks know the place.
     this._resume = undefined;
+    // The hub has bound the new token. The login code works once only.
     if (this._newToken !== undefined) [this._token, this._newToken] = [this._newToken, undefined];
     this._stopTimer("welcome");
     this._emit(frame);
@@ -507,6 +518,7 @@ export class Connection {
 
   /** @param {any} frame */
   _handleDelivery(frame) {
+    // A repeated delivery is acknowledged again: its first ack may have been lost with its connection.
     if (!this._acks.take(frame.message.seq)) return this._acknowledgeSoon();
     this._emit(frame);
     if (this._handlesAtOnce) this.ack(frame.message.seq);
@@ -516,6 +528,7 @@ export class Connection {
   _handleStored(frame) {
     if (frame.record_id !== undefined) return this._settleRequest("record", frame.record_id, (request) => request.resolve(frame));
     this._forgetMessage(frame.message_id);
+    // Before the entry leaves the outbox: a listener replaces it by the stored message without a gap.
     this._emit(frame);
     this._outbox.remove(frame.message_id);
     this._sendWaiting();
@@ -600,6 +613,7 @@ export class Connection {
 
   _sendWaiting() {
     if (!this._isWelcome) return;
+    // The hub refuses reads beyond its limit, and a refused one would only be repeated.
     let room = Math.min(MAX_READS, this.welcome.limits.max_reads ?? MAX_READS);
     for (const call of this._calls.values()) {
       if (room <= 0) break;
@@ -612,6 +626,7 @@ export class Connection {
       call.isSent = true;
       room -= 1;
     }
+    // A read replica stores nothing. Messages wait until its node leads, or until this client is elsewhere.
     if (this._isAtFollower() && !this._goesToLeader) return;
     for (const entry of this._outbox.entries.values()) {
       // Keep the order: a delayed message blocks the messages after it.
@@ -631,6 +646,7 @@ export class Connection {
   /** @param {string} text */
   _isTooLarge(text) {
     const most = this.welcome?.limits.max_frame_bytes;
+    // A character takes at most three bytes here, so short texts need no encoding.
     return most !== undefined && text.length * 3 > most && new TextEncoder().encode(text).length > most;
   }
 
@@ -660,6 +676,7 @@ export class Connection {
   /** Ask the hub for a sign of life: a connection may break without an event. */
   _ping() {
     const socket = this._socket;
+    // One question at a time: a second one would move the deadline of the first.
     if (!this._isWelcome || socket === null || this._timersByName.has("answer")) return;
     this._sendFrame({ type: "call", call_id: this.newId(), op: "network.info", args: {} });
     this._startTimer("answer", ANSWER_TIMEOUT_MS, () => this._dropSocket(socket));

@@ -14,6 +14,7 @@ export class Draft {
     let at = this.state;
     for (const key of keys) {
       let part = at[key];
+      // Copied once per batch: later writes of the same batch go to the copy.
       if (part === undefined || !this._owned.has(part)) {
         part = Array.isArray(part) ? part.slice() : { ...part };
         at[key] = part;

@@ -58,6 +58,7 @@ export class Fetching {
     const loaded = this._getState().threads[threadId]?.loaded;
     if (!loaded?.has_before || loaded.is_loading) return false;
     const args = { thread_id: threadId, before: loaded.complete_from, limit };
+    // One read per thread: scrolling asks many times, and pages of one thread must arrive in order.
     this._earlier[threadId] ??= this._read("network.history", args).finally(() => delete this._earlier[threadId]);
     return (await this._earlier[threadId]).messages.length > 0;
   }
@@ -108,6 +109,8 @@ export class Fetching {
     const { stale, threads } = this._getState();
     const rows = Object.keys(stale.rows);
     if (!stale.threads && rows.length <= ROWS_AT_ONCE && this._canReadRows) {
+      // Before the request leaves: what arrives from now on may be missing in its answer, and is counted on top of
+      // it.
       this._dispatch({ type: "fetching", what: "threads", ids: rows });
       try {
         await this._read("network.list_threads", { threads: rows, limit: rows.length });
@@ -130,6 +133,7 @@ export class Fetching {
       let has_more = true;
       while (has_more && (before === undefined || rows.size < Math.min(count, MAX_LISTED))) {
         const page = await this._source.call("network.list_threads", { limit: THREADS_PAGE, before });
+        // A thread that gets a message meanwhile may come twice. Keep the first, newer row.
         for (const row of page.threads) if (!rows.has(row.thread_id)) rows.set(row.thread_id, row);
         before = page.threads.at(-1)?.last_seq;
         has_more = page.has_more && before !== undefined;
@@ -204,6 +208,7 @@ export class Fetching {
 
   /** Run a read after a pause that collects more marks. Only one read of each name runs at a time. */
   _schedule(name, run) {
+    // The marks stay, and `startReads` runs again when the read in progress has ended.
     if (this._busy.has(name)) return;
     this._busy.add(name);
     const start = async () => {
@@ -213,6 +218,7 @@ export class Fetching {
       } catch {
         await this._pause(500); // refused, or the connection ended for good: the marks stay
       }
+      // Before the next start: events that came during the read have set new marks.
       this._busy.delete(name);
       this.startReads();
     };

@@ -103,6 +103,7 @@ export function applySignal(draft, signal, at) {
     const isOver = body.active === false;
     const shown = kind === "typing" ? TYPING_SHOWN_MS : VIEWING_SHOWN_MS;
     const people = draft.own("live_activity", kind);
+    // Removed first, so that a repeated signal moves to the end, where `bound` drops last.
     delete people[`${threadId} ${sender}`];
     if (!isOver) people[`${threadId} ${sender}`] = at + shown;
     bound(people, MAX_PEOPLE);
@@ -217,6 +218,7 @@ function applyDecision(draft, request, by) {
 
 function restoreRequest(draft, agentId, decision) {
   const refused = draft.own("live_activity", "refused");
+  // The report may come before the decision that it is about.
   refused[`${agentId} ${decision}`] = true;
   bound(refused, MAX_WORKS);
   const pending = draft.state.live_activity.decided[decision];
@@ -234,6 +236,8 @@ function applyReactionSignal(draft, key, signal, body) {
     for (const request of Object.values(undecided)) {
       if (keyOf(request.agent_id, request.reaction) === key) delete draft.own("live_activity", "undecided")[request.seq];
     }
+    // Signals may arrive in any order. Without this list a late one would start the work again, and nothing would end
+    // it.
     if (!isEnded) draft.own("live_activity").ended = [...ended, key].slice(-MAX_WORKS);
     if (!isEnded && body.silent === true) recordSilence(draft, signal.sender_id, signal.thread_id);
   } else if (signal.kind === "thinking" && body.active === true) {

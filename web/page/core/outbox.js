@@ -59,6 +59,7 @@ export class Outbox {
   /** Add a message. Throws `Refused` if there is no room. @param {Entry} entry */
   add(entry) {
     this._write(entry);
+    // Counted with the new message, which is taken out again: its size is known only once it is written.
     if (this._frames.size > this._maxMessages || this._chars > this._maxChars) {
       this._forget(entry.message_id);
       throw new Refused("overloaded", "Too many messages wait to be sent; try again when the hub is back.");
@@ -126,6 +127,7 @@ export class Outbox {
     const keys = Array.from({ length: storage.length }, (_, place) => storage.key(place) ?? "");
     const stored = keys.filter((key) => key.startsWith(this._prefix)).map((key) => readEntry(storage.getItem(key)));
     const entries = stored.filter((item) => item !== null).map((item) => (item.state === "sent" ? { ...item, state: /** @type {const} */ ("waiting") } : item));
+    // By order of sending, not by id: a caller may choose its own ids.
     return entries.sort((one, other) => compare(one.order ?? one.message_id, other.order ?? other.message_id));
   }
 }

@@ -135,6 +135,7 @@ function search(index, { query, thread_id, before = Infinity, limit = 20 }) {
     if (hits.length > limit) break;
     if (message.seq >= before || (thread_id && message.thread_id !== thread_id)) continue;
     if (message.sent_at < said_after || message.sent_at >= said_before || (sender_id && message.sender_id !== sender_id)) continue;
+    // Split each message once: a recording never changes, and people search while they type.
     if (!index.words.has(message.seq)) index.words.set(message.seq, listWords(textOf(message)));
     if (holds(index.words.get(message.seq))) hits.push(message);
   }
@@ -162,6 +163,7 @@ function listEffects({ messages, effects: reactionsTo }, index, { seq, root }, l
   const shown = [index.bySeq.get(seq), ...following.slice(0, limit)];
   const effects = new Map(shown.map((message) => [message.seq, { message, reactions: reactionsTo[message.seq] ?? [], followers: [], count: 0 }]));
   for (const message of shown.slice(1)) effects.get(message.cause).followers.push(effects.get(message.seq));
+  // From the newest to the oldest: each message has a later seq than its cause, so its followers are counted already.
   for (const effect of [...effects.values()].reverse()) effect.count = effect.followers.reduce((sum, follower) => sum + 1 + follower.count, 0);
   return { ...cutDepth(effects.get(seq), 0), has_more: following.length > limit };
 }

@@ -179,6 +179,7 @@ function applyWelcome(draft, frame) {
   const { state } = draft;
   const isOther = state.network.epoch !== "" && state.network.epoch !== frame.network.epoch;
   const isFarBehind = frame.is_operator && state.log_at && frame.head - state.log_at > MAX_BEHIND;
+  // Messages may be missing in between. A screen that kept the older ones would show a gap as if nothing was there.
   if (isOther || frame.resume === "limited" || isFarBehind) forgetAll(draft);
   state.me = { agent_id: frame.agent_id, kind: frame.kind, is_operator: frame.is_operator === true };
   state.log_at = state.log_at || frame.head;
@@ -218,6 +219,7 @@ function applyMessage(draft, message, isDelivered = false) {
   if (!isNew) return;
   state.head = Math.max(state.head, seq);
   recordActivity(draft, message);
+  // An answer to an own message changes its receipts: somebody has handled it.
   for (const named of [message.cause, message.reply_to]) {
     if (state.messages[named]?.sender_id === state.me.agent_id) draft.own("stale", "status")[named] = true;
   }
@@ -244,6 +246,7 @@ function count(draft, message, isDelivered) {
   row.recent = new Map(row.recent).set(seq, false);
   if (isOther) countOther(draft, row, seq);
   if (row.recent.size > MAX_RECENT) {
+    // Everything up to here counts as seen. A delivery below it that comes later is not counted again.
     row.base = row.lost = Math.min(...row.recent.keys());
     row.recent.delete(row.lost);
   }
@@ -297,6 +300,7 @@ function addToWindow(draft, message) {
   const { seq, thread_id: id } = message;
   const { loaded, last } = state.threads[id] ?? {};
   if (last?.seq === seq && last.sent_at !== message.sent_at) ownRow(draft, id).last = describeLast(message);
+  // Below the loaded page there may be a gap, and a single message in it would look like the beginning.
   if (!loaded || seq < loaded.complete_from) return;
   const current = state.messages[seq];
   if (current === undefined || (current.is_provisional && !message.is_provisional)) {
@@ -311,6 +315,7 @@ function addToWindow(draft, message) {
 
 function insert(seqs, seq) {
   let place = seqs.length;
+  // From the end: nearly every message is the newest.
   while (place > 0 && seqs[place - 1] > seq) place -= 1;
   if (seqs[place - 1] !== seq) seqs.splice(place, 0, seq);
 }
@@ -448,6 +453,7 @@ function applyMark(draft, id, mark) {
     row.title = undefined;
     draft.own("stale", "rows")[id] = true;
   }
+  // Never back: another device may report an older position later.
   row.mark = { ...mark, read_upto: Math.max(before, mark.read_upto) };
   if (row.mark.read_upto !== before) countUnread(draft, row);
   if (draft.state.reading.threads) draft.own("stale", "rows")[id] = true; // a running read may return the row from before
@@ -458,6 +464,7 @@ function countUnread(draft, row) {
   const upto = row.mark.read_upto;
   const { loaded } = row;
   if (upto >= row.last_seq) row.unread = 0;
+  // Count here only where every unread message is loaded. An operator's window also holds messages of others.
   else if (!state.me.is_operator && loaded && !loaded.is_loading && !loaded.fresh && loaded.complete_from <= upto + 1) {
     const isUnread = (message) => message.seq > upto && (message.sender_id !== state.me.agent_id || message.kind === "mod");
     row.unread = loaded.seqs.slice(-UNREAD_LOOKED_AT).filter((seq) => isUnread(state.messages[seq])).length;
@@ -526,6 +533,7 @@ function startFetching(draft, event) {
         delete draft.own("stale", "rows")[id];
         const row = state.threads[id];
         if (row?.recent.size || row?.lost) {
+          // The answer counts these messages. From now on only later ones are counted on top of it.
           Object.assign(ownRow(draft, id), { recent: new Map(), base: row.last_seq, lost: 0 });
         }
       }

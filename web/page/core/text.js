@@ -122,6 +122,8 @@ export function splitWord(text) {
 /** Return a text as one line of at most 200 characters, as lists show it. Follows `format_line` in
  * network/operations/read_state.py. */
 export function writeLine(text) {
+  // Cut before splitting: a message may have megabytes. By characters, since a cut between two halves shows a broken
+  // one.
   const line = [...text.slice(0, 128 * MAX_LINE_CHARS)].slice(0, 64 * MAX_LINE_CHARS).join("").split(SPACES).filter(Boolean).join(" ");
   const characters = [...line];
   return characters.length <= MAX_LINE_CHARS ? line : `${characters.slice(0, MAX_LINE_CHARS - 1).join("")}…`;
