@@ -78,6 +78,7 @@ def make_shared_log(url: str) -> SharedLog:
     """Return the log with this address. Raises `ConfigError` for a wrong address, or if the client of its engine is missing."""
     address = read_log_url(url)
     try:
+        # Each client is imported only for its own address: an installation may have one and not the other.
         if isinstance(address, PostgresAddress):
             from roundelay.network.cluster.postgres import PostgresLog
 
@@ -147,6 +148,7 @@ class Node:
 
 
 async def _close(hub: Hub, server: WebSocketServer, shared: ReplicatedLedger | None) -> None:
+    # First nobody new comes in; then the sessions that are there are ended in order.
     server.stop_listening()
     await hub.close(hand_over=None if shared is None else shared.hand_over)
     await server.close()
@@ -224,6 +226,7 @@ async def serve(
             await _unless_stopped(hub.start(), stopping)
             if prepare is not None:
                 await _unless_stopped(_prepare(hub, partial(prepare, hub, url)), stopping)
+            # A node of its own listens only when it can serve: who connected earlier would only be refused.
             if shared is None:
                 server.listen(tls=tls)
                 listens(url)
@@ -269,6 +272,7 @@ async def _check_address(host: str, port: int) -> None:
             with socket.socket(family, kind, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 if family == socket.AF_INET6:
+                    # Without this, the probe for `::` would collide with the one for `0.0.0.0`.
                     probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 probe.bind(address)
     except OSError as error:

@@ -111,6 +111,7 @@ class RootGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        # A command that is added later wins over the advice about its absence.
         if args and args[0] in EXPECTED and args[0] not in self.commands:
             raise click.UsageError(EXPECTED[args[0]])
         return super().resolve_command(ctx, args)
@@ -160,6 +161,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         sys.path.append(here)
     try:
         code = cli.main(args=arguments, prog_name="roundelay", standalone_mode=False)
+        # Here and not at exit, where a closed pipe could no longer be turned into an exit code.
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()
@@ -200,6 +202,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     from roundelay.network.credentials import hide_secrets
     from roundelay.network.errors import ConfigError, ConnectError, RoundelayError
 
+    # Of several tasks that failed together, the first error is the most likely cause.
     first = next(_leaves(error))
     match first:
         case ConnectError():

@@ -161,6 +161,7 @@ class ActiveReaction:
             known.text = ""  # it starts over: the model call was repeated
         elif piece.at > known.end:
             known.text += GAP
+        # Only the end is drawn, so the beginning of a long text need not be kept.
         known.text = (known.text + piece.text)[-MAX_CHARS:]
         known.end = piece.at + len(piece.text)
         self._keep(key, known)
@@ -234,6 +235,7 @@ class LiveActivity:
                 news = [it for it in self._take_signal((event.sender_id, name), event) if it is not None]
             case Notice(kind="taken", thread_id=str(thread_id), body={"agent_id": str(by)}):
                 self.takeovers[thread_id] = by
+                # Agents are silent in a thread that a person has taken over, and wait for no decision there.
                 self.requests = {seq: it for seq, it in self.requests.items() if it.thread_id != thread_id}
             case Notice(kind="given", thread_id=str(thread_id)):
                 self.takeovers.pop(thread_id, None)
@@ -263,6 +265,7 @@ class LiveActivity:
                 self.resolve_request(told["request"], message.seq)
         elif message.reply_to is not None and read_decision(message) is not None:
             known = self.requests.get(message.reply_to)
+            # Words of somebody who may not decide leave the request open.
             if known is None or known.deciders is None or message.sender_id in known.deciders:
                 self.resolve_request(message.reply_to, message.seq)
         elif message.reply_to is not None and isinstance((message.metadata or {}).get(STILL_WAITS), int):

@@ -79,6 +79,8 @@ def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str]
     """Explain ``said(...) in network.messages``: what was said instead, nearest first."""
     import sys
 
+    # Not imported here: this hook runs for failed comparisons of every project, and without that module there is no
+    # `Said`.
     testing = sys.modules.get("roundelay.testing.networks")
     if testing is None or not isinstance(left, testing.Said) or not isinstance(right, testing.Messages):
         return None

@@ -129,6 +129,7 @@ class PersonActions:
     def send_typing(self, place: Place) -> None:
         """Signal the readers of a place that this person is typing."""
         now = time.monotonic()
+        # A thread without a message has no readers yet who could be told.
         if place.thread_id in self._desk.threads and now - self._typing_sent_at >= TYPING_INTERVAL_S:
             self._typing_sent_at = now
             self._terminal.work(partial(self._desk.client.signal, "typing", {}, thread_id=place.thread_id))

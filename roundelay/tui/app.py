@@ -146,6 +146,7 @@ class RoundelayTerminal(App[None]):
             self._leave(error)
 
     def _leave(self, error: RoundelayError) -> None:
+        # The first error is the cause; the others follow from it.
         self.failure = self.failure or error
         self.exit()
 
@@ -158,6 +159,7 @@ class RoundelayTerminal(App[None]):
         if self.stack:
             self.pane.display = False
         self.stack.append(view)
+        # Each view keeps its widgets, and a day of going about would open hundreds.
         while len(self.stack) > MAX_STACK:
             await self.stack.pop(0).remove()
         await self.query_one("#body").mount(view)
@@ -167,6 +169,7 @@ class RoundelayTerminal(App[None]):
         self.desk.hint = ""
         self.pane.display = True
         self.pane.focus_main()
+        # A hidden view gets no changes, so it must catch up on all of them.
         for part in ("inbox", "threads", "agents", "live", "connection"):
             self.pane.handle_change(part)
         self._draw()
@@ -180,6 +183,7 @@ class RoundelayTerminal(App[None]):
 
     def _draw(self) -> None:
         self._is_due = False
+        # Emptied first: drawing may change the desk again, and that must not be lost.
         stale, self._stale = self._stale, set()
         if not self.stack or not self.is_running:
             return
@@ -216,6 +220,7 @@ class RoundelayTerminal(App[None]):
 
     def _take_message(self, message: AnyMessage) -> None:
         for view in self.stack:
+            # Hidden views too: Esc may bring them back.
             if isinstance(view, ThreadPane) and view.thread_id == message.thread_id:
                 self.work(view.handle_message, message)
 
@@ -239,6 +244,7 @@ class RoundelayTerminal(App[None]):
             await self.show(VIEWS[place](self.desk))
 
     async def action_back(self) -> None:
+        # The first view stays: without any, the screen would be empty and no key would work.
         if len(self.stack) > 1:
             await self.stack.pop().remove()
             self._uncover()

@@ -45,6 +45,7 @@ class Composer(TextArea):
         return is_typed(key) or super().check_consume_key(key, character)
 
     async def _on_key(self, event: events.Key) -> None:
+        # While ids are offered, these keys choose: Enter would otherwise send half of a name.
         if self._offered.display and event.key in ("tab", "up", "down", "escape", "enter"):
             self._choose(event.key)
         elif event.key in _SEND:
@@ -68,7 +69,9 @@ class Composer(TextArea):
 
     def on_text_area_changed(self, _event: TextArea.Changed) -> None:
         named = self._find_named()
+        # An id that must be escaped would be inserted as something else than what was shown.
         ids = [it for it in self._list_ids() if named is not None and it.startswith(named) and sanitize(it) == it]
+        # A name that is complete needs no offer, and Enter sends again.
         self._offered.offer(ids[:MAX_OFFERED] if ids != [named] else [])
 
     def _find_named(self) -> str | None:

@@ -83,6 +83,7 @@ class ThreadRow:
 
     def set_read_state(self, mark: Mapping[str, Any]) -> None:
         """Apply the read state that ``network.mark`` stores."""
+        # Marks may arrive out of order, and what was read stays read.
         self.read_upto = max(self.read_upto, int(mark.get("read_upto") or 0))
         self.title = sanitize(str(mark.get("title", self.title) or ""))
         self.is_pinned = bool(mark.get("is_pinned", self.is_pinned))
@@ -102,6 +103,7 @@ class ThreadRow:
 
     def add_message(self, message: AnyMessage, me: str) -> None:
         """Add a message of the thread."""
+        # The list may have been fetched after this message was sent: it would count twice.
         if message.seq <= self.last_seq and self.text:
             return
         self.messages += message.seq > self.last_seq
@@ -165,6 +167,7 @@ class Desk:
 
     async def start(self) -> None:
         """Fetch all parts. Raises `RoundelayError`."""
+        # First, so that nothing is missed between the fetching and the first event.
         await watch(self.client)
         for part in ("agents", "threads", "inbox"):
             await self._fetch(part)
@@ -178,6 +181,7 @@ class Desk:
             if message.sender_id == self.me:
                 await delivery.ack()  # sent by another session of the same person
                 continue
+            # Not acknowledged yet: the person has not seen it, and it must come again after a crash.
             self._held.setdefault(message.thread_id, {})[message.seq] = delivery
             self._count_held(message.thread_id)
             self.on_message(message)
@@ -187,6 +191,7 @@ class Desk:
         """Handle a message of any thread, also the person's own."""
         self.activity.handle_message(message)
         row = self.threads.get(message.thread_id)
+        # Only the hub knows the title and the readers of a new thread.
         if row is None:
             self._refresh("threads")
         else:
@@ -288,6 +293,7 @@ class Desk:
             await held.pop(seq).ack()
         self._count_held(thread_id)
         row = self.threads.get(thread_id)
+        # Scrolling back must not mark as unread what was read before.
         if row is None or last <= row.read_upto:
             return
         row.read_upto = last
@@ -296,6 +302,7 @@ class Desk:
             row.unread = 0
             self.on_change("threads")
         else:
+            # The hub counts what is left unread; the rows here do not know the messages in between.
             self._stale.add("threads")
         self._news.set()
 
@@ -317,6 +324,7 @@ class Desk:
         """
         most = self.client.welcome.limits.get("max_unacked", 256)
         waiting = sum(map(len, self._held.values()))
+        # Half, so that there is room for a burst before the hub stops delivering.
         if waiting <= most // 2:
             return
         if self.lacks_marks:
@@ -345,6 +353,7 @@ class Desk:
                 for part in sorted(stale):
                     await self._fetch(part)
             if "agents" in stale:
+                # Changes meanwhile gather in the set, and one fetch brings them all.
                 await asyncio.sleep(AGENTS_EVERY_S)
 
     async def _fetch(self, part: Part) -> None:
@@ -367,6 +376,7 @@ class Desk:
                 known = before.get(row.thread_id, row)
                 row.unread = len(self._held.get(row.thread_id, ()))
                 row.sender_id, row.text, row.at = known.sender_id, known.text, known.at
+            # The hub may not have heard of this position yet, and its list would show old news as unread.
             row.read_upto = max(row.read_upto, self._marks.get(row.thread_id, 0))
 
     async def _fetch_inbox(self) -> None:
@@ -398,6 +408,7 @@ class Desk:
                 self.lacks_marks = True
             except RequestError:
                 pass  # not one of this person's threads
+            # The person may have read on during the call; then the newer position is still to be sent.
             if self._marks.get(thread_id) == upto:
                 del self._marks[thread_id]
 
@@ -409,6 +420,7 @@ class Desk:
             self.show_line("This hub keeps no marks: threads are not pinned, muted or named there.")
             return
         await self.client.call("network.mark", {"thread_id": thread_id, **mark})
+        # At once, without waiting for the notice: the key must show its effect.
         self._take_mark(thread_id, mark)
 
     async def dismiss(self, item: InboxItem) -> None:

@@ -66,6 +66,7 @@ class Choose(ModalScreen[str | None]):
     def _list(self, typed: str) -> list[Option]:
         words = typed.strip().lower()
         found = [it for it in self._choices if words in it[1].plain.lower()]
+        # Enter takes the first entry, which must be the one whose id was typed in full.
         found.sort(key=lambda it: (it[0] != words, not it[0].startswith(words)))
         return [Option(label, id=value) for value, label in found]
 
@@ -83,6 +84,7 @@ class Choose(ModalScreen[str | None]):
         event.stop()
         listed = self.query_one(OptionList)
         chosen = listed.get_option_at_index(listed.highlighted).id if listed.highlighted is not None else None
+        # Text that fits no entry may name a place that is not listed yet, such as a new channel.
         self.dismiss(chosen or event.value)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:

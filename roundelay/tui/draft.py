@@ -33,6 +33,7 @@ class ThreadDraft:
 
     def start_edit(self, message: AnyMessage, text: str) -> None:
         """Let the draft replace a message. ``text`` is in the field now, and comes back after the edit."""
+        # When one edit follows another, the field holds the text of the first edit and not the person's draft.
         if self.replaces is None:
             self._text_before_edit = text
         self.replaces, self.reply_to = message, None
@@ -48,6 +49,7 @@ async def send_replacement(client: NetworkClient, replaced: AnyMessage, text: st
     """Send a text that replaces an own message, and cancel the reactions to that message. Return the new seq."""
     for recipient in (await client.call("network.message_status", {"seq": replaced.seq}))["recipients"]:
         newest = recipient.get("again", recipient)  # the reaction after a takeover
+        # An agent that went on would answer the old text, beside the answer to the new one.
         if newest.get("reaction_status") == "open" and newest.get("reaction"):
             await client.call("network.cancel", {"reaction": newest["reaction"]})
     sent = await client.send(

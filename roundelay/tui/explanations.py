@@ -52,6 +52,7 @@ class WhyPane(Pane):
         lines = [*describe_steps(steps), "", "What followed from it:", *describe_effect(await follow(source, self.seq))]
         root = steps[-1].message.root
         try:
+            # Nothing of this conversation comes before its root, so the earlier log need not be read.
             cost = await read_cost(source, CallFilter(root=root, after=root - 1), "agent")
             lines += [
                 "",

@@ -31,11 +31,13 @@ _STYLES = {"strong": "bold", "em": "italic", "s": "strike", "link": "underline"}
 def render(text: str, width: int) -> list[Content] | None:
     """Return a sanitized text as lines of at most ``width`` columns; None if it has no Markdown or cannot be shown as
     such."""
+    # Most texts have no sign of Markdown, and the search is far cheaper than the parser.
     if len(text) > MAX_CHARS or width < MIN_COLUMNS or _SIGNS.search(text) is None:
         return None
     writer = _Writer(width)
     writer.write(_PARSER.parse(text))
     lines = writer.lines
+    # Rich may count columns otherwise. A line that is too wide would be broken by the terminal, outside of its frame.
     is_fitting = all(len(break_lines([line.plain], width)) == 1 for line in lines)
     return [Content.from_rich_text(line) for line in lines] if lines and is_fitting else None
 
@@ -158,6 +160,7 @@ def _read_inline(tokens: Sequence[Token], style: str) -> Text:
                 open_styles.append(_STYLES[name])
             case "link_close":
                 open_styles.remove(_STYLES[name])
+                # The words of a link may lie about its address, so the address is shown, unless it is the words.
                 if address and not text.plain.endswith(address):
                     text.append(f" ({fit_start(address, 60)})", "dim")
             case _ if token.nesting > 0 and name in _STYLES:

@@ -73,6 +73,7 @@ def list_replaced(messages: Iterable[AnyMessage]) -> dict[int, int]:
     found = {}
     for it in messages:
         old = (it.metadata or {}).get("replaces")
+        # Only the sender may replace a message. Anybody can write this metadata, and could hide the words of others.
         if type(old) is int and senders.get(old) == it.sender_id:
             found[old] = it.seq
         senders[it.seq] = it.sender_id
@@ -123,6 +124,7 @@ class MessageBox(Widget):
 
     def _draw_again(self) -> None:
         self._drawn = None
+        # Textual would keep the old height, and the new text would be cut off.
         self.clear_cached_dimensions()
         self.refresh(layout=True)
 
@@ -249,8 +251,10 @@ class MessageWindow(VerticalScroll, can_focus=True):
         boxes = self.boxes
         self._told = (0, 0)  # the history may have brought it already
         self.call_after_refresh(self.look)
+        # The message lies in a part that is not loaded; it comes when the person scrolls there.
         if self.has_after or (boxes and self.has_before and message.seq < boxes[0].seq) or self.find(message.seq):
             return
+        # Asked before the message is added, which moves the end.
         follows = self.is_at_end
         behind = next((it for it in boxes if it.seq > message.seq), None)
         await self._mount([message], before=behind)
@@ -341,6 +345,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
     def look(self) -> None:
         """Report the messages on the screen, and fetch more near an end."""
         boxes = self.boxes
+        # Before the layout is done every message seems to be on the screen, and all would count as read.
         if not boxes or not self._is_settled or not self.is_on_screen or self.size.height == 0:
             return
         bottom = self.scroll_y + self.size.height
@@ -410,6 +415,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
             box.toggle()
 
     def on_resize(self, _event: events.Resize) -> None:
+        # Who reads the end should still see it when the window changes its size.
         if self.boxes and self.is_at_end:
             self.scroll_end(animate=False)
         self.call_after_refresh(self.look)

@@ -76,6 +76,7 @@ class Pane(Vertical):
 
     @property
     def terminal(self) -> Terminal:
+        # A protocol instead of the class: the app imports the panes, and they cannot import it in turn.
         return cast(Terminal, self.app)
 
     def handle_change(self, part: Part) -> None:
@@ -121,6 +122,7 @@ class Line(Input):
     def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()
         event.stop()
+        # A field of one line would keep only the first line of a pasted text.
         self.insert_text_at_cursor(" ".join(sanitize_lines(event.text.strip())))
 
 
@@ -165,6 +167,7 @@ class Rows(OptionList):
         """Show rows, each with its name."""
         chosen = self.chosen
         self._keys = [key for key, _ in rows]
+        # A redraw is no choice of the person, so nothing may react to it as one.
         with self.prevent(OptionList.OptionHighlighted):
             self.clear_options()
             self.add_options([Option(content) for _, content in rows])

@@ -66,6 +66,7 @@ class InboxPane(Pane):
         if self.desk.lacks_inbox:
             about += " This hub keeps no inbox: shown are approvals, dead letters, and what stopped since you came."
         self.query_one("#about", Static).update(Content(about))
+        # Named by content, not by place: the choice stays on an item when others go.
         rows.show([(f"{it.kind} {it.seq} {it.agent_id}", self._write(it, rows.room, now_ms)) for it in self.desk.inbox])
 
     def _write(self, it: InboxItem, width: int, now_ms: int) -> Content:
@@ -85,6 +86,7 @@ class InboxPane(Pane):
             return
         if item.thread_id:
             self.terminal.open_thread(item.thread_id, item.seq)
+        # A dead letter names no thread, but its message can be explained.
         elif item.seq:
             self.terminal.open_why(item.seq)
 
@@ -212,6 +214,7 @@ class AgentsPane(Pane):
             if not value:
                 continue
             listed = value if isinstance(value, list) else [value]
+            # A card is written by its participant and may have any shape.
             named = [str(it.get("name", it)) if isinstance(it, dict) else str(it) for it in listed]
             parts += [(f"\n{sanitize(str(name))}: ", "dim"), fit_start(sanitize(", ".join(named)), 600)]
         now_ms = self.desk.now_ms()
