@@ -1,1 +1,1 @@
-"""A node and its agents as processes of a machine: their first files, their start, trial runs, and health checks."""
+"""Runs a node and its agents as processes of a machine: first files, start, trial runs and health checks."""

@@ -14,7 +14,7 @@ Status = Literal["ok", "note", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of one check. ``advice`` says what to do."""
+    """Result of one check. ``advice`` describes how to fix the problem."""
 
     name: str
     status: Status
@@ -27,5 +27,5 @@ class Checked:
         return f"{color(f'{self.status:<6}')} {sanitize(self.name):<10} {sanitize(hide_secrets(self.detail))}{advice}"
 
     def to_json(self) -> dict[str, str]:
-        # Only details can hold a secret. Hiding a password like "secret" must not break the names of checks.
+        # Only details can contain a secret. Hiding a password such as "secret" must not change the names of checks.
         return asdict(self) | {"detail": hide_secrets(self.detail), "advice": hide_secrets(self.advice)}

@@ -1,6 +1,7 @@
-"""``roundelay doctor``: checks what a node and its agents need, one thing at a time, with advice for what is missing.
+"""Implements ``roundelay doctor``: checks the requirements of a node and its agents, and gives advice for each problem.
 
-It changes nothing lasting: it writes and deletes a small file beside the database, and asks each model twice.
+The checks change nothing permanently. They write and delete a small file next to the database, and ask each model
+twice.
 """
 
 from __future__ import annotations
@@ -76,14 +77,16 @@ async def examine(
     env: Mapping[str, str],
     flags: Mapping[str, object],
 ) -> list[Checked]:
-    """Run all checks, except those that depend on a failed one. For an agent's file, check what the agent needs. ``flags``
-    override the environment, as they do for a node."""
+    """Run all checks, except checks that depend on a failed check.
+
+    For an agent's file, run only the checks of agents. ``flags`` override the environment, as they do for a node.
+    """
     checks = [check_python(), check_packages()]
     config: NodeConfig | None = None
     try:
         if file is not None and _is_agents(file):
             checks += [check async for check in check_agents(file, timeout_s, url)]
-            # An agent's file says nothing about a node, so none of the node's checks apply.
+            # An agent's file does not configure a node, so skip the checks of the node.
             return checks if model is None else [*checks, await check_named_model(model, base_url, timeout_s)]
         config, origins = resolve_config(file, env, flags)
         checks.append(Checked("config", "ok", f"{file} is right." if file is not None else "No file; defaults hold."))
@@ -92,11 +95,11 @@ async def examine(
         checks.append(Checked("config", "failed", str(error)))
     if config is not None:
         checks.append(check_database(config))
-        # The checks below read the file. On a broken one each would repeat the same failure in other words.
+        # The checks below read the file. If it is broken, each check would report the same failure again.
         if checks[-1].status != "failed" and config.durability != "memory" and config.db.exists():
             shared = check_shared_log(config)
             checks += shared
-            # A large file takes seconds to read through, too long for the event loop.
+            # Reading a large file takes seconds, which is too long for the event loop.
             integrity = await asyncio.to_thread(check_integrity, config.db, is_index=bool(shared))
             checks.append(integrity)
             if integrity.status != "failed":
@@ -117,9 +120,9 @@ async def examine(
 
 
 def _is_agents(file: Path) -> bool:
-    """Whether a file is an agent's. A node's file has none of these keys."""
+    """Return whether a file declares an agent. A node's file has none of these keys."""
     value = load_yaml(file).value
-    # One wrong field elsewhere must not turn an agent's file into a wrong node's file, so only the keys are looked at.
+    # Look only at the keys. Otherwise one wrong field would make an agent's file look like a wrong node file.
     return isinstance(value, dict) and not {"id", "instruction"}.isdisjoint(value)
 
 
@@ -129,8 +132,10 @@ def check_python() -> Checked:
 
 
 def check_packages() -> Checked:
-    """Check the packages that the installed package requires. Those that only some systems need are optional: without them
-    things are slower."""
+    """Check the packages that the installed package requires.
+
+    Packages that only some systems need are optional. Without them the node is only slower.
+    """
     installed, missing = [], []
     try:
         needs = [line.partition(";") for line in ["roundelay", *(requires("roundelay") or [])]]
@@ -138,7 +143,7 @@ def check_packages() -> Checked:
         needs = [("roundelay", "", "")]
     for need, _, marker in needs:
         name = re.split(r"[^\w.-]", need, maxsplit=1)[0]
-        # An extra is a choice of the user; to miss it is no fault.
+        # Extras are optional for the user, so a missing extra is no failure.
         if "extra" not in marker:
             try:
                 installed.append(f"{name} {version(name)}")
@@ -154,7 +159,9 @@ def check_packages() -> Checked:
 
 
 def check_mods(config: NodeConfig, origin: str) -> Checked:
-    """Check that each mod loads and that the page of rights names existing things. ``origin`` is where the mods are named."""
+    """Check that each mod loads and that the rights name existing operations. ``origin`` is the source of the field
+    `mods`.
+    """
     try:
         add_mod_folder(config.folder)
         make_rights(config, load_mods(config.mods, OWN_MODS))
@@ -166,12 +173,12 @@ def check_mods(config: NodeConfig, origin: str) -> Checked:
 
 
 def check_database(config: NodeConfig) -> Checked:
-    """Check that the folder accepts durable files, how fast, and that the file is a database."""
+    """Check that the folder can store files durably, measure the speed, and check that the file is a database."""
     if config.durability == "memory":
         return Checked("database", "note", "durability is memory: nothing outlives the node.")
     db = config.db
     owner = Path(f"{db}.owner").resolve()
-    # A database that a running node has open is right to be locked, and its state says so.
+    # A database that a running node has open is locked, which is correct. The reported state shows this.
     busy = next((node.url for node in running_nodes() if Path(node.owner_file) == owner), None)
     try:
         check_folder(db)
@@ -188,7 +195,7 @@ def check_database(config: NodeConfig) -> Checked:
         return Checked("database", "failed", str(explain(error, db)))
     state = f"open in the node at {busy}" if busy else f"{size // 1024} KiB" if db.exists() else "will be made"
     detail = f"{db} ({state}); a durable write takes {took_ms:.1f} ms; {free // 2**20} MiB free."
-    # A note, not a failure: the node starts and works until the disk is full.
+    # Only a note, because the node works until the disk is full.
     if free < MIN_FREE_BYTES:
         return Checked("database", "note", detail, "Make room: a full disk stops the node.")
     if took_ms > SLOW_SYNC_MS and config.durability == "full":
@@ -197,20 +204,20 @@ def check_database(config: NodeConfig) -> Checked:
 
 
 def check_shared_log(config: NodeConfig) -> list[Checked]:
-    """Check which shared log the file indexes, and how far; nothing for a node without one."""
+    """Check which shared log the file indexes, and up to which seq. Return nothing for a node without a shared log."""
     db, log = config.db, None if config.log is None else hide_password(config.log)
     try:
         with open_database(db) as kept:
             place, head = kept.find_cursor(), next(kept.rows(), None)
     except LedgerError as error:
         return [] if log is None else [Checked("shared log", "failed", str(error), REMAKE)]
-    # Neither the file nor the configuration mentions a shared log, so there is nothing to say about one.
+    # Neither the file nor the configuration mentions a shared log, so report nothing.
     if place is None and log is None:
         return []
     if place is None:
         if head is None:
             return [Checked("shared log", "ok", f"{db} is empty, and will be an index of {log}.")]
-        # To go on as an index would mix two histories under the same seqs.
+        # Using the file as an index would mix two histories under the same seqs.
         detail = f"{db} has a history of its own, and log names {log}: no node starts on both."
         return [Checked("shared log", "failed", detail, "Name a new file, or move it: roundelay cluster migrate.")]
     of = f"{db} is an index of the shared log of the network {place.name} (epoch {place.epoch}), up to record {place.position}"
@@ -222,13 +229,13 @@ def check_shared_log(config: NodeConfig) -> list[Checked]:
 
 
 async def ask_shared_log(url: str) -> Checked:
-    """Check that the shared log answers, and how it stores its records."""
+    """Check that the shared log answers, and describe how it stores its records."""
     name = hide_password(url)
     try:
         log = make_shared_log(url)
         try:
             async with asyncio.timeout(LOG_TIMEOUT_S):
-                # A check changes nothing: only a node's start may make the log.
+                # A check must change nothing. Only the start of a node may create the log.
                 await log.open(create=False)
                 figures = await log.describe()
         finally:
@@ -246,11 +253,11 @@ async def ask_shared_log(url: str) -> Checked:
 
 
 def check_integrity(db: Path, *, is_index: bool = False) -> Checked:
-    """Check the whole file for damage."""
+    """Check the whole database file for damage."""
     began = time.perf_counter()
     try:
         problems = check_file(db)
-        # A damaged file may not be readable as a log at all.
+        # A damaged file may be unreadable as a log.
         unchecked = summarize(db).unchecked if not problems else None
     except LedgerError as error:
         return Checked("integrity", "failed", str(error))
@@ -263,7 +270,7 @@ def check_integrity(db: Path, *, is_index: bool = False) -> Checked:
 
 
 def check_retention(config: NodeConfig) -> Checked:
-    """Describe the retention rules, and whether something holds retention back."""
+    """Describe the retention rules, and report anything that prevents the deletion of old rows."""
     try:
         log = summarize(config.db)
     except LedgerError as error:
@@ -277,7 +284,7 @@ def check_retention(config: NodeConfig) -> Checked:
     detail = f"{kept}; there are {log.used_bytes / 2**20:.1f} MiB{since}."
     if log.held_by is not None and log.held_at is not None and rules:
         held_days = (time.time() * 1000 - log.held_at) / 86_400_000
-        # An open reaction is normal; only one that outlives a retention rule is worth a note.
+        # Open reactions are normal. Report only a reaction that is older than a retention rule allows.
         is_over = retain.bytes is not None and log.used_bytes > retain.bytes
         if is_over or held_days > min(retain.days or 36_500, retain.record_days or 36_500):
             advice = f"It goes on when {log.held_by} runs again; or remove {log.held_by}: docs/operations.md."
@@ -288,11 +295,11 @@ def check_retention(config: NodeConfig) -> Checked:
 
 
 def check_files(config: NodeConfig) -> Checked:
-    """Check that the node may open as many files as connections."""
+    """Check that the node may open enough files for its connections."""
     limit = raise_file_limit()
     shown = "as many files as there are" if limit == sys.maxsize else f"{limit} files"
     detail = f"A process may open {shown}; each connection is one."
-    # A node with few allowed connections needs few files, so the note depends on both.
+    # A node with a low connection limit needs few files, so compare both limits.
     if limit < min(FEW_FILES, config.limits.max_connections):
         return Checked("files", "note", detail, "Raise it where the node is started: ulimit -Hn 65536")
     if limit < config.limits.max_connections:
@@ -301,7 +308,7 @@ def check_files(config: NodeConfig) -> Checked:
 
 
 def check_tls(config: NodeConfig) -> Checked:
-    """Check that certificate and key match, or explain why there are none."""
+    """Check that the certificate and the key match, or explain why the node needs neither."""
     try:
         tls, _ = load_tls(config)
     except ConfigError as error:
@@ -316,7 +323,7 @@ def check_tls(config: NodeConfig) -> Checked:
 
 
 def check_page(config: NodeConfig) -> Checked:
-    """Describe the names by which browsers reach the page."""
+    """Describe the host names at which browsers can reach the page."""
     if not config.web:
         return Checked("page", "ok", "Browsers are shown none.")
     if config.web_hosts:
@@ -332,8 +339,10 @@ def check_page(config: NodeConfig) -> Checked:
 
 
 def check_secrets(config: NodeConfig, file: Path | None = None) -> Checked:
-    """Check that only the owner can read the node's key, tokens and messages. ``file`` is the node's own file if it names the
-    shared log, because that address may contain a password."""
+    """Check that only the owner can read the node's key, tokens and messages.
+
+    ``file`` is the node's file if it names the shared log, because the log's address may contain a password.
+    """
     has_password = config.log is not None and hide_password(config.log) != config.log
     if file is not None and has_password and file.stat().st_mode & 0o077:
         detail = f"{file} holds the password of the shared log, and others may read it."
@@ -347,7 +356,7 @@ def _measure_sync(folder: Path, name: str) -> float:
     with tempfile.NamedTemporaryFile(dir=folder, prefix=f"{name}-doctor-") as file:
         file.write(b"\0" * 4096)
         file.flush()
-        try_record_lock(file.fileno())  # the database's own file is read without locks
+        try_record_lock(file.fileno())  # the database file is read without locks
         began = time.perf_counter()
         sync_descriptor(file.fileno())
         return (time.perf_counter() - began) * 1000
@@ -362,7 +371,7 @@ def _measure_database(db: Path) -> int:
 
 
 async def check_port(config: NodeConfig) -> Checked:
-    """Check that a node can listen at the address, or does."""
+    """Check that a node can listen at the address, or already listens there."""
     where = f"{config.host}:{config.port}"
     if (reason := _find_hindrance(config.host, config.port)) is None:
         return Checked("port", "ok", f"{where} is free.")
@@ -385,7 +394,7 @@ async def check_port(config: NodeConfig) -> Checked:
 
 
 async def check_gateway(config: NodeConfig) -> Checked:
-    """Check that the gateway that `interop` asks for can run, or does."""
+    """Check that the gateway that `interop` configures can run, or already runs."""
     interop = config.interop
     where, served = f"{interop.host}:{interop.port}", " ".join(interop.serve)
     if find_spec("uvicorn") is None:
@@ -404,10 +413,10 @@ async def check_gateway(config: NodeConfig) -> Checked:
 
 
 def _find_hindrance(host: str, port: int) -> str | None:
-    """Return why nothing can listen at the address; None if something can."""
+    """Return the reason why nothing can listen at the address, or None if the address is usable."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # As the node itself does: a port that a stopped node has just left counts as free.
+            # Set the same option as the node does, so that a port that a stopped node has just left counts as free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
     # A port above 65535 raises OverflowError, not OSError.
@@ -417,12 +426,12 @@ def _find_hindrance(host: str, port: int) -> str | None:
 
 
 async def check_clock(url: str, config: NodeConfig | None) -> Checked:
-    """Check that the clock was set, agrees with the hub's, and has not gone back since the last write to the database."""
+    """Check that the clock is set, agrees with the hub's clock, and is not behind the last write to the database."""
     now = time.time()
     shown = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now))
     if now < EARLIEST_S:
         return Checked("clock", "failed", f"It is {shown} here.", "Set the clock; times in the ledger would be wrong.")
-    # The hub never lets its stamps go back, so after a clock change all new messages would bear one time.
+    # The hub's timestamps never decrease. If the clock went back, all new messages would get the same time.
     if config is not None and config.db.exists() and config.db.stat().st_mtime > now + MAX_SKEW_S:
         detail = f"It is {shown} here, and {config.db} was written later than that."
         return Checked("clock", "note", detail, "The clock went back; stamps stand still until it has caught up.")
@@ -430,7 +439,7 @@ async def check_clock(url: str, config: NodeConfig | None) -> Checked:
         date_s = (await asyncio.to_thread(get_from_hub, url, "/healthz")).date_s
     except ConnectError:
         return Checked("clock", "ok", f"It is {shown}; no hub at {url} to compare with.")
-    # A proxy before the hub may leave out the header, and then there is nothing to compare.
+    # A proxy in front of the hub may remove the header. The clocks then cannot be compared.
     skew_s = now - date_s if date_s is not None else 0.0
     if abs(skew_s) > MAX_SKEW_S:
         detail = f"It is {shown} here, {abs(skew_s):.0f} s {'after' if skew_s > 0 else 'before'} the hub's clock."
@@ -439,8 +448,10 @@ async def check_clock(url: str, config: NodeConfig | None) -> Checked:
 
 
 async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url: str | None) -> AsyncIterator[Checked]:
-    """Check that each agent's tools load, that the hub at ``url`` has the tools it names, and that its model can call one.
-    Agents with the same model share one question."""
+    """Check each agent: its tools load, the hub at ``url`` has its network tools, and its model can call a tool.
+
+    Agents with the same model share one request.
+    """
     from roundelay.agents.team import build_runner, load_agents
 
     try:
@@ -452,8 +463,8 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url:
     for spec in specs:
         name = f"agent {spec.id}"
         try:
-            # Building imports the tools and makes the model, so a missing package or key is found here, before anything
-            # is asked.
+            # Building the agent imports the tools and creates the model. A missing package or key is found here, before
+            # the model is asked.
             runner = build_runner(spec)
         except ConfigError as error:
             yield Checked(name, "failed", str(error))
@@ -464,7 +475,7 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url:
             yield Checked(name, "ok", f"An agent elsewhere, at {spec.a2a.url}: its card is read when it starts.")
             continue
         if spec.adapter is not None:
-            # Only the framework knows its model, so there is nothing here to ask.
+            # Only the agent's framework knows its model, so no model can be asked here.
             yield Checked(name, "ok", f"{spec.adapter} makes it; what runs it was not asked.")
             continue
         if spec.model.openai is None and spec.model.local is None:
@@ -477,13 +488,13 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url:
 
 
 async def check_network_tools(spec: AgentSpec, runner: SimpleAgentRunner, url: str | None) -> Checked:
-    """Check that the hub at ``url`` has the tools of an agent's ``network_tools``."""
+    """Check that the hub at ``url`` has the operations in an agent's ``network_tools``."""
     name = f"agent {spec.id}"
     if url is None:
         unknown = "The names in network_tools are not checked: only a node knows them."
         return Checked(name, "note", unknown, "Give that node's address: --url URL")
     try:
-        # Under the own reader id of the commands, which lists of participants leave out.
+        # Connect with the commands' reader id, which lists of participants omit.
         async with asyncio.timeout(TIMEOUT_S), NetworkClient(READER_ID, url, kind="service", reconnect=False) as client:
             try:
                 runner.check_network(client)

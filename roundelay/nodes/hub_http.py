@@ -1,4 +1,4 @@
-"""Plain HTTP requests to a hub's port: health, metrics and time. They block, so call them in a thread."""
+"""Plain HTTP requests to a hub's port, for health, metrics and time. The functions block, so call them in a thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_BODY_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class HubAnswer:
-    """A response. ``date_s`` is the hub's clock in seconds since the Unix epoch, or None."""
+    """HTTP response of a hub. ``date_s`` is the hub's clock in seconds since the Unix epoch, or None."""
 
     status: int
     body: str
@@ -41,11 +41,11 @@ def get_from_hub(url: str, path: str, *, accept: str = "*/*") -> HubAnswer:
     try:
         connection.request("GET", path, headers={"Accept": accept})
         response = connection.getresponse()
-        # Another program may listen there and send without end, or send bytes that are no text.
+        # Another program may listen at the address and send an endless response, or bytes that are not text.
         body = response.read(MAX_BODY_BYTES).decode(errors="replace")
     except OSError as error:
         raise ConnectError(explain_failure(url, error)) from error
-    except UnicodeError as error:  # the name cannot be a host name
+    except UnicodeError as error:  # the address contains an invalid host name
         raise ConnectError(f"No hub at {url} can be: that is no host's name ({error}).") from error
     except http.client.HTTPException as error:
         raise ConnectError(
@@ -57,12 +57,13 @@ def get_from_hub(url: str, path: str, *, accept: str = "*/*") -> HubAnswer:
 
 
 def fetch_readiness(url: str) -> Readiness | None:
-    """Return whether the node at an address accepts sessions, or None if no node of ours answers. Raises
-    `ConnectError`."""
+    """Return whether the node at an address accepts sessions, or None if another program answers. Raises
+    `ConnectError`.
+    """
     answer = get_from_hub(url, "/readyz", accept="application/json")
     try:
         return msgspec.json.decode(answer.body, type=Readiness)
-    except msgspec.DecodeError:  # another program listens there
+    except msgspec.DecodeError:  # another program listens at the address
         return None
 
 

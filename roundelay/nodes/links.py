@@ -1,7 +1,7 @@
-"""Links that log a person in to a node's page once. The fragment of a link holds a code, which no server sees; the hub knows
-only the hash of the code.
+"""Creates links that log a person in to a node's page once.
 
-Anybody who has an unused link can use it, so it is shown to the person and written to no log.
+The fragment of a link contains a code. Browsers do not send fragments to servers, and the hub stores only the hash of
+the code. Anybody who has an unused link can use it, so a link is shown only to the person and never written to a log.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def page_url(url: str) -> str:
 
 
 class NoPage(RoundelayError):
-    """A node serves no page; the sentence says why."""
+    """The node serves no page. The error message explains why."""
 
     code = "no_page"
 
 
 def check_page(url: str) -> None:
-    """Raise `NoPage` if the node at an address serves none, or `ConnectError`."""
+    """Raise `NoPage` if the node at an address serves no page, or `ConnectError` if it cannot be reached."""
     answer = get_from_hub(url, "/")
-    # A node without a page treats the path as unknown, or as one that is for WebSockets only.
+    # A node without a page reports that the path is unknown, or that it is for WebSockets only.
     if answer.status in (404, 426):
         raise NoPage(f"The node at {url} shows no page (web: false); start it without --no-web.")
     if answer.status != 200:
@@ -48,19 +48,21 @@ def check_page(url: str) -> None:
 async def make_link(
     client: NetworkClient, agent_id: str, *, kind: str = "human", operator: bool = False, minutes: int = MINUTES
 ) -> dict[str, Any]:
-    """Make a link for an id with an operator's client; return its `url` and `expires_at`. Raises `RequestError`."""
+    """Create a link for an id with an operator's client. Return `url` and `expires_at`. Raises `RequestError`."""
     code = make_token()
     args = {"agent_id": agent_id, "kind": kind, "login_hash": hash_token(code), "operator": operator}
-    # The hub gets the hash alone. Whoever reads its ledger or its log later cannot log in with that.
+    # Send only the hash to the hub. Nobody who reads the ledger or the log later can log in with the hash.
     made = await client.call("network.create_login", {**args, "ttl_ms": minutes * 60_000})
-    # Behind a proxy the address that this client uses may mean nothing to the person's browser.
+    # Behind a proxy, the person's browser may be unable to reach the address that this client uses.
     public_url = (await client.call("network.info")).get("public_url")
     return {"url": _write_link(client.url, agent_id, code, public_url), **made}
 
 
 async def make_owners_link(hub: Hub, url: str, agent_id: str) -> str:
-    """Make a link for the person who started a node, inside that node, so that no participant is needed. Raises
-    `ConfigError` if the id is not a person's."""
+    """Create a link for the person who started a node, inside that node and without a connected participant.
+
+    Raises `ConfigError` if the id does not belong to a person.
+    """
     participant = hub.state.participant(agent_id)
     if participant is not None and (participant.kind != "human" or participant.removed_seq is not None):
         what = "was removed" if participant.removed_seq is not None else f"is known here as {participant.kind}"
@@ -71,29 +73,29 @@ async def make_owners_link(hub: Hub, url: str, agent_id: str) -> str:
 
 
 def _write_link(url: str, agent_id: str, code: str, public_url: str | None) -> str:
-    """Return a link to the page at its public address, or else at the hub's."""
+    """Return a link to the page at its public address, or else at the hub's address."""
     page = page_url(url) if public_url is None else f"{public_url}/"
     # Browsers do not send the fragment, so the code appears in no access log and no Referer header.
     return f"{page}#login={agent_id}~{code}"
 
 
 def open_in_browser(link: str) -> Path | None:
-    """Open a link in the browser through a file that only the owner may read. Return the file, to be deleted when the node
-    stops; None without a browser or a place for the file.
+    """Open a link in the browser through a file that only the owner may read.
 
-    Every user of the machine can read a browser's command line, and the link logs in whoever comes first.
+    Return the file, which must be deleted when the node stops. Return None without a browser or a folder for the file.
+    The link itself must not be on the command line, because every user of the machine could read and use it.
     """
     import webbrowser
 
-    # The browser is given a file's path alone, and the file sends it on to the link.
+    # The browser gets only the path of a file, and the file redirects to the link.
     page = f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(link)}"><title>Roundelay</title>\n'
     path = home() / f"open-{os.getpid()}.html"
     try:
-        path.unlink(missing_ok=True)  # left by a killed process
+        path.unlink(missing_ok=True)  # a killed process may have left the file behind
         save_new(path, page.encode())
         if webbrowser.open(path.resolve().as_uri()):
             return path
-        # No browser took it, so nobody will read the code: remove it at once instead of when the node stops.
+        # No browser opened the file, so remove it at once instead of when the node stops.
         path.unlink()
     except (OSError, ConfigError, webbrowser.Error):
         path.unlink(missing_ok=True)
@@ -101,17 +103,17 @@ def open_in_browser(link: str) -> Path | None:
 
 
 def draw_qr(link: str) -> list[str] | None:
-    """Draw a link as a QR code in terminal lines; None without the extra ``qr``."""
+    """Draw a link as a QR code in terminal lines. Return None without the extra ``qr``."""
     try:
         import segno
     except ImportError:
         return None
-    # The lowest error correction gives the smallest code, which must fit a terminal. A screen is not torn or dirty.
+    # The lowest error correction gives the smallest code, which must fit a terminal. A screen has no damaged spots.
     rows = [list(row) for row in segno.make(link, error="l", micro=False).matrix_iter(border=4)]
     if len(rows) % 2:
-        # Two rows share a line, so an odd number needs an empty one.
+        # Two rows share a line, so an odd number of rows needs an empty row.
         rows.append([0] * len(rows[0]))
-    # One character holds two modules, one above the other. Dark modules stay unprinted, as readers expect on a dark terminal.
+    # One character shows two modules, one above the other. Dark modules stay blank, as scanners expect on dark screens.
     blocks = {(0, 0): "\u2588", (0, 1): "\u2580", (1, 0): "\u2584", (1, 1): " "}
     pairs = zip(rows[::2], rows[1::2], strict=True)
     return ["".join(blocks[bool(up), bool(down)] for up, down in zip(*pair, strict=True)) for pair in pairs]

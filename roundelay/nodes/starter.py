@@ -1,8 +1,8 @@
-"""The first files of a new user, for `roundelay init`: a node, a team from a template, and a test of the team.
+"""Writes the first files of a new user for `roundelay init`: a node, a team from a template, and a test of the team.
 
-The templates are the folders in `starters/`. Their agents follow rules, so they work at once. With a provider a model takes
-the place of the rules, and the rules move into the scenario, so that the test still needs no key. All files are written or
-none, and no file is overwritten.
+The templates are the folders in `starters/`. Their agents follow rules, so they work without a model. If the user
+chooses a provider, a model replaces the rules. The rules move into the scenario, so that the test needs no API key.
+Either all files are written or none, and no file is overwritten.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MODEL_NOTE = """\
 
 
 class Template(NamedTuple):
-    """The purpose of a template, and the agent that people write to."""
+    """Purpose of a template, and the agent that people write to."""
 
     summary: str
     agent: str
@@ -51,7 +51,7 @@ TEMPLATES = {
 
 
 class Provider(NamedTuple):
-    """A server of models with OpenAI's API. ``base_url`` is empty for OpenAI, and ``key`` for a server without a key."""
+    """Model server with the OpenAI API. ``base_url`` is empty for OpenAI. ``key`` is empty for a server without a key."""
 
     title: str
     model: str
@@ -85,33 +85,34 @@ YAML_WORDS = frozenset({"false", "n", "no", "null", "off", "on", "true", "y", "y
 
 
 class AgentIdError(ValueError):
-    """An agent name that is no id, or that others would take for somebody else's."""
+    """The agent's name is not a valid id, or could be mistaken for another participant."""
 
 
 def write_starter(
     folder: Path, template: str = HELLO, *, agent: str | None = None, provider: Provider | None = None
 ) -> list[Path]:
-    """Write the files of a template and return their paths, the node's first.
+    """Write the files of a template and return their paths, with the node's file first.
 
-    ``agent`` names the agent of the template `hello`; the other templates name theirs. Raises `FileExistsError` before
-    anything is written if one of the files exists, `AgentIdError`, `OSError`.
+    ``agent`` names the agent of the template `hello`. Other templates name their own agents. Raises `FileExistsError`
+    if one of the files exists, before anything is written. Also raises `AgentIdError` and `OSError`.
     """
     files = make_files(template, agent or name_agent(template, provider), provider)
     for name in files:
-        # A broken link counts as a file: writing through it would create one at another place.
+        # A broken symbolic link counts as a file, because writing through it would create a file elsewhere.
         if os.path.lexists(folder / name):
             raise FileExistsError(errno.EEXIST, "File exists", str(folder / name))
-    for name in files:  # make all folders first: if one fails, no file is written
+    for name in files:  # create all folders first, so that no file is written if a folder fails
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     try:
         for name, text in files.items():
             with (folder / name).open(
                 "x", encoding="utf-8"
-            ) as file:  # exclusive, because another process may write too
+            ) as file:  # create exclusively, because another process may write the same file
                 written.append(folder / name)
                 file.write(text)
-    # Also at Ctrl-C: half of a team would not start, and the next `roundelay init` would refuse to write over it.
+    # Clean up even at Ctrl-C. Half of a team would not start, and the next `roundelay init` would refuse to overwrite
+    # it.
     except BaseException:
         for path in written:
             path.unlink(missing_ok=True)
@@ -125,13 +126,13 @@ def name_agent(template: str, provider: Provider | None) -> str:
 
 
 def check_agent_id(name: str) -> str:
-    """Return an agent name that a hub accepts and YAML needs no quotes for. Raises `AgentIdError`."""
+    """Return the agent's name if a hub accepts it and YAML needs no quotes for it. Raises `AgentIdError`."""
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", name):
         raise AgentIdError(
             f"{name!r} cannot be an agent's name. Use up to 63 lowercase letters, digits, '_' or '-', and begin with a "
             "letter."
         )
-    # A new node has these two mods, and their ids are taken.
+    # A new node has these two mods, so their ids are not available.
     reason = describe_reserved(name, ["channels", "discovery"])
     if name in YAML_WORDS:
         reason = "means something else in YAML"
@@ -141,8 +142,10 @@ def check_agent_id(name: str) -> str:
 
 
 def make_files(template: str, agent: str, provider: Provider | None) -> dict[str, str]:
-    """Return the text of each file of a template by its relative path, the node's file first. Reads the templates and changes
-    nothing. Raises `AgentIdError`."""
+    """Return the text of each file of a template by its relative path, with the node's file first.
+
+    Reads the templates and writes nothing. Raises `AgentIdError`.
+    """
     check_agent_id(agent)
     folder = STARTERS / template
     files: dict[str, str] = {}
@@ -157,7 +160,7 @@ def make_files(template: str, agent: str, provider: Provider | None) -> dict[str
             text, rules[path.stem.replace("AGENT", agent)] = _choose_model(text, provider)
             agents.append(name)
         files[f"agents/{name}" if path.suffix != ".md" or "/" in name else name] = text
-    first = f"{TEMPLATES[template].agent or agent}.yaml"  # commands suggest a node's first agent to talk to
+    first = f"{TEMPLATES[template].agent or agent}.yaml"  # commands suggest writing to the first agent of a node
     node = (STARTERS / "roundelay.yaml").read_text(encoding="utf-8")
     node = node.replace(
         "AGENTS\n", "".join(f"  - agents/{name}\n" for name in sorted(agents, key=lambda name: name != first))
@@ -172,15 +175,17 @@ def make_files(template: str, agent: str, provider: Provider | None) -> dict[str
 
 
 def _place(name: str) -> str:
-    """Return the path of a file. Scenarios go beside the node's file, where `roundelay scenario run` and pytest look."""
+    """Return the path of a file. Scenarios are in the folder of the node's file, where `roundelay scenario run` and
+    pytest look.
+    """
     return name.removeprefix("agents/") if name.endswith(".scenario.yaml") else name
 
 
 def _choose_model(text: str, provider: Provider | None) -> tuple[str, str]:
-    """Return an agent's file with its model, and its rules alone."""
+    """Return an agent's file with its model, and separately the agent's rules."""
     before, rest = text.split("MODEL\n")
     match = re.match(r"model:\n(?:  .*\n|\n(?=  ))*", rest)
-    # A template that ships with the package is wrong, not the user's input.
+    # The template in the package is wrong, not the user's input.
     assert match is not None, "a template's rules follow MODEL"
     rules, after = match[0], rest[match.end() :]
     model = RULES_NOTE + rules if provider is None else MODEL_NOTE + provider.describe()

@@ -1,5 +1,4 @@
-"""The text of ``roundelay status``: reads the state of a hub and describes it. The names of the figures are those of
-``/metrics``."""
+"""Reads the state of a hub and describes it for ``roundelay status``. Figures have the same names as in ``/metrics``."""
 
 from __future__ import annotations
 
@@ -32,9 +31,11 @@ _COUNTED = ("messages", "deliveries", "commits")
 
 
 async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[str, Any]:
-    """Return the state of the hub, its figures, and its rates over ``over_s`` seconds, as far as the hub shows them to this
-    caller. ``urls`` are the comma-separated nodes of the client."""
-    # The hub counts totals only, so a rate needs two readings.
+    """Return the hub's state, figures and rates over ``over_s`` seconds that the hub shows to this caller.
+
+    ``urls`` lists the client's nodes, separated by commas.
+    """
+    # The hub only counts totals, so a rate needs two readings.
     before = await _read_figures(client)
     began = time.perf_counter()
     await asyncio.sleep(over_s)
@@ -46,8 +47,8 @@ async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[s
     gateway, told = await asyncio.gather(
         asyncio.to_thread(describe_gateway, client.url), asyncio.to_thread(read_shared_log, urls)
     )
-    # The client went on to the leader, while the first node that answered follows. Readers must see whose figures these
-    # are.
+    # The client connects to the leader, but the first node that answered is a follower. Show which node the figures
+    # belong to.
     if told and urlsplit(told["url"]).netloc != urlsplit(client.url).netloc:
         told["shared_log"]["rest_told_by"] = client.url
     return {
@@ -55,7 +56,7 @@ async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[s
         **told,
         **({"gateway": gateway} if gateway else {}),
         **info,
-        "participants": len(agents),  # as `roundelay agents` lists them; the hub's own count includes this caller
+        "participants": len(agents),  # the hub's own count includes this caller
         "agents": agents,
         "figures": figures,
         "rates": rates,
@@ -65,7 +66,7 @@ async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[s
 
 
 def read_alone(urls: str) -> dict[str, Any] | None:
-    """Return the state of the first of these nodes that answers and shares its log, while it accepts no sessions."""
+    """Return the state of the first node that answers and shares its log, even if the node accepts no sessions."""
     told = read_shared_log(urls)
     try:
         return told | {"figures": _fetch_metrics(told["url"])} if told else None
@@ -74,12 +75,14 @@ def read_alone(urls: str) -> dict[str, Any] | None:
 
 
 def read_shared_log(urls: str) -> dict[str, Any]:
-    """Return the address of the first of these nodes that answers and shares its log, and its state towards that log; empty
-    without such a node."""
+    """Return the address of the first node that answers and shares its log, and the node's state in that log.
+
+    Both are empty if no node matches.
+    """
     for url in urls.split(","):
         with suppress(ConnectError):
             readiness = fetch_readiness(url)
-            # A node that starts knows nothing about its place in the log yet.
+            # A node that is starting does not know its position in the log yet.
             if readiness is not None and readiness.shared_log is not None and readiness.state != "starting":
                 shared = msgspec.structs.asdict(readiness.shared_log)
                 return {"url": url, "shared_log": shared | {"answered_s": _fetch_metrics(url).get("log_age_seconds")}}
@@ -87,7 +90,7 @@ def read_shared_log(urls: str) -> dict[str, Any]:
 
 
 def describe_status(status: Mapping[str, Any]) -> list[str]:
-    """Describe the state in lines for a terminal."""
+    """Return the state as lines for a terminal."""
     parts = dict(status)
     if (shared := parts.pop("shared_log", None)) is not None:
         told = describe_shared_log(shared)
@@ -119,8 +122,10 @@ def describe_shared_log(shared: Mapping[str, Any]) -> str:
 
 
 def describe_gateway(url: str) -> str:
-    """Describe the gateway of a node on this machine: its address, whether it answers, and its stopped webhooks; "" for any
-    other node."""
+    """Describe the gateway of a node on this machine: its address, whether it answers, and its stopped webhooks.
+
+    Return "" for a node on another machine.
+    """
     node = node_at(url)
     if node is None or not node.gateway:
         return ""
@@ -136,14 +141,13 @@ def describe_gateway(url: str) -> str:
         ]
         hooks = f"; {count(len(saved), 'webhook')}" + "".join(f", {hook}" for hook in dict.fromkeys(still or waiting))
     except (OSError, ValueError, KeyError, TypeError):
-        # The file is written by another process and may be in another shape; the rest of the status is still worth
-        # showing.
+        # Another process writes the file, perhaps in another format. Show the rest of the status anyway.
         hooks = ""
     return f"{node.gateway}{'' if is_up else ', which does not answer'}{hooks}"
 
 
 async def _ask(client: NetworkClient, op: str, otherwise: dict[str, Any]) -> dict[str, Any]:
-    """Call an operation; return ``otherwise`` if the hub is too old or the caller may not call it."""
+    """Call an operation. Return ``otherwise`` if the hub is too old or the caller may not call the operation."""
     try:
         answer: dict[str, Any] = await client.call(op)
     except (UnknownOperation, Forbidden):
@@ -152,7 +156,7 @@ async def _ask(client: NetworkClient, op: str, otherwise: dict[str, Any]) -> dic
 
 
 async def _read_figures(client: NetworkClient) -> dict[str, float]:
-    """Return the hub's figures, by its operation or else from ``/metrics``."""
+    """Return the hub's figures from its operation, or else from ``/metrics``."""
     return await _ask(client, "network.status", {}) or await asyncio.to_thread(_fetch_metrics, client.url)
 
 
@@ -163,7 +167,7 @@ def _fetch_metrics(url: str) -> dict[str, float]:
 
 
 def compute_rates(before: Figures, after: Figures, passed_s: float) -> dict[str, float]:
-    """Return the rates per second between two readings. A hub that was restarted in between counts from zero."""
+    """Return the rates per second between two readings. If the hub was restarted in between, its totals start at zero."""
     rates = {"over_s": round(passed_s, 3)}
     for name in _COUNTED:
         key = f"{name}_total"
@@ -173,9 +177,9 @@ def compute_rates(before: Figures, after: Figures, passed_s: float) -> dict[str,
 
 
 def describe_figures(figures: Figures, rates: Figures) -> dict[str, str]:
-    """Return lines by name. Problems appear only if there are any."""
+    """Return the lines of the status by name. Lines about problems appear only if problems exist."""
     commits = figures["commits_total"]
-    # A fresh node has committed nothing, and there is no mean of nothing.
+    # A new node has committed nothing, so a mean cannot be computed.
     mean = f"{figures['rows_total'] / commits:.1f}" if commits else "no"
     lines = {
         "sessions": f"{figures['sessions']:.0f}, {figures['sessions_behind']:.0f} of them behind; "
@@ -203,7 +207,7 @@ def describe_figures(figures: Figures, rates: Figures) -> dict[str, str]:
 
 
 def describe_quotas(quotas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the participants near the end of a quota (``network.quotas``); empty if there are none."""
+    """Describe the participants that have nearly used up a quota (``network.quotas``). Empty without such participants."""
     near = [quota for quota in quotas if quota["used"] >= SHOWN_FROM]
     shown = ", ".join(f"{quota['agent_id']} {quota['used']:.0%} ({_describe_use(quota)})" for quota in near[:MAX_SHOWN])
     more = f" and {len(near) - MAX_SHOWN} more" if len(near) > MAX_SHOWN else ""
@@ -211,7 +215,9 @@ def describe_quotas(quotas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def describe_stopped(stopped: Mapping[str, Any]) -> dict[str, str]:
-    """Return what has stopped at a limit (``network.stopped``); empty if nothing has."""
+    """Describe the conversations and agents that stopped at a limit (``network.stopped``). Empty if nothing has
+    stopped.
+    """
     shown = [
         f"#{entry['root']} of {entry['began_by'] or 'somebody'} ({entry['limit']}; {entry['used_by'] or 'nobody'} sent most, "
         f"{entry['used']}): /resume {entry['root']}"

@@ -1,8 +1,8 @@
-"""The supervised processes of a node: one for each agent of the node's file, and one for the gateway.
+"""Supervised processes of a node: one for each agent of the node's file, and one for the gateway.
 
-A supervised process that fails starts again, after a delay that doubles each time. `NodeAgents` gives operators the
-state of the agents' processes, and lets them start, stop, restart or reload one. A changed agent file is reported, but
-only a reload applies it: a process that crashes before comes back with the file as it was loaded.
+A supervised process that fails starts again, after a delay that doubles each time. `NodeAgents` shows operators the
+state of the agents' processes, and lets them start, stop, restart or reload a process. A changed agent file is
+reported, but only a reload applies the change. After a crash, a process starts with the file as it was loaded.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ WRONG_FILE = 2
 
 
 class SupervisedProcess(Process):
-    """A process of the node that starts again when it fails.
+    """Process of the node that starts again when it fails.
 
-    ``description`` names it in sentences, and ``path`` names the file to correct if it cannot start.
+    ``description`` names the process in sentences. ``path`` names the file to correct if the process cannot start.
     """
 
     start_message = "the gateway's process starts"
@@ -62,12 +62,13 @@ class SupervisedProcess(Process):
         self._log = log
         self._wanted: AgentAction = "start"
         self._requested = asyncio.Event()  # an operator wants another action
-        self._state_changed = asyncio.Event()  # replaced at each change, so that every waiter sees each change
+        self._state_changed = asyncio.Event()  # replaced at each change, so that every waiter notices every change
 
     async def supervise(self) -> None:
-        """Run the process until it ends for good, or until cancelled, which stops it.
+        """Run the process, and start it again after failures, until it ends for good. Cancellation stops the process.
 
-        `settled` is set once the process has joined or has failed to. Raises `ConfigError` if it cannot start at all.
+        `settled` is set as soon as the process has joined or failed to join. Raises `ConfigError` if the process can
+        never start.
         """
         failures = 0
         while True:
@@ -76,14 +77,15 @@ class SupervisedProcess(Process):
             self._set_state("starting")
             _logger.info(self.start_message, extra={"agent_id": self.name})
             code = await self._run_until_requested()
-            # An operator's restart is no failure, so it must not lengthen the next delay.
+            # An operator's restart is no failure, so it must not increase the next delay.
             if code is None:
                 failures = 0
-            # At the start the person who wrote the file is still there, so the whole node refuses to start.
+            # At the first start, the author of the file is still present, so the whole node refuses to start.
             elif code == WRONG_FILE and not self.settled.is_set():
                 raise ConfigError(self.error or f"{self._description} cannot start.")
             elif code == WRONG_FILE:
-                # The file was right when the node started. It was changed since, or only a run finds the mistake.
+                # The file was valid when the node started. It was changed since, or the mistake appears only at run
+                # time.
                 reason = f"{self._path}: {self.error or 'it cannot start'}"
                 _logger.error(
                     "%s has ended with exit code %d and is not started again: %s", self._description, code, reason
@@ -98,25 +100,25 @@ class SupervisedProcess(Process):
                 self._set_state("taken_over")
                 if not await self._wait_until_free():
                     return
-            # The node lost its place as leader, so its agents were refused. That is not their fault, and no delay may
-            # grow from it.
+            # The node lost leadership, so its agents were refused. The agents did not fail, so do not increase the
+            # delay.
             elif not self._can_run():
                 _logger.info("a process has ended where it has nothing to do", extra={"agent_id": self.name})
                 self._set_state("restarting")
             else:
                 self.settled.set()
-                # A process that ran well for a while begins again at the shortest delay; only crashes in a row mean a
-                # lasting fault.
+                # After a process has run for a while, reset the delay. Only several crashes in a row indicate a
+                # permanent fault.
                 failures = 1 if time.monotonic() - started_at > STEADY_S else failures + 1
                 delay_s = RESTART_BACKOFF.delay_s(failures)
                 if self.error:
-                    # The reason came as a report, not as a line, so it has not been printed yet.
+                    # The reason arrived as a report and not as an output line, so print it now.
                     self._log.forward(self.name, f"Error: {self.error}")
                 ending = f"exit code {code}" if code > 0 else f"signal {-code}"
                 _logger.error("%s has ended with %s; it starts again in %g s.", self._description, ending, delay_s)
                 self._set_state("restarting")
                 self._record_fault(": ".join([ending, *([self.error] if self.error else [])]))
-                # An operator who has corrected the cause need not wait for the end of the delay.
+                # An operator who has fixed the cause need not wait for the end of the delay.
                 await self._wait(self._requested.wait(), delay_s)
             if self._wanted == "stop":
                 self._set_state("stopped")
@@ -130,7 +132,7 @@ class SupervisedProcess(Process):
             self._set_state("running")
 
     async def _run_until_requested(self) -> int | None:
-        """Run the process once; return its exit code, or None if an operator ended it."""
+        """Run the process once. Return the exit code, or None if an operator ended the process."""
         run, requested = asyncio.create_task(self.run()), asyncio.create_task(self._requested.wait())
         try:
             await asyncio.wait({run, requested}, return_when=asyncio.FIRST_COMPLETED)
@@ -138,26 +140,27 @@ class SupervisedProcess(Process):
         finally:
             requested.cancel()
             run.cancel()
-            # The old process must be gone before the next one starts: the hub would let one take over from the other.
+            # The old process must end before the next process starts. Otherwise the hub would let one replace the
+            # other.
             await asyncio.wait({run})
 
     def _can_run(self) -> bool:
-        """Whether the process has anything to do now."""
+        """Return whether the process has anything to do now."""
         return True
 
     async def _wait_to_start(self) -> None:
-        """Wait until the process has something to do."""
+        """Wait until the process has anything to do."""
 
     async def _wait_until_requested(self) -> bool:
-        """Wait until an operator wants it to run again; False means never."""
+        """Wait until an operator starts the process again. Return False if this can never happen."""
         return False
 
     async def _wait_until_free(self) -> bool:
-        """Wait until the runner that took its place has ended; False means never."""
+        """Wait until the runner that took over has ended. Return False if this can never happen."""
         return False
 
     def _record_fault(self, reason: str | None) -> None:
-        """Record why the process ended, or None once it works again."""
+        """Record the reason why the process ended, or None when it works again."""
 
     async def _wait(self, wait: Awaitable[object], timeout_s: float) -> bool:
         try:
@@ -169,7 +172,7 @@ class SupervisedProcess(Process):
 
     def _set_state(self, state: str) -> None:
         self.state = state
-        # An event that is cleared again could be missed by a task that has not run in between.
+        # If the event were cleared instead, a task that has not run in between could miss the change.
         changed, self._state_changed = self._state_changed, asyncio.Event()
         changed.set()
 
@@ -188,20 +191,21 @@ class AgentProcess(SupervisedProcess):
         self._hub = hub
         self.file = spec.path
         self._loaded_bytes, self._loaded_spec = _read(spec.path), spec.find_node().plain()
-        # In a folder of the node, not beside the file: users would find a second, old version there.
+        # Store the copy in a folder of the node. Next to the file, users would find a second, old version.
         self._snapshot = snapshots / f"{spec.id}.yaml"
-        # Kept apart, because a run with the loaded file adds to the command, and the next run may not need that.
+        # Keep the original command. A run with the loaded file adds arguments that the next run may not need.
         self._plain_command = list(self._command)
         self._has_fault = False
 
     async def run(self) -> int:
-        """Run as `Process.run` does, with the agent file as it was loaded."""
+        """Run as `Process.run` does, but with the agent file as it was loaded."""
         self._command = list(self._plain_command)
         if self.has_changed():
-            # Someone edited the file since. Until a reload, a crash must not apply the edit.
+            # The file was edited since it was loaded. A crash must not apply the edit; only a reload may.
             self._snapshot.write_bytes(self._loaded_bytes)
             self._command += ["--as-loaded", str(self._snapshot)]
-        # An agent that crashes after each start looks fine in between. Its fault stays until it has run for a while.
+        # An agent that crashes after each start looks healthy in between, so keep its fault until it has run for a
+        # while.
         steady = asyncio.create_task(self._clear_fault_later()) if self._has_fault else None
         try:
             return await super().run()
@@ -210,8 +214,8 @@ class AgentProcess(SupervisedProcess):
                 steady.cancel()
 
     def has_changed(self) -> bool:
-        """Whether the file describes the agent otherwise than when its process was loaded."""
-        # Equal bytes need no parsing, and this is asked every few seconds.
+        """Return whether the file now describes the agent differently from the loaded version."""
+        # Skip parsing if the bytes are equal, because this method runs every few seconds.
         if _read(self.file) == self._loaded_bytes:
             return False
         try:
@@ -229,14 +233,14 @@ class AgentProcess(SupervisedProcess):
     async def control(self, action: AgentAction) -> dict[str, Any]:
         """Carry out an operator's action, and wait until the process is ready or stopped.
 
-        Raises `InvalidArguments` for a wrong file; the process then goes on as before.
+        Raises `InvalidArguments` for a wrong file. The process then continues as before.
         """
-        # To start again would end a running agent in the middle of its work.
+        # A new start would end a running agent in the middle of its work.
         if action == "start" and self.state in ("starting", "running"):
             return self.describe()
         if action == "reload":
             self._reload()
-        # Set before the event: the task that wakes up reads it at once.
+        # Set the request before the event, because the woken task reads it at once.
         self._wanted = action
         self._requested.set()
         final_states = ("stopped",) if action == "stop" else ("running", "ended", "taken_over")
@@ -250,11 +254,11 @@ class AgentProcess(SupervisedProcess):
             spec = self._read_spec().find_node().plain()
         except ConfigError as error:
             raise InvalidArguments(f"{self.name} goes on with its file as loaded: {error}") from error
-        # Only after the file has proved right. A wrong one would otherwise end the agent at its next crash.
+        # Replace the loaded file only when the new file is valid. A wrong file would end the agent at its next crash.
         self._loaded_bytes, self._loaded_spec = data, spec
 
     def _read_spec(self) -> AgentSpec:
-        from roundelay.agent_files import read_agents  # loads all agent code, so only for a changed file
+        from roundelay.agent_files import read_agents  # this loads all agent code, so do it only for a changed file
 
         [spec] = read_agents([self.file], [self.name])
         return spec
@@ -263,7 +267,7 @@ class AgentProcess(SupervisedProcess):
         return _read(self.file)
 
     async def _wait_for_state(self, *states: str) -> None:
-        """Wait until a change leads to one of these states."""
+        """Wait until the process is in one of these states."""
         while True:
             await self._state_changed.wait()
             if self.state in states:
@@ -279,7 +283,7 @@ class AgentProcess(SupervisedProcess):
             self._set_state("stopped")
 
     async def _wait_until_free(self) -> bool:
-        """Serve again once the runner that took over has ended, or earlier if an operator wants that."""
+        """Wait until the runner that took over has ended, or until an operator starts the agent again."""
         free = asyncio.create_task(self._hub.wait_until_unserved(self.name, RETURN_GRACE_S))
         requested = asyncio.create_task(self._requested.wait())
         try:
@@ -290,7 +294,7 @@ class AgentProcess(SupervisedProcess):
         return True
 
     def _can_run(self) -> bool:
-        # A read replica serves no agents: it would refuse them again and again.
+        # A read replica serves no agents and would refuse them repeatedly.
         return self._hub.status.opened.is_set()
 
     async def _wait_to_start(self) -> None:
@@ -307,7 +311,7 @@ class AgentProcess(SupervisedProcess):
 
 
 class GatewayProcess(SupervisedProcess):
-    """The gateway for programs of other protocols. Registrations of webhooks are stored beside the database."""
+    """Process of the gateway for other protocols. Webhook registrations are stored next to the database."""
 
     def __init__(self, config: NodeConfig, url: str, *, log_level: str, log: ProcessLog) -> None:
         interop = config.interop
@@ -317,14 +321,14 @@ class GatewayProcess(SupervisedProcess):
         command += [part for host in list_web_hosts(config) for part in ("--web-host", host)]
         command += ["--public-url", interop.public_url] if interop.public_url is not None else []
         command += ["--webhooks", str(webhooks_file(config))] if "webhooks" in interop.serve else []
-        # The command that starts the node has already refused an open address, or the user has allowed it.
+        # The command that started the node has already checked the address: it is private, or the user allowed it.
         command += ["--log-level", log_level, "--log-format", log.format, "--insecure", "--until-input-ends"]
         super().__init__("gateway", "The gateway", command, path="interop", log=log)
 
     async def run(self) -> int:
-        """Run as `Process.run` does. A gateway that chose a free port keeps that port after a restart."""
+        """Run as `Process.run` does. If the gateway chose a free port, it keeps the port after a restart."""
         if self.url:
-            # Programs hold its address, and webhooks of others point there.
+            # Other programs store the gateway's address, and their webhooks point to it.
             self._command[self._command.index("--port") + 1] = str(urlsplit(self.url).port)
         return await super().run()
 
@@ -335,7 +339,7 @@ def webhooks_file(config: NodeConfig) -> Path:
 
 
 class NodeAgents:
-    """The agents' processes of a node, for its operators. Implements `AgentSupervisor`."""
+    """Agent processes of a node, controlled by its operators. Implements `AgentSupervisor`."""
 
     def __init__(self, processes: Sequence[AgentProcess]) -> None:
         self._processes = {process.name: process for process in processes}
@@ -345,7 +349,7 @@ class NodeAgents:
         return [self._processes[agent_id].describe() for agent_id in sorted(self._processes)]
 
     async def control(self, agent_id: str, action: AgentAction) -> dict[str, Any]:
-        """Start, stop, restart or reload one. Raises `UnknownRecipient`, `InvalidArguments`."""
+        """Start, stop, restart or reload the process of an agent. Raises `UnknownRecipient` and `InvalidArguments`."""
         process = self._processes.get(agent_id)
         if process is None:
             known = ", ".join(sorted(self._processes)) or "none"
@@ -353,7 +357,7 @@ class NodeAgents:
         return await process.control(action)
 
     async def watch_files(self, write: Callable[[str], None]) -> None:
-        """Write how to apply each change of an agent file, once for each change, until cancelled."""
+        """Report each change of an agent file once, with the command that applies the change. Runs until cancelled."""
         reported: dict[str, bytes] = {}
         while self._processes:
             await asyncio.sleep(WATCH_S)
@@ -361,12 +365,12 @@ class NodeAgents:
                 data = process.read_file()
                 if data != reported.get(agent_id) and process.has_changed():
                     write(f"{process.file} has changed; apply it: roundelay agent reload {agent_id}")
-                # By bytes: each further edit is reported again, and one that changes nothing is not.
+                # Compare bytes, so that each further edit is reported and a save without changes is not.
                 reported[agent_id] = data
 
 
 def _read(path: Path) -> bytes:
-    """Return the bytes of a file, or nothing if it cannot be read."""
+    """Return the bytes of a file, or empty bytes if the file cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(MAX_FILE_BYTES)

@@ -1,7 +1,7 @@
-"""``roundelay agent try``: one message to one agent, in a temporary network, with everything that happens.
+"""Implements ``roundelay agent try``: sends one message to one agent in a temporary network, and shows what happens.
 
-`try_agent` runs it, and a `Show` prints: `ShowText` for people, `ShowJson` for programs. It shows the events of
-`roundelay.agents.events` and the sent messages in ledger order: a message comes before the event that follows it.
+`try_agent` runs the agent, and a `Show` prints: `ShowText` for people, `ShowJson` for programs. The output contains the
+events of `roundelay.agents.events` and the sent messages, in the order in which they happened.
 """
 
 from __future__ import annotations
@@ -63,30 +63,29 @@ class Show(Protocol):
     def message(self, message: AnyMessage) -> None: ...
 
     def end(self, finish: Finished, cost: Decimal | None) -> None:
-        """Print the end of the reaction; ``cost`` is in dollars, or None without a known price."""
+        """Print the end of the reaction. ``cost`` is in dollars, or None if a price is unknown."""
         ...
 
 
 async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, show: Show) -> bool:
-    """Let the agent react to a person's message; return whether the reaction finished. Requests for approval are approved or
-    denied, by ``approves``.
+    """Let the agent react to a person's message, and return whether the reaction finished.
 
-    Raises what ends the agent (a wrong file, a model that cannot be made), and `RoundelayError` if it failed before its
-    reaction began.
+    ``approves`` decides whether requests for approval are approved or denied. Raises the error that ends the agent,
+    such as a wrong file or an unusable model. Raises `RoundelayError` if the agent failed before its reaction began.
     """
     if person == spec.id:
         raise ConfigError(f"The person cannot be {person}, the agent's own id; choose another one with --as.")
     happened = _Happened()
     async with Network.open() as network:
-        # The head at the moment of the event tells which messages came before it.
+        # The log's head at the moment of the event shows which messages came before the event.
         runner = build_runner(spec, on_event=lambda event: happened.put_nowait((event, network.hub.state.head)))
         runner.agent = _let_one_person_approve(runner.agent)
         client = await network.join(person, kind="human")
         joined = await network.join(runner.agent_id, role="reactor", card=runner.describe_card())
-        # Before the message is sent, so that the signal of the end cannot be missed.
+        # Start watching before the message is sent, so that the end of the reaction cannot be missed.
         await client.call("network.watch", {"signals": True})
         async with asyncio.TaskGroup() as group:
-            running = group.create_task(runner.run(joined))  # an exception of the runner ends the group
+            running = group.create_task(runner.run(joined))  # if the runner raises an exception, the group ends
             trial = _Trial(client, runner, happened, approves, show)
             watching = group.create_task(trial.watch())
             await runner.ready()
@@ -102,7 +101,7 @@ async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, 
 
 
 def _let_one_person_approve(agent: Agent) -> Agent:
-    """Remove the author's approvers: only the person who writes is in this network."""
+    """Remove the approvers that the author named, because only the person who writes is in this network."""
     return replace(
         agent,
         tools=tuple(replace(as_tool(it), approval=ApprovalRule()) for it in agent.tools),
@@ -112,7 +111,7 @@ def _let_one_person_approve(agent: Agent) -> Agent:
 
 
 class _Trial:
-    """One message and its reaction, followed to the end."""
+    """One message and the agent's reaction, followed to the end."""
 
     def __init__(
         self,
@@ -132,7 +131,7 @@ class _Trial:
         self._unshown: list[AnyMessage] = []
 
     async def watch(self) -> None:
-        """Watch for the end of the agent's work until cancelled. Code of the agent may fail without a last event."""
+        """Watch for the end of the agent's work until cancelled. If the agent's code fails, no last event is emitted."""
         async for event in self._client.events():
             match event:
                 case Signal(kind="thinking", sender_id=self._runner.agent_id, body={"active": False}):
@@ -148,10 +147,10 @@ class _Trial:
             event, head = await self._happened.get()
             if event is None:
                 break
-            # Text in pieces comes many times a second; to ask the hub at each piece would slow the display down.
+            # Streamed text arrives many times per second. Asking the hub for each piece would slow down the display.
             if not isinstance(event, ModelOutput):
                 await self._show_messages(head)
-            # Shown at the very end, since the hub's record says whether the answer was accepted.
+            # Show this event last, because only the hub's record shows whether the answer was accepted.
             if isinstance(event, Finished) and not event.path:
                 answer = event.answer
             else:
@@ -161,30 +160,30 @@ class _Trial:
         return end
 
     async def read_cost(self) -> Decimal | None:
-        """Return the cost, including that of agents inside calls; None unless every price is known."""
+        """Return the cost, including agents inside calls, or None if any price is unknown."""
         spent = (await self._client.call("network.spent", {"seq": self._trigger}))["of_root"]
         prices, total = Prices(), Decimal(0)
         for model, used in spent.items():
             usage = Usage(used["prompt_tokens"], used["completion_tokens"], used["cached_tokens"])
             cost = prices.cost(model, usage, used["calls"])
-            # A sum without some of its parts would look like the price of the whole.
+            # An incomplete sum would look like the total price.
             if cost is None:
                 return None
             total += cost
         return total if spent else None
 
     async def _show_messages(self, up_to: int | None = None) -> None:
-        """Show the messages since the last call, up to a seq, and decide requests for approval at once."""
+        """Show the messages since the previous call of this method, up to a seq. Decide requests for approval at once."""
         async for message in self._log.read_to_end():
             self._unshown.append(message)
-            # Decided as soon as it is read, before it is shown: the agent waits for it.
+            # Decide on the request before showing it, because the agent waits for the decision.
             if message.sender_id == self._runner.agent_id and "approval" in (message.metadata or {}):
                 await self._client.reply(message, self._decision)
         while self._unshown and (up_to is None or self._unshown[0].seq <= up_to):
             self._show.message(self._unshown.pop(0))
 
     async def _read_end(self, answer: str | None) -> Finished | None:
-        """Return the recorded end, because the hub may have refused the answer."""
+        """Return the recorded end of the reaction. It can differ from the agent's event if the hub refused the answer."""
         reaction = reaction_id(self._runner.agent_id, self._trigger, self._client.welcome.network.epoch)
         end = (await LiveSource(self._client).reaction(self._runner.agent_id, reaction)).recorded.finished
         if end is None:
@@ -193,7 +192,7 @@ class _Trial:
 
 
 class ShowJson:
-    """Prints JSON lines; a message has the ``type`` ``message``."""
+    """Prints events and messages as JSON lines. Messages have the ``type`` ``message``."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
@@ -210,7 +209,7 @@ class ShowJson:
 
 
 class ShowText:
-    """Prints lines for people, and streams replies. Lines are wrapped here, so that no text can forge one."""
+    """Prints lines for people, and streams replies. Wraps lines itself, so that no text can forge a line."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
@@ -230,7 +229,7 @@ class ShowText:
             self._stream(event.text)
             return
         self._end_text()
-        # Streamed text is on the screen already.
+        # The streamed text is already on the screen.
         if isinstance(event, TurnEnd) and event.text and self._shown != (event.path, event.turn):
             self._unsent = (event.path, event.text)
         elif isinstance(event, TurnStart) and self._unsent is not None and self._unsent[0] == event.path:
@@ -242,7 +241,7 @@ class ShowText:
 
     def message(self, message: AnyMessage) -> None:
         self._end_text()
-        self._unsent = None  # the message has this text
+        self._unsent = None  # the message contains this text
         self._trigger = self._trigger or message
         self._has_spoken |= message.sender_id != self._trigger.sender_id
         self._screen.message(message)
@@ -256,7 +255,7 @@ class ShowText:
             self._say(f"{short_address(self._trigger.to)} finished without an answer: nobody was sent anything")
 
     def _say_unsent(self) -> None:
-        """Show a text that a model wrote in a turn without a message. It would appear nowhere else."""
+        """Show text that a model wrote in a turn that sent no message, because no message shows the text."""
         if self._unsent is not None:
             path, text = self._unsent
             self._say(f"{f'[{path}] ' if path else ''}wrote, and it was not sent: {text}")
@@ -280,7 +279,7 @@ class ShowText:
 
 
 def describe_event(event: Event) -> str | None:
-    """Describe an event for people; None if the events around it already say that."""
+    """Describe an event for people. Return None if the events around it already show the same."""
     match event:
         case Resumed():
             return f"goes on after {count(event.turns, 'turn')}"
@@ -325,7 +324,7 @@ def describe_event(event: Event) -> str | None:
 
 
 def describe_tokens(usage: Usage) -> str:
-    """Describe token counts in a few words."""
+    """Return token counts as a short phrase."""
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     return f"{usage.prompt_tokens} prompt{cached} + {usage.completion_tokens} completion tokens"
 
@@ -337,7 +336,7 @@ def make_show(*, as_json: bool) -> Show:
 
 
 def pick_agent(specs: list[AgentSpec], agent_id: str | None) -> AgentSpec:
-    """Return the chosen agent. Raises `ConfigError` if the file has several and none is chosen."""
+    """Return the chosen agent. Raises `ConfigError` if the file has several agents and none is chosen."""
     if len(specs) > 1 and agent_id is None:
         known = ", ".join(sanitize(spec.id) for spec in specs)
         raise ConfigError(f"{specs[0].path} has several agents; say with --agent which one: {known}")

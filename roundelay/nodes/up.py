@@ -1,8 +1,8 @@
-"""``roundelay up``: a node with a supervised process for each agent of its file, and one for the gateway.
+"""Implements ``roundelay up``: runs a node with a supervised process for each agent and for the gateway.
 
-A supervised process starts again when it fails (`supervised`). It ends with the node: SIGTERM stops it in order, and after
-a crash of the node the end of its input does. Its output goes to stderr, after the agent's id. Standard output has only
-the line that reports ready.
+A supervised process starts again when it fails (`supervised`). It ends with the node, through SIGTERM, or after a crash
+of the node through the end of its input. Its output goes to stderr, after the agent's id. Standard output has only the
+ready line.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ async def run_node(
 ) -> None:
     """Run a node with its agents until SIGTERM or SIGINT, or with ``until_input_ends`` until its input ends.
 
-    ``announce_ready`` gets the ready line, the node's address and, with ``person_id``, a link that logs that person in to
-    the page. It is called once every agent has joined or failed. ``operator_id`` asks a node that already listens at this
-    address for its name. Raises what `serve` raises, `ConfigError` for a wrong agent file, and `InternalError` when the
-    hub fails.
+    ``announce_ready`` is called as soon as every agent has joined or failed. It gets the ready line, the node's address
+    and, with ``person_id``, a link that logs that person in to the page. If another node already listens at the
+    address, ``operator_id`` is used to ask for that node's name. Raises the errors of `serve`, `ConfigError` for a
+    wrong agent file, and `InternalError` if the hub fails.
     """
-    # Before anything else: a start in a wrong folder then fails without traces.
+    # Check first, so that a start in a wrong folder fails without leaving files.
     check_folder(config.db)
     write = log.write
     tls, certificate = load_tls(config)
@@ -127,7 +127,7 @@ async def run_node(
                         announcement.add_gateway(gateway.url)
                         served = " ".join(config.interop.serve)
                         line += f"\nRoundelay's gateway to {url} is ready on {gateway.url} ({served})"
-                    # Made only now, because its lifetime runs from here, and the start may have taken long.
+                    # Create the link only now, because its lifetime begins here and the start may have taken long.
                     link = None if person_id is None else await _make_link(node.hub, url, person_id, write)
                     announce_ready(line, node.url, link)
 
@@ -155,23 +155,26 @@ async def _listening(
     stopping: asyncio.Event,
     write: Write,
 ) -> AsyncIterator[Node]:
-    """Serve as `serve` does. If another node listens at the address, the `ConnectError` names it. If the shared log is
-    out of reach, as at a mistyped address, the files that this start made are deleted."""
+    """Serve as `serve` does, with better errors.
+
+    If another node listens at the address, the `ConnectError` names that node. If the shared log cannot be reached, for
+    example because of a mistyped address, delete the files that this start created.
+    """
     index = (Path(f"{config.db}{it}") for it in ("", "-wal", "-shm", ".head", ".owner"))
-    # Only files that did not exist: an index of an earlier start is worth keeping.
+    # Delete only files that did not exist before, because an index of an earlier start is valuable.
     new = [] if config.log is None else [it for it in index if not it.exists()]
     async with AsyncExitStack() as stack:
         try:
             node = await stack.enter_async_context(
                 serve(config, tls=tls, prepare=prepare, stopping=stopping, listens=listens, say=write)
             )
-        except LogUnavailable:  # this start holds the database lock, so nobody else uses the new files
+        except LogUnavailable:  # this start holds the database lock, so no other process uses the new files
             for path in new:
                 path.unlink(missing_ok=True)
             raise
         except ConnectError as error:
             url = listening_url(config)
-            # Another program has the port, and advice about nodes would mislead.
+            # Another program uses the port, so advice about nodes would be misleading.
             if await asyncio.to_thread(is_hub_ready, url) is None:
                 raise
             raise ConnectError(
@@ -182,7 +185,7 @@ async def _listening(
 
 
 async def _name_node(url: str, operator_id: str) -> str:
-    """Return a name for the node at an address: that of its network, if the owner's token is on this machine."""
+    """Return a name for the node at an address: its network's name if the owner's token is on this machine."""
     try:
         async with (
             asyncio.timeout(TIMEOUT_S),
@@ -206,7 +209,7 @@ async def _announce_when_settled(
                 await process.settled.wait()
     except TimeoutError:
         missing = (process.name for process in processes if not process.settled.is_set())
-        # One slow agent must not keep people from the others: the node announces itself all the same.
+        # Announce the node anyway, because one slow agent must not keep people from the other agents.
         write(f"Not ready yet: {', '.join(missing)}.")
     ready = [process.name for process in processes if process.is_ready and isinstance(process, AgentProcess)]
     await announce(describe_node(node, config, ready))
@@ -221,14 +224,16 @@ async def _make_link(hub: Hub, url: str, person_id: str, write: Write) -> str | 
 
 
 def check_folder(db: Path) -> None:
-    """Raise `LedgerError` if the database cannot be written there. Create nothing: a start that fails leaves no files."""
+    """Raise `LedgerError` if the folder of the database is not writable. Creates nothing, so a failed start leaves no
+    files.
+    """
     try:
         if db.is_dir():
             raise IsADirectoryError(errno.EISDIR, "")
         if db.is_symlink() and not db.resolve().parent.is_dir():
             raise FileNotFoundError(
                 errno.ENOENT, ""
-            )  # the node makes the folder of ``db``, not that of a link's target
+            )  # the node creates the folder of ``db``, but not the folder of a symbolic link's target
         folder = next(parent for parent in db.resolve().parents if parent.exists())
         if not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "")
@@ -239,9 +244,11 @@ def check_folder(db: Path) -> None:
 
 
 def place_mod_error(error: ModError, origin: str) -> ConfigError:
-    """Return the error of a mod with the place that names the mod. ``origin`` is where the field `mods` comes from, as
-    `resolve_config` returns it."""
-    # Only a file has a line to point at; an origin without one is a flag, a variable or the default.
+    """Return the error of a mod with the file and line that name the mod.
+
+    ``origin`` is the source of the field `mods`, as `resolve_config` returns it.
+    """
+    # Only a file has lines. An origin without a line is a flag, an environment variable or the default.
     kind, _, place = origin.partition(" ")
     if kind != "file":
         return ConfigError(f"{place}: {error}" if place else str(error))
@@ -249,7 +256,7 @@ def place_mod_error(error: ModError, origin: str) -> ConfigError:
     root = load_yaml(Path(path)).value
     listed = root["mods"].value if isinstance(root, dict) and "mods" in root else None
     items = listed if isinstance(listed, list) else []
-    # The line of the mod's own name, since a list may have many; else the line of the field.
+    # Use the line of the mod's name, because a list may have many lines. Otherwise use the line of the field.
     mod_line = next((item.line for item in items if item.value == error.mod), int(line))
     return ConfigError(str(error), path=path, line=mod_line)
 
@@ -266,8 +273,10 @@ def load_tls(config: NodeConfig) -> tuple[ssl.SSLContext | None, str]:
 
 
 def find_exposed(config: NodeConfig) -> list[Path]:
-    """Return the files with a node's secrets that other users of this machine may read: its key, the owner's token, the
-    database and the webhooks."""
+    """Return the files with a node's secrets that other users of this machine may read.
+
+    Checks the key, the owner's token, the database and the webhooks.
+    """
     files = [config.tls_key, Path(f"{config.db}.owner"), config.db, webhooks_file(config)]
     return [path for path in files if path is not None and _mode_of(path) & 0o044]
 
@@ -277,8 +286,10 @@ def describe_exposed(paths: Sequence[Path]) -> str:
 
 
 def describe_locked_out(rights: Rights | None, agent_ids: Sequence[str]) -> Iterator[str]:
-    """Yield a warning for each own agent that the page of rights makes useless: it may not read its work, or may write to
-    nobody."""
+    """Yield a warning for each of the node's agents that the rights make useless.
+
+    Such an agent may not read its work, or may not write to anybody.
+    """
     if rights is None:
         return
     for agent_id in agent_ids:
@@ -287,7 +298,7 @@ def describe_locked_out(rights: Rights | None, agent_ids: Sequence[str]) -> Iter
         if refused is not None:
             sentence = f"{agent_id} may not call {NEEDED[refused]}: {calls[refused].rule}."
             yield f"{sentence} Without it, every message to {agent_id} becomes a dead letter."
-        # The recipients of an answer are not known yet, so only an agent without any right to write is certain to fail.
+        # The recipients of answers are not known yet, so only an agent without any right to write is sure to fail.
         if not any(rights.list_rules(verb, agent_id, "agent") for verb in ("send", "broadcast", "write")):
             yield f"{agent_id} may write to nobody, by `rights` in the node's file: its answers are refused."
 
@@ -300,7 +311,7 @@ def _mode_of(path: Path) -> int:
 
 
 def warn_of_few_files(write: Write) -> None:
-    """Write a warning if this process may open few files; each connection takes one."""
+    """Write a warning if this process may open only few files, because each connection needs a file."""
     limit = raise_file_limit()
     if limit < FEW_FILES:
         write(f"This process may open {limit} files, and each connection takes one; raise the limit: ulimit -Hn 65536")
@@ -327,13 +338,15 @@ def listening_url(config: NodeConfig) -> str:
 
 
 def reachable_url(url: str) -> str:
-    """Return the URL for clients on this machine. A node that listens on all addresses is reached by loopback."""
+    """Return the node's URL for clients on this machine. If the node listens on all addresses, use the loopback
+    address.
+    """
     host = urlsplit(url).hostname
     return {"0.0.0.0": url.replace("0.0.0.0", "127.0.0.1"), "::": url.replace("[::]", "[::1]")}.get(host or "", url)
 
 
 class _OwnAgents:
-    """The agents that a node runs, and their tokens."""
+    """Agents that a node runs, and their tokens."""
 
     def __init__(self, specs: Sequence[AgentSpec], config: NodeConfig, write: Write) -> None:
         self.specs = list(specs)
@@ -341,11 +354,11 @@ class _OwnAgents:
         self._write = write
 
     async def let_in(self, hub: Hub, url: str) -> None:
-        """Bind the agents' tokens before anybody else can use their ids.
+        """Bind the agents' tokens before another client can use the agents' ids.
 
-        Raises `ConfigError` for an id that belongs to somebody else. A node that shares its log leads without that agent
-        instead. Tokens are stored by the hub's address, so an agent has another token on another port. With a shared log
-        an agent also has a token that is derived from the owner's token, so that every node can run it.
+        Raises `ConfigError` for an id that belongs to another participant. With a shared log, the node starts without
+        that agent instead. Tokens are stored per hub address, so an agent has a different token on each port. With a
+        shared log, an agent also has a token derived from the owner's token, so that every node can run the agent.
         """
         # A copy, because the loop may remove from the list.
         for spec in list(self.specs):
@@ -354,7 +367,7 @@ class _OwnAgents:
             except (ConfigError, LogFull) as error:
                 if self._config.log is None:
                     raise
-                # A node that leads serves all others; one agent's id must not keep the network down.
+                # A leader serves the whole network, so a conflict about one agent's id must not stop it.
                 self._write(f"{error} This node leads without {spec.id}.")
                 self.specs.remove(spec)
 
@@ -362,14 +375,14 @@ class _OwnAgents:
         tokens = []
         if self._config.log is not None:
             tokens.append(derive_agent_token(owner_token(self._config.db), agent_id))
-        # A stored token stays valid; only a new one is the derived one, so that no second token is needed.
+        # A stored token stays valid. Only a new token is derived, so that the agent needs no second token.
         tokens.insert(0, agent_token(url, agent_id, (lambda: tokens[0]) if tokens else make_token))
         hashes = dict.fromkeys(map(hash_token, tokens))
         unknown = [token_hash for token_hash in hashes if hub.state.get("token", token_hash) is None]
-        # With one known token the id is this user's, whoever else may hold another token of it.
+        # If one token of the id is known, the id belongs to this user, even if other tokens of the id exist.
         if len(unknown) == len(hashes):
             _check_own(hub, agent_id, self._config)
-        # Only for a new id: a warning at each start would be about a name that everybody knows by then.
+        # Warn only for a new id. At later starts everybody knows the name, so the warning would be useless.
         if unknown and hub.state.participant(agent_id) is None and not hub.state.has_token(agent_id):
             confusion = describe_reserved(agent_id, hub.view.mod_ids) or describe_look_alike(hub.state, agent_id)
             if confusion is not None:
@@ -381,12 +394,11 @@ class _OwnAgents:
 
 
 def _check_own(hub: Hub, agent_id: str, config: NodeConfig) -> None:
-    """Raise `ConfigError` if an id belongs to somebody else: a participant that is no agent, or the holder of a token
-    that this user does not have."""
+    """Raise `ConfigError` if an id belongs to a person or service, or is bound to a token that this user does not have."""
     participant = hub.state.participant(agent_id)
     if participant is not None and participant.kind != "agent":
         raise ConfigError(f"Agent {agent_id}: the network knows {agent_id} as {participant.kind}; choose another id.")
-    # A revoked token lets nobody in, so it makes the id nobody's.
+    # A revoked token admits nobody, so the id is free.
     valid = {key for key, token in hub.state.tokens(agent_id).items() if not token.revoked}
     if valid and valid.isdisjoint(hash_token(token) for token in saved_tokens(agent_id)):
         revoke = (
@@ -404,7 +416,7 @@ def _check_own(hub: Hub, agent_id: str, config: NodeConfig) -> None:
 
 
 class _Announcement:
-    """The file by which commands on this machine find the node while it listens."""
+    """File through which commands on this machine find the node while it listens."""
 
     def __init__(self, config: NodeConfig, certificate: str, write: Write) -> None:
         self._owner = Path(f"{config.db}.owner")
@@ -425,7 +437,7 @@ class _Announcement:
         self.add_gateway("")
 
     def add_gateway(self, gateway: str) -> None:
-        """Write the file with the gateway's address."""
+        """Rewrite the file with the gateway's address."""
         try:
             self._path = announce_node(self._url, self._owner, certificate=self._certificate, gateway=gateway)
         except (OSError, ConfigError) as error:

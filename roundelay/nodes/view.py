@@ -1,7 +1,7 @@
-"""``roundelay view``: the page for a ledger file, which stays unchanged.
+"""Implements ``roundelay view``: shows a ledger's file on a page, and leaves the file unchanged.
 
-A complete, checked copy of the file exists in a temporary folder while the page is open. A read-only hub on the copy lets
-people log in and read.
+While the page is open, a temporary folder contains a complete, checked copy of the file. A read-only hub on the copy
+lets people log in and read.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from roundelay.nodes.processes import stop_signals, wait_for_first
 
 
 async def show_file(path: Path, port: int, person_id: str, announce: Callable[[str, bool], None]) -> None:
-    """Show a file until SIGTERM or SIGINT. ``announce`` gets the login link, and whether a program has the file open; later
-    writes of that program are not shown.
+    """Show a file until SIGTERM or SIGINT.
 
-    Raises `LedgerError` for a file that is no node's database or is damaged, and `ConnectError`.
+    ``announce`` gets the login link, and whether another program has the file open. Later writes of that program are
+    not shown. Raises `ConnectError`, and `LedgerError` if the file is damaged or is not a node's database.
     """
     if not await asyncio.to_thread(is_database, path):
         raise LedgerError(
             f"{path} is no node's database. To make a page of an export: roundelay export --format html --db {path}"
         )
-    # SQLite removes this file when the last program closes the database.
+    # SQLite deletes this file when the last program closes the database.
     is_open = await asyncio.to_thread(Path(f"{path}-wal").exists)
     with stop_signals() as stopping, tempfile.TemporaryDirectory(prefix="roundelay-view-") as folder:
-        # Even a read-only hub writes: it binds the person's login. The file itself must stay as it is.
+        # Even a read-only hub writes, because it binds the person's login. The original file must stay unchanged.
         copy = Path(folder) / path.name
         await asyncio.to_thread(back_up, path, copy)
         config = NodeConfig(db=copy, port=port, durability="normal")
@@ -51,7 +51,7 @@ def _choose_person(state: State, person_id: str) -> str:
 
     def is_free(agent_id: str) -> bool:
         participant = state.participant(agent_id)
-        # An id that nobody has would be new in the copy only; nobody else sees it.
+        # An unused id would exist only in the copy, where nobody else sees it.
         return participant is None or (participant.kind == "human" and participant.removed_seq is None)
 
     return next(filter(is_free, _list_names(person_id)))

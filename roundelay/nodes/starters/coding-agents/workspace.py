@@ -1,4 +1,4 @@
-"""Tools of the coding agents. They reach the files in `workspace/` and nothing else."""
+"""Tools of the coding agents. The tools can access only the files in `workspace/`."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def read_file(name: str) -> str:
 
 @tool(needs_approval=True)
 def write_file(name: str, content: str) -> str:
-    """Write a file of the workspace as a whole. A person has to approve it."""
+    """Replace the whole content of a file of the workspace. A person must approve the call."""
     path = _find(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content, encoding="utf-8")

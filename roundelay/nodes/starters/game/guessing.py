@@ -1,4 +1,4 @@
-"""Tools of the guessing game. The secret number depends on the message that began it, so a replay plays the same game."""
+"""Tools of the guessing game. The secret number depends on the first message, so a replay plays the same game."""
 
 import hashlib
 
@@ -7,7 +7,7 @@ from roundelay import ToolContext, tool
 
 @tool(idempotent=True)
 def guess(context: ToolContext, number: int, low: int = 1, high: int = 100) -> str:
-    """Guess the secret number, which is from low to high. Says whether the guess is too low or too high."""
+    """Guess the secret number between low and high. The result is "too low", "too high" or a hit."""
     digest = hashlib.sha256(context.trigger.message_id.encode()).hexdigest()
     secret = int(digest, 16) % 100 + 1
     if number == secret:

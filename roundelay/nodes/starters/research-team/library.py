@@ -1,4 +1,4 @@
-"""Tools of the research team: a folder of notes. Put your own Markdown files into `notes/`."""
+"""Tools of the research team, which search a folder of notes. Put your own Markdown files into `notes/`."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ NOTES = Path(__file__).with_name("notes")
 
 @tool(idempotent=True)
 def find_notes(words: str) -> str:
-    """Find the sentences of the notes that hold one of the words, each with the name of its note."""
+    """Find the sentences that contain one of the words, each with the name of its note."""
     wanted = {word.lower().strip(".,?!") for word in words.split() if len(word) > 3}
     found = [
         f"{sentence.strip()}. ({path.name})"

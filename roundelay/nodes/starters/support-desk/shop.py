@@ -1,4 +1,4 @@
-"""Tools of the support desk. Replace the dictionary by your own data."""
+"""Tools of the support desk. Replace the dictionary with your own data."""
 
 from roundelay import tool
 
@@ -16,5 +16,5 @@ def find_order(number: str) -> str:
 
 @tool(needs_approval=True)
 def refund(number: str, eur: int) -> str:
-    """Refund the price of an order. A person has to approve it."""
+    """Refund the price of an order. A person must approve the call."""
     return f"Order {number}: refunded {eur} EUR."
