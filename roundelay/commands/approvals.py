@@ -115,6 +115,7 @@ def edit(seq: int, arguments: str, as_json: bool) -> None:
     """
     from roundelay.runs.approvals import check_arguments
 
+    # Before anything is sent: the agent would take wrong JSON for no decision and go on waiting.
     check_arguments(arguments)
     _decide(seq, f"/edit {arguments}", as_json=as_json)
 
@@ -128,6 +129,7 @@ def _decide(seq: int, decision: str, *, as_json: bool) -> None:
     from roundelay.runs.approvals import decide
 
     async def send() -> tuple[Any, Stored]:
+        # A decision is a person's, and the commands' own reader is a service.
         async with join(as_person=True) as client:
             return await decide(client, seq, decision)
 

@@ -65,6 +65,7 @@ def install(
     changes = installer.plan_install(chosen, project, url=check_url(url) if url else None, command=command, wakes=wake)
     if not dry_run:
         installer.install(chosen, project, changes)
+    # Whoever runs this a second time has taken these steps already.
     steps = [chosen.needs, chosen.wakes_by if wake else ""] if any(it.is_change for it in changes) else []
     needs = " ".join(f"{it}." for it in steps if it)
     _tell(chosen, project, changes, dry_run=dry_run, as_json=as_json, needs=needs)

@@ -68,6 +68,7 @@ def list_operations(client: NetworkClient) -> dict[str, OperationInfo]:
     from roundelay.network.operations import network_operations
 
     mods = {it.op: it for mod in client.welcome.mods for it in mod.operations}
+    # The hub's own come last, so that no mod can put another schema in their place.
     return dict(sorted((mods | {it.op: it.info() for it in network_operations()}).items()))
 
 
@@ -97,6 +98,7 @@ def _read_value(name: str, text: str, types: set[str], usage: str) -> Any:
 
     from roundelay.network.errors import ConfigError
 
+    # Text that looks like a number stays text: an id such as 17 must not become an integer.
     if types == {"string"}:
         return text
     try:

@@ -75,6 +75,7 @@ async def _open(log: SharedLog) -> None:
 
 
 def _tell_progress(done: int, of: int) -> None:
+    # In a log file, each step of the progress would be a line of its own.
     if sys.stderr.isatty():
         click.echo(f"\r{done:,}{f' of {of:,}' if of else ''} rows", err=True, nl=False)
 

@@ -35,6 +35,7 @@ def docs(page: str | None, path: bool) -> None:
 
 def find_folder() -> Path:
     """Return the folder of the documentation pages: in the installed package, or in the source checkout."""
+    # In a checkout the package spans several folders, and only one of them has the pages.
     for place in roundelay.__path__:
         if (folder := Path(place, "docs")).is_dir():
             return folder

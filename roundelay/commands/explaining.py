@@ -127,6 +127,7 @@ def export(
     if output is None or str(output) == "-":
         read_run(db, lambda source: write(source, sys.stdout))
         return
+    # A failed export leaves an older file as it was, instead of half of a new one.
     with replace_file(output) as file:
         read_run(db, lambda source: write(source, file))
     click.echo(f"Written: {output}", err=True)

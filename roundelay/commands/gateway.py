@@ -119,6 +119,7 @@ def gateway(
     log_to_stderr(log_level, log_format)
     url = check_url(node_url) if node_url is not None else find_url()
 
+    # Webhooks need a place for their registrations, so they are left out of the default without one.
     what = served or tuple(it for it in SERVED if it != "webhooks" or webhooks_file is not None)
     if "webhooks" in what and webhooks_file is None:
         raise click.UsageError("Webhooks need a file for their registrations: --webhooks FILE.")

@@ -111,6 +111,7 @@ def up(
 
     flags["interop.port"] = interop_port
     if interop is not None or interop_port is not None:
+        # A port alone asks for the gateway too: it would otherwise be ignored without a word.
         flags["interop.serve"] = SERVED if interop in (True, None) else ()
     config, origins = resolve_config(pick_file(file), os.environ, flags)
     if config.interop.serve and find_spec("uvicorn") is None:
@@ -138,6 +139,7 @@ def up(
 
     is_at_terminal = sys.stderr.isatty()
     if opens is None:
+        # Only at the first start: a person who knows the node would get a new window each time.
         opens = is_at_terminal and has_desktop() and not config.db.exists()
     opened: Path | None = None
     reporter = get_reporter()
@@ -177,6 +179,7 @@ def up(
         raise place_mod_error(error, origins["mods"]) from error
     finally:
         if opened is not None:
+            # It holds a link that may still log somebody in.
             opened.unlink(missing_ok=True)
 
 

@@ -64,6 +64,7 @@ def _find_database() -> Path:
     if len(running) == 1:
         return running[0]
     configured = resolve_config(pick_file(None), os.environ, {})[0].db
+    # The file configured here may be an old one, and a backup of the wrong network is noticed too late.
     if running and configured.resolve() not in running:
         shown = ", ".join(map(str, running))
         raise ConfigError(f"Several nodes run here, with the databases {shown}; say with --db which one.")
@@ -108,6 +109,7 @@ def list_letters(of: str | None, limit: int, db: Path | None, as_json: bool) -> 
 
     async def read(source: Source) -> list[dict[str, Any]]:
         letters = await source.dead_letters(of, limit)
+        # An empty list for a mistyped name would look as if all were well.
         if of is not None and not letters and not await source.knows(of):
             raise UnknownRecipient(f"Nobody is registered as {of!r}. `roundelay agents` lists who is.")
         return letters
@@ -145,6 +147,7 @@ def _take(op: str, seqs: tuple[int, ...], of: str | None, *, as_json: bool, done
 
     async def take(client: NetworkClient) -> list[dict[str, Any]]:
         letters = await list_dead_letters(client, recipient=of, limit=MAX_LISTED)
+        # All are looked up before the first call, so that a wrong number changes nothing.
         chosen = [{"agent_id": _find_owner(letters, seq), "seq": seq} for seq in dict.fromkeys(seqs)]
         for letter in chosen:
             await client.call(op, letter)

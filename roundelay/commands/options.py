@@ -96,6 +96,7 @@ class _Seq(click.ParamType[int]):
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
         number = str(value).removeprefix("#")
+        # Seqs begin at 1.
         if not (number.isdecimal() and int(number)):
             self.fail(f"{value!r} is no number of a message; write 17, or '#17' in quotes.", param, ctx)
         return int(number)
@@ -257,6 +258,7 @@ def read_run(db: Path | None, read: Callable[[Source], Coroutine[Any, Any, T]]) 
         return ask_hub(lambda client: read(LiveSource(client)))
     with open_log(db) as log:
         found = run(read(FileSource(log)))
+        # On stderr, so that the output of the command stays as programs expect it.
         if log.damaged:
             rows = "row is" if len(log.damaged) == 1 else "rows are"
             shown = ", ".join(f"#{seq}" for seq in sorted(log.damaged)[:5])

@@ -128,6 +128,7 @@ def send(
         from roundelay.network.clock import random_id
         from roundelay.network.errors import ConnectError
 
+        # Chosen here and not by the client, so that it is known after a lost connection.
         chosen, is_joined = message_id or random_id(), False
         try:
             async with join(as_person=True) as client:
@@ -142,6 +143,7 @@ def send(
                     message_id=chosen,
                 )
         except ConnectError as error:
+            # Before the connection nothing can be stored, and a person who gave an id knows it.
             if not is_joined or message_id is not None:
                 raise
             raise ConnectError(f"{error} With --message-id {chosen} it is not stored twice.") from error

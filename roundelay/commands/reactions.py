@@ -91,6 +91,7 @@ def show_command(reaction: str, agent_id: str | None, db: Path | None, as_json: 
     records, epoch = read_run(db, read)
     if not records:
         raise UnknownMessage(f"There is no reaction {reaction!r} that you may read; see: roundelay reactions list")
+    # Anybody may write records under this id, and mixing them would show a reaction that never was.
     author = choose_author(reaction, records, epoch)
     for other in sorted({str(it["agent_id"]) for it in records} - {author}):
         Screen(sys.stderr).note(f"{sanitize(other)} has used this id too; what it wrote: --agent {sanitize(other)}")

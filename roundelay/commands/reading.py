@@ -152,6 +152,7 @@ def status(as_json: bool, over_s: float) -> None:
     try:
         value = ask_hub(lambda client: read_status(client, urls, over_s))
     except ConnectError:
+        # A node that waits for a leader refuses connections, but still answers over HTTP.
         alone = read_alone(urls)
         if alone is not None:  # the answer of a read replica without a leader
             show(alone, lambda _: describe_status(alone), as_json=as_json, print_value=print_answer)
@@ -182,6 +183,7 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
     from roundelay.network.client import Reconnected, Reconnecting
     from roundelay.runs.node_source import LiveSource
 
+    # Notes go elsewhere: the messages may be piped into a program.
     screen, notes = Screen(sys.stdout), Screen(sys.stderr)
 
     async def read(client: NetworkClient) -> AsyncIterator[AnyMessage]:

@@ -75,6 +75,7 @@ def run_command(
     if live is not None and update_tapes:
         raise click.UsageError("--update-tapes runs here, not against a network; leave --live out.")
     silence_logs()
+    # All are read first: a mistake in the last file should not cost a run of the others.
     scenarios = [load_scenario(file) for file in files]
     results: list[ScenarioResult] = []
     for it in scenarios:

@@ -78,6 +78,7 @@ def init(
     from roundelay.nodes import starter
 
     talks_on_page = True
+    # Any option means that the caller knows what to write; a script with one must not hang at a question.
     is_asked = not yes and all(it is None for it in (template, provider, model, base_url, agent)) and _is_at_terminal()
     if is_asked:
         provider, model, base_url = _ask_provider()
@@ -104,6 +105,7 @@ def init(
     first = agent or starter.name_agent(template, chosen)
     command = name_command(folder)
     steps = [f"cd {shlex.quote(str(folder))}"] if folder != Path() else []
+    # A key that is set already needs no step.
     if chosen is not None and chosen.key and not os.environ.get(chosen.key):
         steps.append(f"export {chosen.key}=...   # your key at {chosen.title}")
     if chosen is not None:
@@ -157,6 +159,7 @@ def _choose_provider(name: str, model: str | None, base_url: str | None) -> Prov
 
     if base_url is not None and name != "other":
         raise click.UsageError("--base-url goes with --provider other.")
+    # The name goes into YAML without quotes, where other characters could end the value.
     if model is not None and not re.fullmatch(r"[\w./:@+-]+", model):
         raise click.UsageError(f"{model!r} cannot be a model's name. It may hold letters, digits and . / : @ + - _")
     if name == "none":
@@ -169,6 +172,7 @@ def _choose_provider(name: str, model: str | None, base_url: str | None) -> Prov
         raise click.UsageError("--provider other needs --base-url and --model.")
     if not re.fullmatch(r"https?://[^\s'\"{}#]+", base_url):
         raise click.UsageError(f"{base_url!r} is no address. Write it as http://HOST:PORT/v1 or https://HOST/v1.")
+    # A server on this machine rarely wants a key, and a missing variable would keep the agent from starting.
     return Provider(base_url, model, base_url, "" if _is_loopback(base_url) else "OPENAI_API_KEY")
 
 

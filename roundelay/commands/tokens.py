@@ -52,6 +52,7 @@ def create(agent_id: str, kind: Kind, operator: bool, as_json: bool, db: Path | 
     from roundelay.network.clock import make_token
     from roundelay.network.core.joining import hash_token
 
+    # Made here, and the hub gets the hash alone: the token is in no ledger and no log.
     made = make_token()
     args = {"agent_id": agent_id, "kind": kind, "token_hash": hash_token(made), "operator": operator}
     answer = _operate(db, lambda client: client.call("network.create_token", args))
@@ -60,6 +61,7 @@ def create(agent_id: str, kind: Kind, operator: bool, as_json: bool, db: Path | 
     if as_json:
         print_json({"agent_id": agent_id, "kind": kind, "operator": operator, "token": made})
         return
+    # The token alone on stdout, so that a script can take it; the advice goes to stderr.
     click.echo(made)
     rights = ", with an operator's rights" if operator else ""
     click.echo(

@@ -151,6 +151,7 @@ def _register_with_new_token(agent_id: str, gateway: str | None, body: dict[str,
     try:
         made = _ask_gateway("POST", "/v1/webhook", gateway, (agent_id, token), body)
     finally:
+        # Also after Ctrl-C, when nobody knows whether the gateway has the token.
         if made is None:
             _take_back(agent_id, is_first)
     return made
@@ -243,6 +244,7 @@ def _ask_gateway(
             url.rstrip("/") + path,
             headers={"Authorization": f"Bearer {who[0]}:{who[1]}"},
             timeout=TIMEOUT_S,
+            # A proxy of the environment would get the owner's token, and cannot reach a gateway on loopback.
             trust_env=False,
             **sent,
         )

@@ -55,6 +55,7 @@ def _join_answers(view: PromptView) -> Sequence[Action]:
     thread = view.find_thread(view.incoming_thread_id)
     earlier = {message.sender: match for message in thread.messages if (match := _ANSWERS.match(message.text))}
     answer = _ANSWERS.match(view.incoming_text)
+    # A second answer of the same specialist would send the draft again.
     if answer is None or view.incoming_sender in earlier:
         return [finish("nothing new")]
     answers = earlier | {view.incoming_sender: answer}

@@ -253,6 +253,7 @@ class _Demo:
     async def _show_message(self, message: BaseMessage) -> None:
         self._messages.append(message)
         for agent_id in load_team():
+            # The demo is over when all of these have ended, so each is noted before it begins.
             if message.to in ("broadcast", f"agent:{agent_id}") and wakes(message, agent_id):
                 self._reactions[self._name_reaction(agent_id, message.seq)] = agent_id, message.seq
         if message.sender_id in load_team() and message.cause is not None:
@@ -317,6 +318,7 @@ class _Demo:
 
     async def _is_idle(self) -> bool:
         """Whether every message is shown, and every reaction to one has finished. Raises `DemoFailed` for another end."""
+        # Read first: a message that is stored during the look keeps the demo going.
         head: int = (await self._person.call("network.info"))["head"]
         for name, (agent_id, _) in list(self._reactions.items()):
             if name in self._finished:
@@ -343,6 +345,7 @@ class _Demo:
             self._screen.write(f"Open {link['url']}")
             self._screen.write(f"That link logs you in as {PERSON}, once, within 10 minutes.")
             self._screen.write("")
+        # The node has its own home folder, so without this no command of the user would find it.
         announcement = announce_node(url, Path(f"{self._db}.owner"))
         command = "./dev roundelay" if _is_checkout() else "roundelay"
         self._screen.suggest(

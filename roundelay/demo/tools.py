@@ -132,6 +132,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
         raise ToolError("Only whole exponents can be calculated.")
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
+    # Checked before it is computed: a power of large numbers would take all memory.
     if abs(exponent) > MAX_EXPONENT or bits * abs(exponent) > 2 * MAX_BITS:
         raise OverflowError
     power: Fraction = base ** int(exponent)
