@@ -1,12 +1,12 @@
-"""The loop of a reaction, without IO: the next step, given the outcome of the last one.
+"""The loop of a reaction, without IO: returns the next step for the outcome of the last step.
 
-`driver` performs each step and hands its outcome to `Reaction.proceed`, until that returns `Finish`. A *turn* is one
-model call, the tool calls it asked for, and their results; a reply without tool calls is a turn too. `planner` decides
-which calls run. Before every model call the history is repaired, so that a provider accepts it.
+`driver` performs each step and passes its outcome to `Reaction.proceed`, until that method returns `Finish`. A *turn*
+is one model call, the tool calls in its reply, and their results. A reply without tool calls is also a turn. `planner`
+decides which calls run. Before every model call the history is repaired, so that a provider accepts it.
 
 The loop has no IO, clock or randomness. It awaits only the agent's hooks, which may be coroutines. The same outcomes
-lead to the same steps; this is how a reaction resumes. Recorded outcomes (`Replayed`) are taken as they were, whatever
-the agent's tools and limits are now.
+lead to the same steps, and a reaction resumes on this basis. Recorded outcomes (`Replayed`) are used unchanged, even if
+the agent's tools and limits have changed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from .values import (
 
 
 class Reaction:
-    """The turns from one incoming message to `finish`.
+    """The turns from one trigger to `finish`.
 
     ``answers``: somebody waits for an answer, because a person wrote the message or it requires this agent's response.
     """
@@ -82,28 +82,29 @@ class Reaction:
         self.setup = setup = setup or ReactionSetup()
         self.state = LoopState.NEW
         self.control = Control(agent, tuple(setup.earlier))
-        self.max_turns = agent.policy.max_turns  # of all agents that take part
+        self.max_turns = agent.policy.max_turns  # limit for all agents that take part
         self.usage = Usage()
         self.tool_calls = 0
         self.history: list[ChatMessage] = [SystemMessage(""), UserMessage(prompt)]
         self.keeper = setup.keeper
         self.has_spoken = False
-        """Whether a tool has sent something to the incoming thread."""
+        """Whether a tool has sent a message to the thread of the trigger."""
 
         self.read_meanwhile: tuple[int, ...] = ()
         """Seqs of the messages that arrived and were read while the reaction ran."""
 
         self._answers = answers
         self._turn = TurnInProgress()
-        # Agents that get control back, each with its history as it handed over.
+        # Agents that get control back, each with its history at the time of its handoff.
         self._callers: list[tuple[Control, list[ChatMessage]]] = []
         self._planner = Planner()
-        self._calls: dict[str, int] = {}  # that ran, by the tool's name
+        self._calls: dict[str, int] = {}  # number of calls that ran, by the tool's name
         self._values: dict[str, object] = {}
         self._has_values = False
         self._is_compacted = False
         self._corrections = 0
-        # Turns in a row without effect. Counted from recorded outcomes alone, so that a resumed run has the same.
+        # Consecutive turns without effect. Counted only from recorded outcomes, so that a resumed run has the same
+        # count.
         self._idle_turns = 0
 
     @property
@@ -117,29 +118,31 @@ class Reaction:
         return self._turn.number
 
     def advance(self, outcome: Outcome) -> Step:
-        """Return the next step as `proceed` does, without an event loop. Raises `RuntimeError` if a hook of the agent
-        waits for something."""
+        """Return the next step like `proceed`, without an event loop. Raises `RuntimeError` if a hook of the agent
+        awaits something.
+        """
         coroutine = self.proceed(outcome)
         try:
             coroutine.send(None)
         except StopIteration as done:
             step: Step = done.value
             return step
-        # Run the hook's cleanup now, not whenever the coroutine happens to be collected.
+        # Run the hook's cleanup now instead of when the coroutine is garbage-collected.
         coroutine.close()
         raise RuntimeError(f"A hook of {self.agent.id} waits for something: await proceed().")
 
     async def start(self) -> None:
-        """Ask the hooks for their initial state. Idempotent; the first step does it too."""
+        """Ask the hooks for their initial state. Idempotent. The first step also calls this method."""
         if not self._has_values:
             self._has_values = True
-            # Values that are set already win: notes read back from the records must not be reset by a hook's initial
-            # state.
+            # Existing values win. The initial state of a hook must not reset notes that were read back from the
+            # records.
             self._values.update({**await self.agent.chain.start(), **self._values})
 
     async def proceed(self, outcome: Outcome) -> Step:
-        """Return the next step for the outcome of the last one. Awaits only the agent's hooks. Raises `IllegalStep` for
-        an outcome that does not fit the state."""
+        """Return the next step for the outcome of the last step. Awaits only the agent's hooks. Raises `IllegalStep`
+        if the outcome does not fit the state.
+        """
         step: Step
         match outcome, self.state:
             case Begin(), LoopState.NEW:
@@ -147,14 +150,14 @@ class Reaction:
                 step = await self._ask()
             case NewMessages(), LoopState.ASKING:
                 self.read_meanwhile += outcome.seqs
-                # Only ever turn this on: whoever waited at the start still waits, whatever arrives later.
+                # Only ever set this to True. A requester who waited at the start still waits after later messages.
                 self._answers |= outcome.answers
                 append_user_text(self.history, outcome.text)
                 step = await self._ask(again=True)
             case ModelReply(), LoopState.ASKING:
                 step = await self._handle_reply(outcome)
             case Replayed(), LoopState.ASKING:
-                # The limits may have changed since: the turn had tools, or had none, as its record says.
+                # Limits may have changed since the recording. The record decides whether the turn had tools.
                 self._turn.replay, self._turn.is_last = outcome, outcome.is_last
                 step = await self._handle_reply(outcome.reply)
             case ModelFailed(), LoopState.ASKING:
@@ -174,7 +177,7 @@ class Reaction:
         return step
 
     def describe(self) -> TurnState:
-        """Return the state of the turn, for hooks and instructions."""
+        """Return the state of the turn for hooks and instructions."""
         return TurnState(
             self.agent.id,
             self.turn,
@@ -191,74 +194,75 @@ class Reaction:
         )
 
     def update_values(self, values: Mapping[str, object]) -> None:
-        """Add what middleware kept to ``state.values``."""
+        """Add values that middleware stored to ``state.values``."""
         self._values.update(values)
 
     @property
     def can_correct(self) -> bool:
-        """Whether the model may write another answer if a review finds this one wrong."""
+        """Whether the model may write another answer if a review rejects this answer."""
         return self.turn < self.max_turns and self._corrections < self.agent.policy.max_corrections
 
     @property
     def is_reviewed(self) -> bool:
-        """Whether anybody reviews an answer, or adds to it, before it is sent."""
+        """Whether reviewers check or extend an answer before it is sent."""
         return self.agent.chain.reviews or bool(self.control.guards)
 
     def sends_text(self) -> bool:
-        """Return whether text that the model writes without a tool is sent to the incoming thread."""
+        """Return whether text that the model writes without a tool is sent to the thread of the trigger."""
         on_text = self.agent.policy.on_text
         return on_text == "reply" or (on_text != "record" and self._answers)
 
     # --- asking the model
 
     async def _ask(self, *, again: bool = False) -> Step:
-        """Start the next turn; with ``again`` ask once more in the current one."""
+        """Start the next turn. With ``again``, ask the model once more in the current turn."""
         self.state = LoopState.ASKING
         if not again:
             before = self._turn
             self._turn = TurnInProgress(
                 before.number + 1, forced_tool=before.next_tool, follows_withheld=before.is_withheld
             )
-            # Ask middleware for its tools once per turn, not per request: the model must not get other tools when it is
-            # asked again.
+            # Refresh the tools of middleware once per turn, not per request. The model must not get other tools when it
+            # is asked again.
             if self.agent.chain.brings_tools:
                 self.control = replace(self.control, agent=self.agent.refresh(self.describe()))
         turn, agent, chain = self._turn, self.agent, self.agent.chain
         state = self.describe()
         is_stuck = self._idle_turns >= agent.policy.max_idle_turns
         turn.is_last = turn.number >= self.max_turns or is_stuck or not await chain.should_continue(state)
-        # Only once a turn: the hook's text would stand twice if the model is asked again.
+        # Run this only once per turn. If the model is asked again, the hook's text would appear twice.
         if turn.is_last and not again:
             match await chain.on_no_tool_calls(state, "limit_reached"):
                 case str(text):
                     append_user_text(self.history, text)
                 case End() as end:
                     return await self._end_by(end)
-        # The facts of the turn come last and are not kept, so that each prompt begins like the one before: providers
-        # cache the common beginning.
+        # The text that states the turn comes last and is not kept in the history. Each prompt then begins like the
+        # previous prompt, and providers cache the common beginning.
         self.history[0] = SystemMessage(self.setup.frame(agent.instruct(state)))
         facts = agent.policy.describe_turn(turn.number, turn.number if turn.is_last else self.max_turns)
         specs = () if turn.is_last else agent.specs
         trailing = f"{facts}\n{self._explain_answering(specs)}".rstrip()
         step = CallModel(turn.number, agent, tuple(repair(self.history, trailing)), specs, state, turn.is_last)
-        # Providers refuse a request that forces a tool which the request does not offer, as in the last turn.
+        # Providers refuse a request that forces a tool it does not offer. The last turn, for example, offers none.
         if turn.forced_tool is not None and any(spec.name == turn.forced_tool for spec in specs):
             step = replace(step, tool_choice=NamedTool(turn.forced_tool))
         step = await chain.prepare(state, step)
-        if step.tools is not specs:  # hooks changed the tools, so another way to answer may apply
+        if step.tools is not specs:  # hooks changed the tools, so the answer may have to be given differently
             other = f"{facts}\n{self._explain_answering(step.tools)}".rstrip()
             step = replace(step, messages=replace_trailing_text(step.messages, trailing, other))
         return step
 
     def _explain_answering(self, specs: Collection[ToolSpec]) -> str:
-        """Return which text is the answer in this turn, and how to give it with these tools; empty if the author's
-        template says it."""
+        """Return the rule that says which text is the answer in this turn, and how to give the answer with these
+        tools. Return an empty string if the author's template contains such a rule.
+        """
         policy, is_inside = self.agent.policy, bool(self.setup.path or self._callers)
         is_sent = self.sends_text() or bool(self._callers)
         if self._turn.is_last or (not specs and policy.on_text != "nudge"):
             return loop_texts.CLOSING if is_sent else loop_texts.CLOSING_UNSENT
         if self.setup.is_explained and policy.on_text == "auto" and not is_inside:
-            return ""  # the template may demand a tool call in each turn: two rules would contradict each other
+            return ""  # the template has its own rule, which could contradict this one
         if not is_sent:
             rule = loop_texts.NOBODY_WAITS
         elif policy.on_text == "nudge":
@@ -273,7 +277,7 @@ class Reaction:
 
     async def _handle_failure(self, failed: ModelFailed) -> Step:
         if failed.failure == "context_too_long" and not self._is_compacted and not failed.is_recorded:
-            self._is_compacted = True  # once: if the short history is too long as well, the reaction fails
+            self._is_compacted = True  # compact only once: if the short history is too long as well, the reaction fails
             self.history = compact(self.history, self.setup.shorten() if self.setup.shorten is not None else None)
             return await self._ask(again=True)
         return self._fail(failed)
@@ -283,7 +287,7 @@ class Reaction:
         self.usage += await chain.calculate_usage(self.describe(), reply)
         if not reply.tool_calls:
             return await self._handle_text(reply)
-        # The plan and the journal use the calls as the model wrote them; the history needs well-formed ones.
+        # The plan and the journal use the calls as the model wrote them. The history needs well-formed calls.
         turn.reply = replace(reply, tool_calls=self._planner.make_ids_unique(turn.number, reply.tool_calls))
         calls = tuple(map(sanitize_call, turn.reply.tool_calls))
         self.history.append(AssistantMessage(reply.text, calls, reply.origin))
@@ -291,7 +295,7 @@ class Reaction:
         state = self.describe()
         end = await chain.process_tool_calls(state, turn.reply)
         if end is not None:
-            # Answer every call although none runs: a reviewer may send the model back, and providers refuse an
+            # Answer every call although none runs. A reviewer may send the model back, and providers refuse an
             # unanswered call.
             turn.plan = Plan((), dict.fromkeys(range(len(reply.tool_calls)), refuse("Not run: the work has ended.")))
             self._answer_calls({})
@@ -306,11 +310,11 @@ class Reaction:
         return CallTools(turn.number, turn.plan.planned, dict(turn.plan.refused), reply.text, turn.reply.tool_calls)
 
     async def _handle_text(self, reply: ModelReply) -> Step:
-        """Handle a reply without tool calls: the answer, or text that the model has to write again."""
+        """Handle a reply without tool calls: the answer, or text that the model must write again."""
         turn, text = self._turn, (reply.text or "").strip()
         turn.is_withheld = reply.is_withheld
-        # Ask a second time only: a filter that refuses the same history twice will refuse it again. ``goes_on``
-        # overrides this, because the records prove that the run continued.
+        # Ask only twice. A filter that refuses the same history twice will refuse it again. ``goes_on`` overrides this
+        # rule, because the records prove that the run continued.
         if turn.is_withheld and (turn.follows_withheld or turn.is_last) and not turn.goes_on:
             return self._fail(ModelFailed("the provider withheld the reply twice", "content_filter"))
         if text and self._is_text_lost:
@@ -327,8 +331,8 @@ class Reaction:
             feedback = loop_texts.explain_empty(turn.is_withheld, is_too_large, reply.is_cut)
         else:
             self.history.append(AssistantMessage(text))
-            # A cut text is half an answer, and a text after which the recorded run went on was no answer then, so it is
-            # none now.
+            # A text that was cut off is incomplete. A text after which the recorded run continued was not the answer
+            # then, so it is not the answer now.
             is_unsent = reply.is_cut or (turn.goes_on and not self._callers) or self.agent.policy.on_text == "nudge"
             match await self.agent.chain.on_no_tool_calls(self.describe(), "no_calls"):
                 case str(hook_text):
@@ -345,7 +349,7 @@ class Reaction:
 
     @property
     def _is_text_lost(self) -> bool:
-        """Whether the turn's text was not kept, and a turn that has not run yet can write it again."""
+        """Whether the turn's text was not recorded, and a later turn can write it again."""
         return self._turn.is_text_altered and not self._turn.goes_on and self.turn < self.max_turns
 
     # --- outcomes of the tool calls
@@ -355,12 +359,12 @@ class Reaction:
         turn.plan.check_results(results)
         answers = turn.plan.refused | dict(results)
         run = turn.plan.list_run(turn.replay)
-        # An unknown outcome may be an effect. A refusal is none, and neither is a call that was not run.
+        # An unknown outcome may be an effect. A refusal has no effect, and neither has a call that did not run.
         is_idle = not any(
             is_unknown(result) or (index in run and has_effect(result)) for index, result in answers.items()
         )
         self._idle_turns = self._idle_turns + 1 if is_idle else 0
-        # Decide on idleness before this line: hooks change the results below, and a resumed run must count the same
+        # Decide on idleness before this line. The hooks below change the results, and a resumed run must count the same
         # turns.
         answers = turn.plan.refused | await self._count_calls(results)
         ending = self._answer_calls(answers)
@@ -368,20 +372,21 @@ class Reaction:
         handoff = self.agent.find_handoff(ending.name) if ending is not None else None
         if ending is not None and handoff is not None:
             return await self._hand_over(handoff, ending)
-        # The first call by index wins, not the first to end: parallel calls end in another order in a resumed run.
+        # The first call by index wins, not the first to end. In a resumed run, parallel calls may end in another order.
         answer = next((it for _, it in sorted(answers.items()) if it.is_answer and ALTERED not in it.data), None)
         if answer is not None and not turn.goes_on:
             keeper = answer.data.get(KEEPER)
             self.keeper = keeper if isinstance(keeper, str) else self.keeper
             return await self._end("a tool gave the answer", answer.content, is_new=True)
-        # If the records have a next turn, the limits were higher then. Ending here would leave that turn's effects
-        # unexplained.
+        # If the records have a next turn, the limits were higher then. Ending here would leave the effects of that turn
+        # without a cause.
         is_over = turn.is_last and not turn.goes_on
         if ending is not None and self._is_text_lost and not self.has_spoken:
             append_user_text(self.history, loop_texts.NOT_KEPT)
             is_over = False
         elif ending is not None and not (turn.goes_on and not self._callers):
-            # Text beside an effective `finish` is the answer, unless a tool has spoken in the thread already.
+            # Text that comes with an effective `finish` is the answer, unless a tool has already sent a message to the
+            # thread.
             return await self._end(replace_surrogates(read_argument(ending, "reason")), text or None)
         elif any(DISABLED in result.data for result in answers.values()):
             match await self.agent.chain.on_no_tool_calls(self.describe(), "tools_disabled"):
@@ -392,10 +397,10 @@ class Reaction:
         return self._close(text) if is_over else await self._ask()
 
     async def _count_calls(self, results: Mapping[int, ToolResult]) -> dict[int, ToolResult]:
-        """Count the calls that ran: their usage, the threads they wrote to, their results. Return the results as the
-        hooks leave them.
+        """Add the calls that ran to the totals: usage, tool counts and threads. Return the results as the hooks leave
+        them.
 
-        A call with an unknown outcome counts for nothing, now and in every later resume.
+        A call with an unknown outcome is never counted, not even in a later resume.
         """
         turn, final = self._turn, dict(results)
         turn_start = len(self.history) - 1
@@ -415,14 +420,15 @@ class Reaction:
             final[index], changes = await self.agent.chain.after_tool(self.describe(), call, result)
             turn.next_tool = changes.next_tool or turn.next_tool
             if changes.messages is not None:
-                # A hook may return the current turn too. It is at the end already, and no call may occur twice.
+                # A hook may return the current turn too. Drop that turn from the result: it is already at the end of
+                # the history, and no call may occur twice.
                 self.history[1:turn_start] = drop_turn(changes.messages, turn.reply.tool_calls)
                 turn_start = len(self.history) - 1
         self._corrections += is_corrected
         return final
 
     def _answer_calls(self, results: Mapping[int, ToolResult]) -> ToolCall | None:
-        """Append the answer to each call of the turn. Return the `finish` or handoff that takes effect."""
+        """Append the answer to each call of the turn. Return the `finish` or the handoff that takes effect."""
         turn = self._turn
         messages, ending = answer_calls(turn.reply.tool_calls, turn.plan.refused | dict(results), is_last=turn.is_last)
         self.history += messages
@@ -432,17 +438,17 @@ class Reaction:
 
     async def _hand_over(self, handoff: Handoff, call: ToolCall) -> Step:
         caller, note = self.control, read_argument(call, "note").strip()
-        # Save a copy of the history: the new agent's turns must not appear in it when control returns.
+        # Save a copy of the history. The new agent's turns must not appear in it when control returns.
         if handoff.returns == "to_caller":
             self._callers.append((caller, list(self.history)))
         else:
             self._callers.clear()
         if handoff.returns == "never":
             self.keeper = handoff.agent.id
-        # The earlier agents stay in control.earlier: their guards and approvers still apply.
+        # Keep the earlier agents in control.earlier, because their guards and approvers still apply.
         self.control = Control(handoff.agent, (caller.agent, *caller.earlier), self.turn + 1)
         self.history = handoff.take_over(caller.agent.id, self.history, note)
-        # Values of earlier agents win, so that middleware of both agents keeps its state.
+        # Values of earlier agents win, so that middleware shared by the agents keeps its state.
         self._values = {**await handoff.agent.chain.start(), **self._values}
         self._idle_turns = 0
         return await self._ask()
@@ -450,7 +456,7 @@ class Reaction:
     async def _return_control(self, reason: str, text: str | None) -> Step:
         """Give control back to the agent that handed over."""
         returning, (caller, self.history) = self.agent, self._callers.pop()
-        self.control = replace(caller, first_turn=0)  # its first turn was before it handed over
+        self.control = replace(caller, first_turn=0)  # its first turn was before its handoff
         self._idle_turns = 0
         outcome = f"It said: {text}" if text else f"It finished: {reason}"
         append_user_text(self.history, f"{returning.id} has handed the conversation back to you. {outcome}")
@@ -462,16 +468,17 @@ class Reaction:
         """End the agent's work with a text. ``is_new``: no tool can have sent this text to the thread already."""
         if self._callers:
             return await self._return_control(reason, text)
-        # Text beside `finish` usually repeats what a tool has just sent. Sending both would post the answer twice.
+        # Text that comes with `finish` usually repeats a message that a tool has just sent. Sending both would post the
+        # answer twice.
         is_said = self.has_spoken and self.state is LoopState.CALLING and not is_new
         return self._propose("finished", reason, text if self.sends_text() and not is_said else None)
 
     async def _end_by(self, end: End) -> Step:
-        """End the agent's work because a hook wants it."""
+        """End the agent's work because a hook requested it."""
         return await self._end(end.reason, end.answer, is_new=True)
 
     def _close(self, text: str) -> Step:
-        """End at a limit, with the last text of the model."""
+        """End at a limit, with the model's last text."""
         max_idle = self.agent.policy.max_idle_turns
         if self.turn >= self.max_turns:
             reason = f"reached the limit of {self.max_turns} turns"
@@ -484,7 +491,7 @@ class Reaction:
         return self._propose("stopped", reason, answer if self.sends_text() else None, metadata)
 
     def _fail(self, failed: ModelFailed) -> Finish:
-        # The reason may quote the provider: it goes to records and logs, never to the thread.
+        # The reason may quote the provider. It goes to records and logs, never to the thread.
         answer = f"I could not answer: {FAILURE_SENTENCES[failed.failure]}."
         if failed.reported_by:
             answer = loop_texts.REPORTED.format(agent_id=failed.reported_by)
@@ -495,9 +502,9 @@ class Reaction:
     def _propose(
         self, status: Status, reason: str, answer: str | None, metadata: Mapping[str, JsonValue] = MappingProxyType({})
     ) -> Step:
-        """End with an answer, once the reviewers have seen it."""
-        # Read before `_finish` changes the state, and keep the value: the limits of this moment decide, also when the
-        # review comes much later.
+        """End with an answer after the reviewers have checked it."""
+        # Read this value before `_finish` changes the state. The limits of this moment decide, even if the review comes
+        # much later.
         can_correct = self.can_correct
         end = self._finish(status, reason, answer)
         end = replace(end, metadata=metadata) if metadata and answer is not None else end
@@ -511,8 +518,8 @@ class Reaction:
         proposed, self._turn.proposed = self._turn.proposed, None
         assert proposed is not None
         self.usage += reviewed.usage
-        # Without a turn left the correction cannot be used. The review then decides between the answer as it is and a
-        # block.
+        # Without a turn left, the correction cannot be used. The review then decides whether the answer is sent
+        # unchanged or blocked.
         if reviewed.correction is not None and proposed.can_correct:
             self._corrections += 1
             append_user_text(self.history, f"Your answer was not given. {reviewed.correction}")
@@ -536,8 +543,9 @@ class Reaction:
 
 @dataclass(frozen=True, slots=True)
 class CallTools:
-    """Run the planned calls in parallel, and answer with `ToolsDone`. Both kinds may be empty: the model may only call
-    `finish`."""
+    """Run the planned calls in parallel, and answer with `ToolsDone`. ``planned`` and ``refused`` may both be empty,
+    if the model called only `finish`.
+    """
 
     turn: int
     planned: tuple[PlannedCall, ...]
@@ -545,7 +553,7 @@ class CallTools:
     """Answers to calls that do not run, by index."""
 
     text: str | None = None
-    """Text of the reply beside its calls."""
+    """Text of the reply, in addition to its calls."""
 
     calls: tuple[ToolCall, ...] = ()
     """All calls of the reply, with unique ids."""
@@ -555,7 +563,7 @@ Step = CallModel | CallTools | Review | Finish
 
 
 class LoopState(Enum):
-    """Events that a reaction waits for."""
+    """Outcome for which a reaction waits."""
 
     NEW = "new"
     ASKING = "waiting for its model"
@@ -565,7 +573,7 @@ class LoopState(Enum):
 
 
 class IllegalStep(RoundelayError):
-    """A reaction got an outcome that does not fit its state: a fault of its driver."""
+    """The outcome passed to a reaction does not fit its state. This is a bug in its driver."""
 
     def __init__(self, state: LoopState, outcome: Outcome) -> None:
         super().__init__(f"A reaction that is {state.value} cannot take {type(outcome).__name__}.")

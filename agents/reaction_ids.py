@@ -1,8 +1,8 @@
-"""Ids that derive from a reaction: the same on every machine, so that a repeat is recognized. Pure.
+"""Ids derived from a reaction. They are the same on every machine, so that repeats are recognized. Pure.
 
-A reaction's id derives from its agent, its trigger and the ledger's epoch; ids of messages and calls derive from the
-reaction's. A *path* names a run inside a tool call: ``1.0/2.1`` is the run in call 1 of turn 2 of the run in call 0 of
-turn 1.
+A reaction's id is derived from its agent, its trigger and the ledger's epoch. Ids of messages and calls are derived
+from the reaction's id. A *path* names a run inside a tool call: ``1.0/2.1`` means call 0 of turn 1, then call 1 of turn
+2 of the run inside that call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def reaction_id(agent_id: str, trigger: int, epoch: str) -> str:
 
 
 def derived_id(reaction: str, path: str, turn: int, call: int | str) -> str:
-    """Return the id of what a call sends: its ``message_id`` and ``call_id``."""
+    """Return the ``message_id`` or ``call_id`` for a request that a call sends."""
     return digest("call", reaction, path, turn, call)
 
 
@@ -27,7 +27,7 @@ def digest(*parts: str | int) -> str:
 
 
 MAX_PATH_CHARS = 80
-"""Maximum length of a path that another participant claims."""
+"""Maximum length of a path that another participant sends."""
 
 
 _PART = r"\d{1,9}\.\d{1,9}(\.\d{1,9})?"
@@ -37,22 +37,23 @@ _PATH = re.compile(rf"{_PART}(/{_PART})*", re.ASCII)
 
 
 def path_of_call(outer: str, turn: int, call: int, run: int = 0) -> str:
-    """Return the path of a call of the run at ``outer``. The first run inside the call (0) has the same path; further
-    runs are numbered."""
+    """Return the path of a call in the run at ``outer``. The first run inside the call (0) has the same path.
+    Further runs are numbered.
+    """
     return f"{outer}/{turn}.{call}{f'.{run}' if run else ''}".lstrip("/")
 
 
 def is_path(text: str) -> bool:
-    """Return whether a text from another participant is the path of something inside a reaction."""
+    """Return whether a text from another participant is a valid path."""
     return len(text) <= MAX_PATH_CHARS and _PATH.fullmatch(text) is not None
 
 
 def is_inside(path: str, call: str) -> bool:
-    """Return whether the run at ``path`` is inside the call with this path."""
+    """Return whether the run at ``path`` is inside the call with the path ``call``."""
     return f"{path}/".startswith((f"{call}/", f"{call}."))
 
 
 def outer_paths(path: str) -> list[str]:
-    """Return a path and those around it, the outermost first: ``1.0/2.1`` gives ``1.0`` and ``1.0/2.1``."""
+    """Return the enclosing paths and the path itself, outermost first: ``1.0/2.1`` gives ``1.0`` and ``1.0/2.1``."""
     parts = path.split("/") if path else []
     return ["/".join(parts[: count + 1]) for count in range(len(parts))]

@@ -1,8 +1,9 @@
-"""Reactions of one agent on one ledger: starts them for delivered messages, resumes open ones, stops them.
+"""Reactions of one agent on one ledger: starts them for delivered messages, resumes open reactions, and stops them.
 
 Stands between the runner's connection and the inbox, which decides what wakes the agent and in which order. The runner
-creates a scheduler for each ledger epoch, because seqs and reaction ids of another ledger mean nothing. Nothing here has
-to survive: the ledger has every reaction that has started, and the next scheduler resumes the open ones.
+creates a scheduler for each ledger epoch, because seqs and reaction ids of another ledger mean nothing. The state of
+this module need not survive: the ledger contains every started reaction, and the next scheduler resumes the open
+reactions.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LedgerReplaced(Exception):
-    """The hub came back with another ledger. Ends the scheduler's tasks; never leaves the runner."""
+    """The hub returned with another ledger. Ends the scheduler's tasks. The runner catches this error."""
 
 
 class ReactingAgent(Protocol):
@@ -65,14 +66,14 @@ class _Outcome(Enum):
 
     HANDLED = "handled"
     RETURNED = "returned"
-    """The message went back to the hub, which delivers it again."""
+    """The message was returned to the hub, which delivers it again."""
 
     TAKEN_OVER = "taken over"
-    """A person has taken the thread over."""
+    """A person has taken over the thread."""
 
 
 class ReactionScheduler:
-    """Starts, resumes and stops the reactions of an agent. Tasks belong to ``group``."""
+    """Starts, resumes and stops the reactions of an agent. Its tasks belong to ``group``."""
 
     def __init__(
         self, agent: ReactingAgent, client: NetworkClient, activity: ActivitySender, group: asyncio.TaskGroup
@@ -90,24 +91,24 @@ class ReactionScheduler:
         self._group = group
         self._takeovers = Takeovers(client, self.inbox, self._acknowledge)
         self._epoch = client.welcome.network.epoch
-        self._first_head = client.welcome.head  # of the ledger at the start: this process asked every later question
-        self._deliveries: dict[int, Delivery] = {}  # of messages that wait in the inbox, by seq
+        self._first_head = client.welcome.head  # of the ledger at the start: every later question is from this process
+        self._deliveries: dict[int, Delivery] = {}  # by seq, for messages that wait in the inbox
         self._resumable: dict[int, tuple[str, Recorded, list[int]]] = {}  # reactions from before the start, by trigger
         self._running: dict[int, RunningReaction] = {}  # by trigger
-        self._stopped_early: dict[str, str] = {}  # who stopped a reaction that is still to be resumed, by its id
+        self._stopped_early: dict[str, str] = {}  # who stopped a reaction that is not resumed yet, by reaction id
 
     # --- deliveries
 
     async def handle_delivery(self, delivery: Delivery) -> None:
-        """Hand a message to the call that waits for it or to the inbox, and start what can start now."""
+        """Pass a message to the call that waits for it, or to the inbox. Start the reactions that can start now."""
         await self._route(delivery)
         self.start_reactions()
 
     async def _route(self, delivery: Delivery) -> None:
         message = delivery.message
         request = find_request(message)
-        # Before the wake rule: a reply that a call waits for would otherwise start a second reaction in the same
-        # thread.
+        # Check for an awaited reply before the wake rule. Otherwise such a reply would start a second reaction in the
+        # same thread.
         if request is not None and await self._is_awaited_reply(message):
             await delivery.ack()  # the call can read it again in its thread
             return
@@ -122,11 +123,13 @@ class ReactionScheduler:
                 await delivery.ack()
             case Arrival.PENDING:
                 if self._is_resumed(message.seq):  # otherwise its reaction acknowledges it
-                    # `started` counts as the acknowledgement, but a hub that crashed may have lost count of it.
+                    # `started` counts as the acknowledgement, but a hub that crashed may have lost it.
                     await delivery.ack()
 
     async def _is_awaited_reply(self, message: BaseMessage) -> bool:
-        """Take a message that a call waits for, or waited for before a restart."""
+        """Consume a message if a call waits for it, or waited for it before a restart. Return whether it was
+        consumed.
+        """
         return self.replies.take(message) or await is_answer_of_earlier_run(self._client, message, self._first_head)
 
     def _is_resumed(self, seq: int) -> bool:
@@ -134,32 +137,34 @@ class ReactionScheduler:
         return seq in self._resumable or (running is not None and running.delivery is None)
 
     async def _acknowledge(self, seq: int) -> None:
-        """Acknowledge a message that waited and needs no reaction."""
+        """Acknowledge a message that was waiting and needs no reaction."""
         delivery = self._deliveries.pop(seq, None)
         if delivery is not None:
             await delivery.ack()
 
     async def _mark_read(self, seq: int, thread_id: str, reader: str) -> None:
-        """Record that a message was read in the reaction ``reader`` to another one, and needs no further reaction."""
+        """Record that the reaction ``reader`` to another message has read this message. It needs no further
+        reaction.
+        """
         await record_as_read(self._client, seq, thread_id, reader)
         self.inbox.note_handled(seq)
         await self._acknowledge(seq)
 
     async def resume_open_reactions(self) -> None:
-        """Queue the reactions that a process before this one left open, before any new message."""
+        """Queue the reactions that an earlier process left open, before any new message."""
         open_reactions = self._client.welcome.open_reactions
         ids = {opened.reaction for opened in open_reactions}
-        # In the order of their start, so that the inbox queues the reactions of a thread as they ran before.
+        # Use the order in which they started, so that the inbox queues the reactions of a thread as before.
         for opened in sorted(open_reactions, key=lambda it: it.seq):
             found = await read_open_reaction(self._client, opened)
-            if found is None or found[1].finished is not None:  # an iteration before this one may have ended it
+            if found is None or found[1].finished is not None:  # an earlier iteration may have ended it
                 continue
             message, recorded = found
             if opened.overtaken:
                 if await self._takeovers.add_open_reaction(message, opened.reaction, ids, recorded.read_meanwhile()):
                     self.inbox.admit(message)
                 continue
-            # Expect replies before any is delivered: otherwise a reply would start a new reaction.
+            # Expect replies before any reply is delivered. Otherwise a reply would start a new reaction.
             questions = await expect_replies(recorded, self.replies)
             for seq in recorded.read_meanwhile():
                 try:
@@ -180,12 +185,12 @@ class ReactionScheduler:
             self._group.create_task(self._handle_message(message))
 
     async def _handle_message(self, message: BaseMessage) -> None:
-        """React to a message, then start what waited behind it."""
+        """React to a message, then start the reactions that waited for it."""
         running = self._begin(message)
         try:
             outcome = await self._attempt(running)
         finally:
-            # Also after a cancellation: `get_running` must not hand out a reaction whose task has ended.
+            # Run this after a cancellation too: `get_running` must not return a reaction whose task has ended.
             del self._running[message.seq]
             self.replies.forget(running.questions)
         if running.unsettled:  # the reaction ended while it was reading new messages
@@ -203,26 +208,26 @@ class ReactionScheduler:
         self.start_reactions()
 
     def _begin(self, message: BaseMessage) -> RunningReaction:
-        # A resumed reaction keeps its id, and with it all ids that derive from it: nothing is sent twice.
+        # A resumed reaction keeps its id, and so do all ids derived from it. Nothing is sent twice.
         reaction, recorded, questions = self._resumable.pop(message.seq, (None, None, ()))
         running = self._make_running(message, reaction or self._takeovers.find_next_id(message.seq))
-        # A resumed reaction that fails must be ended, not returned to the hub: its trigger counts as handled already.
+        # A resumed reaction that fails must be ended, not returned to the hub: its trigger already counts as handled.
         running.journal.is_started = recorded is not None
         self._takeovers.add_missed_messages(running)
         running.recorded, running.questions = recorded, questions
         running.delivery = self._deliveries.pop(message.seq, None)
-        # After a restart the hub repeats earlier stops. One may come while the reaction still waits in the inbox.
+        # After a restart the hub repeats earlier stops. A stop may arrive while the reaction still waits in the inbox.
         running.stopped_by = self._stopped_early.pop(running.id, None)
         self._running[message.seq] = running
         return running
 
     def _make_running(self, message: BaseMessage, reaction: str | None = None) -> RunningReaction:
         agent, client = self._agent, self._client
-        if not isinstance(message, AnyMessage):  # a hub sends no others
+        if not isinstance(message, AnyMessage):  # a hub sends no other type
             raise TypeError(f"{type(message).__name__} is no message of a network")
         reaction = reaction or reaction_id(agent.agent_id, message.seq, self._epoch)
-        # A question of another agent reaches a person who cannot read its thread. Stream only if the prompt holds
-        # nothing but what the people of the conversation may read.
+        # The question of another agent reaches a person who cannot read its thread. Stream only if the prompt contains
+        # nothing that the people of the conversation may not read.
         is_shown = message.sender_kind == "human" or (agent.visibility != "all" and is_watched(message))
         reporter = ActivityReporter(self._activity, reaction, message.thread_id, message.seq, is_watched=is_shown)
         running = RunningReaction(reaction, client, message, open_journal(client, reaction), reporter, self.replies)
@@ -249,7 +254,7 @@ class ReactionScheduler:
         running.reporter.begin()
         try:
             if running.recorded is not None and running.recorded.started is not None:
-                # A repeat stores nothing. It tells the hub that this process works on the reaction now.
+                # A repeat stores nothing, but it tells the hub that this process now works on the reaction.
                 await running.journal.record_started(running.recorded.started)
             context = await build_context(self._client, message, agent.policy, agent.visibility)
             threads, running.omitted_threads = context
@@ -258,16 +263,16 @@ class ReactionScheduler:
                 await running.delivery.ack()  # needed only if `react` kept no journal
         except BaseException as error:
             if is_cancelled_by_caller(error) or self._client.failure is not None:
-                raise  # the runner ends, or nothing can be recorded any more: the reaction stays open
+                raise  # the runner ends, or records can no longer be written: the reaction stays open
             if isinstance(error, ThreadHeld):
                 return _Outcome.TAKEN_OVER
-            # The boundary of one reaction: its fault must not end the agent, and must not pass unseen.
+            # This is the boundary of one reaction. Its error must not end the agent, and must be logged.
             if isinstance(error, BudgetExhausted):
                 _logger.warning("reaction stopped: %s", error, extra=place)
             else:
                 _logger.exception("reaction failed", extra=place)
-            # `react` may have cancelled its own run, as a timeout does, which closed the journal. Without an end on record the
-            # reaction would block its thread.
+            # `react` may have cancelled its own run, for example with a timeout, which closed the journal. Without a
+            # recorded end, the reaction would block its thread.
             running.journal.reopen()
             try:
                 is_told = agent.policy.on_text != "record" and running.is_awaited
@@ -281,24 +286,25 @@ class ReactionScheduler:
         return _Outcome.HANDLED
 
     def get_running(self, message: BaseMessage) -> RunningReaction:
-        """Return the running reaction to a message. Creates one if `react` was not called by the scheduler."""
+        """Return the running reaction to a message. Create it if the scheduler did not call `react`."""
         return self._running.get(message.seq) or self._make_running(message)
 
     def find_running(self, reaction: str) -> RunningReaction | None:
-        """Return the running reaction with this id, if there is one."""
+        """Return the running reaction with this id, or None."""
         return next((running for running in self._running.values() if running.id == reaction), None)
 
     def _pause(self, reaction: str) -> None:
-        """A reaction waits for others: another one may take its place meanwhile."""
+        """Start other reactions while this one waits for an answer."""
         running = self.find_running(reaction)
         self.inbox.pause(reaction, running.message.thread_id if running is not None else "")
         self.start_reactions()
 
-    # --- events beside the deliveries
+    # --- events other than deliveries
 
     async def watch_events(self) -> None:
-        """Handle stops, takeovers, another ledger, and the activity of agents that calls wait for. Only the hub sends
-        signals of kind ``cancel``. Raises `LedgerReplaced`."""
+        """Handle stops, takeovers, a replaced ledger, and the activity of agents for which calls wait. Only the hub
+        can send signals of kind ``cancel``. Raises `LedgerReplaced`.
+        """
         async for event in self._client.events():
             match event:
                 case Signal(kind="cancel", body={"reaction": str(reaction)}):
@@ -307,8 +313,8 @@ class ReactionScheduler:
                     self.replies.relays.hear(event)
                 case Notice(kind="dead_letter", body={"seq": int(seq)}):
                     self.replies.look_after(seq)
-                # In another ledger the same seqs mean other messages. Going on would answer and acknowledge the wrong
-                # ones.
+                # In another ledger, the same seqs belong to other messages. Continuing would answer and acknowledge the
+                # wrong messages.
                 case Reconnected(welcome=welcome) if welcome.network.epoch != self._epoch:
                     raise LedgerReplaced
                 case Notice(kind="taken", thread_id=str(thread_id)):
@@ -317,7 +323,7 @@ class ReactionScheduler:
                     self._end_takeovers(thread_id)
                 case Reconnected():
                     self._group.create_task(self.replies.relays.watch_again())
-                    self._end_takeovers(None)  # any may have ended while the connection was lost
+                    self._end_takeovers(None)  # any takeover may have ended while the connection was lost
                 case _:
                     continue
 
@@ -325,7 +331,7 @@ class ReactionScheduler:
         """Cancel the reactions in a thread that a person takes over. They stay open."""
         for running in self._running.values():
             if thread_id in list_answer_threads(running.message):
-                # Set before the cancellation: the task reads this flag to tell a takeover from a stop.
+                # Set the flag before the cancellation. The task reads it to distinguish a takeover from a stop.
                 running.is_taken_over = True
                 running.cancel()
         await self._takeovers.start(thread_id)
@@ -335,7 +341,7 @@ class ReactionScheduler:
         self.start_reactions()
 
     def _stop(self, reaction: str, sender_id: str) -> None:
-        """Stop a reaction because a person wants it."""
+        """Stop a reaction because a person requested it."""
         # After a restart the hub repeats earlier stops in the agent's own name.
         by = sender_id if sender_id != self._agent.agent_id else "a person"
         running = self.find_running(reaction)

@@ -1,6 +1,6 @@
-"""State of the loop: where a run comes from, which agent has the conversation, and the current turn.
+"""State of the loop: the origin of a run, the agent that has the conversation, and the current turn.
 
-`reaction` owns and changes these values; nobody else writes them. Plain data.
+Only `reaction` changes these values. Plain data.
 """
 
 from __future__ import annotations
@@ -22,73 +22,73 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReactionSetup:
-    """Origin of a run, and how its prompt is written. The defaults are those of a run inside a tool call."""
+    """Origin of a run, and how its prompt is written. The defaults are those of an agent called as a tool."""
 
     threads: Collection[str] = ()
-    """Ids of the threads in which the answer would stand."""
+    """Ids of the threads to which an answer would go."""
 
     frame: Callable[[str], str] = str.strip
     """Returns the system message for an agent's instruction."""
 
     shorten: Callable[[], str] | None = None
-    """Returns a shorter prompt for a model that finds the first one too long."""
+    """Returns a shorter prompt for a model that rejects the first prompt as too long."""
 
     keeper: str | None = None
-    """Id of the agent that the thread already stays with."""
+    """Id of the agent that already owns the thread."""
 
     earlier: Sequence[Agent] = ()
-    """Agents that had the conversation before."""
+    """Agents that had the conversation before, the last one first."""
 
     path: str = ""
-    """Path of the run in its reaction; empty for the reaction's own run."""
+    """Path of the run in its reaction. Empty for the reaction's own run."""
 
     sent_at: int = 0
-    """Time of the incoming message, in milliseconds since the Unix epoch."""
+    """Time of the trigger, in milliseconds since the Unix epoch."""
 
     trigger: Trigger | None = None
     conversation: Sequence[BaseMessage] = ()
-    """Messages that the prompt shows, the incoming one last."""
+    """Messages that the prompt shows, the trigger last."""
 
     is_explained: bool = False
-    """Whether the prompt's own template says how to answer."""
+    """Whether the prompt's own template explains how to answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The agent that has the conversation, and the agents that had it before, in their order."""
+    """The agent that has the conversation, and the agents that had it before, the last one first."""
 
     agent: Agent
     earlier: tuple[Agent, ...] = ()
     first_turn: int = 1
-    """Turn in which the agent got the conversation."""
+    """Turn in which the agent received the conversation."""
 
     @property
     def guards(self) -> list[Guard]:
-        """Reviews of the earlier agents, which still apply; of the last one first."""
+        """Reviews of the earlier agents, which still apply. The last agent's reviews come first."""
         return [guard for agent in self.earlier for guard in agent.chain.guards]
 
     @property
     def policies(self) -> list[AgentPolicy]:
-        """Policies of the agent and of the earlier ones, the last one first."""
+        """Policies of the agent and of the earlier agents, the last agent's first."""
         return [self.agent.policy, *(agent.policy for agent in reversed(self.earlier))]
 
     @property
     def withholds(self) -> bool:
-        """Whether a reviewer has to see the model's text before people do."""
+        """Whether a reviewer must see the model's text before people do."""
         return any(agent.chain.withholds for agent in (self.agent, *self.earlier))
 
 
 @dataclass(slots=True)
 class TurnInProgress:
-    """The current turn, as far as it has come."""
+    """State of the current turn."""
 
     number: int = 0
     is_last: bool = False
     forced_tool: str | None = None
-    """Tool that the model must call, as hooks of the turn before demand."""
+    """Tool that the model must call because hooks in the previous turn demanded it."""
 
     follows_withheld: bool = False
-    """Whether the provider withheld the reply of the turn before."""
+    """Whether the provider withheld the reply of the previous turn."""
 
     replay: Replayed | None = None
     """Records of the turn, if it ran before a restart."""
@@ -103,10 +103,10 @@ class TurnInProgress:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the records say that the loop went on to another turn, and not because of a review."""
+        """Whether the records show that the loop continued with another turn, for a reason other than a review."""
         return self.replay is not None and self.replay.goes_on and not self.replay.is_corrected
 
     @property
     def is_text_altered(self) -> bool:
-        """Whether the record does not hold the text as the model wrote it."""
+        """Whether the recorded text differs from the model's text."""
         return self.replay is not None and self.replay.altered.text

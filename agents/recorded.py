@@ -1,7 +1,7 @@
-"""Records of a reaction, read back: what a run has done so far.
+"""Records of a reaction, read back: everything that a run has done so far.
 
-`journal` writes the records and documents their order. `driver` resumes a run from `Recorded`; ``roundelay.runs``
-explains and replays it. Each kind of record has one type here. Nothing here writes.
+`journal` writes the records and documents their order. `driver` resumes a run from `Recorded`. ``roundelay.runs``
+explains and replays it. Each kind of record has one type here. This module writes nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .values import (
 
 
 class Started(BaseModel):
-    """The start of a reaction. The prompt is a function of these fields and of the ledger up to ``as_of``."""
+    """Start of a reaction. The prompt is a function of these fields and of the ledger up to ``as_of``."""
 
     trigger: int
     thread_id: str
@@ -44,22 +44,22 @@ class Started(BaseModel):
 
 
 class Approval(BaseModel):
-    """A person's decision on a call: what, who and when."""
+    """A person's decision on a call, with the person and the time."""
 
     is_approved: bool
     by: str
     seq: int
     at: int
     arguments: str | None = None
-    """Arguments that the call gets instead, if the person changed them."""
+    """Arguments that replace the call's own, if the person changed them."""
     reason: str = ""
     scope: Scope = "once"
 
     said: str = ""
-    """The words of the decision."""
+    """Text of the decision."""
 
     votes: list[Vote] = []
-    """All votes, if more than one person had to approve. ``by`` gave the last."""
+    """All votes, if more than one person had to approve. The last vote is from ``by``."""
 
     @property
     def people(self) -> list[str]:
@@ -108,8 +108,9 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True)
 class _RecordPlace:
-    """Place of a record: turn and call. ``send``: place of a reviewed message in its call, from 1. ``replies``: seqs of
-    the replies that the call got."""
+    """Position of a record: turn and call. ``send``: number of a reviewed message in its call, from 1. ``replies``:
+    seqs of the replies that the call received.
+    """
 
     turn: int = 0
     call: int = 0
@@ -139,7 +140,7 @@ RECORD_TYPES: Mapping[str, TypeAdapter[Any]] = {
 _PLACE = TypeAdapter(_RecordPlace)
 _KINDS_OF_CALLS = frozenset({"asking", "waiting", "approval", "tool_started", "tool_result", "used", "progress"})
 
-_CallAt = tuple[int, int]  # a call: its turn, its place in that
+_CallAt = tuple[int, int]  # a call: its turn, and its index in that turn
 
 
 @dataclass(slots=True)
@@ -162,15 +163,16 @@ class RecordedWaits:
 
 @dataclass(slots=True)
 class Recorded:
-    """Everything that a run has recorded so far; read-only. Turns count from 1, calls by their place in the turn, from
-    0. ``children`` are the runs inside it, by path."""
+    """Everything that a run has recorded so far. Read-only. Turns count from 1, calls of a turn from 0. ``children``
+    contains the runs inside this run, by path.
+    """
 
     started: Started | None = None
     replies: dict[int, ModelReply] = field(default_factory=dict)
     last_turns: set[int] = field(default_factory=set)
     failures: dict[int, ModelFailed] = field(default_factory=dict)
     prompts: dict[int, KeptPrompt] = field(default_factory=dict)
-    """Exact prompts, if the policy keeps them."""
+    """Exact prompts, if the policy stores them."""
 
     begun_calls: set[_CallAt] = field(default_factory=set)
     once_calls: set[_CallAt] = field(default_factory=set)
@@ -178,7 +180,7 @@ class Recorded:
 
     results: dict[_CallAt, ToolResult] = field(default_factory=dict)
     used: dict[_CallAt, tuple[ModelUse, ...]] = field(default_factory=dict)
-    """Model use in calls, beside agents inside them."""
+    """Model usage of calls, except that of agents called as tools."""
 
     thinking: dict[int, str] = field(default_factory=dict)
     progress: dict[_CallAt, tuple[str, ...]] = field(default_factory=dict)
@@ -189,20 +191,20 @@ class Recorded:
     """Reviews of answers, by turn."""
 
     sent_reviews: dict[tuple[int, int, int], Reviewed] = field(default_factory=dict)
-    """Reviews of messages, by turn, call, and the message's place in the call, from 1."""
+    """Reviews of messages, by turn, call and the number of the message in the call, from 1."""
 
     notes: dict[int, dict[str, JsonValue]] = field(default_factory=dict)
-    """Values that middleware kept in a turn, by name."""
+    """Values that middleware stored in a turn, by name."""
 
     altered: dict[int, Altered] = field(default_factory=dict)
     stopped: StopTrace | None = None
-    """A person's stop. The reaction only has to report it."""
+    """Trace of a person's stop. The reaction only has to report it."""
 
     finished: Finish | None = None
     children: Mapping[str, Recorded] = field(default_factory=dict)
 
     def read_meanwhile(self) -> list[int]:
-        """Return the seqs of the messages that were read while it ran."""
+        """Return the seqs of the messages that were read while the run was active."""
         return [seq for new in self.new_messages.values() for seq in new.seqs]
 
     def open_askings(self) -> list[Mapping[str, str]]:
@@ -216,7 +218,7 @@ class Recorded:
         ]
 
     def open_waits(self) -> list[Wait]:
-        """Return what this run, or a run inside it, still waits for."""
+        """Return the waits of this run, and of runs inside it, that are still open."""
         runs = (self, *self.children.values())
         waits = [wait for run in runs for place, wait in run.waiting.waits.items() if place not in run.results]
         undecided = (
@@ -236,7 +238,7 @@ class Recorded:
         return any(question in wait.questions.values() for wait in self.open_waits())
 
     def replay(self, turn: int) -> Replayed | ModelFailed | None:
-        """Return what is recorded of a turn, or None if nothing is."""
+        """Return the records of a turn, or None if there are none."""
         if turn not in self.replies:
             return self.failures.get(turn)
         return Replayed(
@@ -245,7 +247,7 @@ class Recorded:
             frozenset(call for other, call in self.begun_calls if other == turn),
             frozenset(call for other, call in self.once_calls if other == turn),
             is_last=turn in self.last_turns,
-            # Another turn's record proves that this one did not end the run, whatever the limits are now.
+            # A record of another turn proves that this turn did not end the run, even if the limits have changed.
             goes_on=turn + 1 in self.replies or turn + 1 in self.failures,
             is_corrected=turn in self.reviews and self.reviews[turn].correction is not None,
             altered=self.altered.get(turn, Altered()),
@@ -273,7 +275,8 @@ class Recorded:
                 if value.is_last:
                     self.last_turns.add(turn)
             case ModelFailed():
-                # Marked as recorded, so that the loop ends with it and does not shorten the prompt and ask again.
+                # Mark the failure as recorded. The loop then ends with it, and does not shorten the prompt and ask
+                # again.
                 self.failures[turn] = replace(value, is_recorded=True)
             case _Asking():
                 self.waiting.questions[at] = value.messages
@@ -300,7 +303,8 @@ class Recorded:
                 self.stopped = value
             case _Note():
                 self.notes.setdefault(turn, {})[value.name] = value.value
-            # Before the general case: a message's review must not pass for the review of the turn's answer.
+            # Match this case before the general one. The review of a message must not pass for the review of the turn's
+            # answer.
             case Reviewed() if place.send:
                 self.sent_reviews[(*at, place.send)] = value
             case Reviewed():
@@ -310,21 +314,23 @@ class Recorded:
 
 
 async def fetch_records(call: Call, reaction: str, agent_id: str | None) -> list[Mapping[str, Any]]:
-    """Return all records of an agent's reaction that the caller may see, oldest first. None: those of all agents under
-    this id, which other programs may use too."""
+    """Return all records of an agent's reaction that the caller may see, oldest first. With None, include the
+    records of all agents under this id, which other programs may also use.
+    """
     args = {"reaction": reaction, **({"agent_id": agent_id} if agent_id is not None else {})}
     return [record async for page in read_pages(call, "network.records", args) for record in page["records"]]
 
 
 async def fetch_fates(call: Call, seq: int) -> list[Mapping[str, Any]]:
-    """Return how far a message has got with each of its recipients, in the form of ``network.message_status``."""
+    """Return the state of a message for each of its recipients, in the form of ``network.message_status``."""
     pages = read_pages(call, "network.message_status", {"seq": seq})
     return [recipient async for page in pages for recipient in page["recipients"]]
 
 
 def read_records(records: Iterable[Mapping[str, Any]]) -> Recorded:
-    """Return what a reaction has done, from its records in the form of ``network.records``. Raises `ValueError` for a
-    body that does not fit its kind."""
+    """Build the state of a reaction from its records, which have the form of ``network.records``. Raises
+    `ValueError` for a body that does not fit its kind.
+    """
     runs: dict[str, Recorded] = {"": Recorded()}
     for record in records:
         body = record["body"]
@@ -334,5 +340,5 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> Recorded:
         runs.setdefault(path, Recorded()).add(record["kind"], body)
     inner = {path: run for path, run in runs.items() if path}
     for run in runs.values():
-        run.children = inner  # of all depths: each run finds its own by the whole path
+        run.children = inner  # runs of all depths: each run finds its inner runs by the full path
     return runs[""]

@@ -1,14 +1,14 @@
-"""Replies that calls wait for: the open questions of an agent, and the wait of each call.
+"""Replies for which calls wait: the open questions of an agent, and the wait of each call.
 
-`Replies` holds the questions that `ask` sent, and requests for a person's approval. It stands between the deliveries,
-from which it takes replies before the wake rule sees them, and the waiting calls (`Waiter`). Waits are durable: the
-record ``waiting`` says for whom and until when, so a restarted agent goes on waiting. A reply that came meanwhile, or
-that the hub holds back behind others, is looked up in its thread.
+`Replies` has the open questions of `ask` and the open requests for approval. It stands between the deliveries and the
+waiting calls (`Waiter`). It receives a reply before the wake rule sees it. Waits are durable: the record ``waiting``
+contains the recipients and the deadline, so a restarted agent continues to wait. A reply may arrive while the agent is
+down, or the hub may hold it back behind other messages. Such a reply is looked up in its thread.
 
-Now and then the hub is asked whether an answer can still come (`find_unanswerable`). Only certain facts end a wait
-early: the recipient was removed, the question is a dead letter, or the reaction to it has ended. A reply is stored
-before its reaction ends; if a later look finds none, the hub has refused it or it was never written. Nothing is known
-of programs that keep no records, so the wait for them lasts until its end.
+From time to time the hub is asked whether an answer can still arrive (`find_unanswerable`). Only certain facts end a
+wait early: the recipient was removed, the question is a dead letter, or the reaction to it has ended. A reply is stored
+before its reaction ends. If a lookup after that end finds no reply, there is none. Programs that keep no records give
+no such facts, so a wait for them lasts until its deadline.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from .reaction_ids import reaction_id
 from .values import Wait
 
 FIRST_LOOK_S, MAX_LOOK_S = 2.0, 300.0
-"""Seconds before the first look, and maximum between two looks. Each interval is twice as long as the one before."""
+"""Delay before the first check, and maximum delay between two checks, in seconds. Each delay is twice the previous
+delay.
+"""
 
 
 async def find_unanswerable(client: NetworkClient, questions: Mapping[str, int]) -> dict[str, str]:
-    """Return the agents that will send no further answer to these questions (seqs), and why."""
+    """Return the agents that will not answer these questions (seqs) any more, and the reason for each."""
     reasons: dict[str, str] = {}
     for agent_id, seq in questions.items():
         try:
@@ -48,9 +50,9 @@ async def find_unanswerable(client: NetworkClient, questions: Mapping[str, int])
         except ConnectError:
             raise
         except RoundelayError:
-            continue  # an older hub, or a deleted message: nothing is known
-        # Agents derive the reaction's id from the question. Under another id some other program works on it, of which
-        # nothing is certain.
+            continue  # an older hub, or a deleted message: the state is unknown
+        # Agents derive the reaction's id from the question. A reaction with another id belongs to another program, so
+        # its state proves nothing.
         own = reaction_id(agent_id, seq, client.welcome.network.epoch)
         for recipient in status["recipients"]:
             if recipient["agent_id"] == agent_id and (reason := _explain(recipient, own)):
@@ -59,14 +61,14 @@ async def find_unanswerable(client: NetworkClient, questions: Mapping[str, int])
 
 
 def _explain(recipient: Mapping[str, Any], own: str) -> str:
-    """Return why no answer will come; empty if one may."""
+    """Return why no answer will arrive, or an empty string if an answer is still possible."""
     if recipient["state"] == "removed":
         return "it was removed from the network."
     if recipient["state"] == "dead":
         return "it failed to take the question, again and again, and does not get it any more."
     if recipient.get("reaction") != own or recipient.get("is_overtaken"):
         return ""  # after a takeover another reaction follows
-    # ``again``: the message got another reaction since, which may still answer.
+    # ``again``: the message later got another reaction, which may still answer.
     newest: Mapping[str, object] = recipient.get("again", recipient)
     ended = newest.get("reaction_status")
     if ended not in (None, "open"):
@@ -78,15 +80,19 @@ MAX_REMEMBERED = 1024
 """Maximum number of seqs in each memory of past replies and questions."""
 
 FIRST_PAGE, PAGE = 10, 100
-"""Messages of a thread to read at first, and then: a reply is nearly always among the last few."""
+"""Number of messages to read from a thread in the first page, and in each further page. A reply is nearly always
+among the last few messages.
+"""
 
 MAX_WAIT_S = 10 * 365 * 86_400.0
-"""Maximum time of a wait, in seconds: an infinite one could not be recorded."""
+"""Maximum time of a wait, in seconds. An infinite wait could not be recorded."""
 
 
 class Replies:
-    """The open questions of one agent. ``pause`` and ``resume`` are called around each wait, with the reaction: a
-    waiting reaction takes no place of others. ``clock`` gives the time in milliseconds since the Unix epoch."""
+    """The open questions of one agent. ``pause`` and ``resume`` are called with the reaction's id around each wait,
+    so that a waiting reaction occupies no parallel slot. ``clock`` returns the time in milliseconds since the Unix
+    epoch.
+    """
 
     def __init__(
         self,
@@ -103,59 +109,63 @@ class Replies:
         self._resume = resume
         self._open: dict[int, asyncio.Future[BaseMessage]] = {}  # by the seq of the question
         self._approvals: set[int] = set()  # open requests for approval: only a person's decision is a reply
-        self._taken: OrderedDict[int, None] = OrderedDict()  # seqs of the last replies
+        self._taken: OrderedDict[int, None] = OrderedDict()  # seqs of the last replies that calls received
         self._dropped: OrderedDict[int, None] = OrderedDict()  # questions whose wait was stopped
-        self._early: OrderedDict[int, None] = OrderedDict()  # messages that were answered before anybody expected it
+        # questions that were answered before the reply was expected
+        self._early: OrderedDict[int, None] = OrderedDict()
         self._hint: asyncio.Future[None] | None = None  # done when a question may be a dead letter
 
     def expect(self, question: int, *, is_approval: bool = False) -> None:
-        """Take the reply to this message from now on. It starts no reaction."""
+        """Intercept the reply to this message from now on. It starts no reaction."""
         # Keep an existing future: a reply may have resolved it between sending the question and waiting for it.
         self._open.setdefault(question, asyncio.get_running_loop().create_future())
         if is_approval:
             self._approvals.add(question)
 
     def forget(self, questions: Iterable[int]) -> None:
-        """Expect no reply to these questions any more. A reply is then a message like any other."""
+        """Stop expecting replies to these questions. A later reply is treated like any other message."""
         for question in questions:
             self._open.pop(question, None)
             self._approvals.discard(question)
 
     def look_after(self, question: int) -> None:
-        """Let the wait for the answer to a dead letter look at once."""
+        """Make the wait check the state of a question at once, because the question may be a dead letter."""
         if question in self._open and self._hint is not None and not self._hint.done():
             self._hint.set_result(None)
 
     def take(self, message: BaseMessage) -> bool:
-        """Take a delivered message if it is a reply that a call waits for. Also return True for a reply that was taken
-        before, and for a program's reply to a question whose wait a person stopped."""
+        """Consume a delivered message if it is a reply for which a call waits. Also return True for a reply that was
+        consumed before, and for a program's reply to a question whose wait a person stopped.
+        """
         if message.seq in self._taken or (message.reply_to in self._dropped and message.sender_kind != "human"):
             return True
         question = find_request(message)
         reply = self._open.get(question) if question is not None else None
         if question is not None and reply is None:
-            # A fast recipient can answer before the sender has got the seq of its question. The wait then looks into
-            # the thread.
+            # A fast recipient can answer before the sender knows the seq of its question. The wait then looks into the
+            # thread.
             _remember(self._early, question)
         if reply is None or reply.done():
             return False
         if question in self._approvals:
             if read_decision(message) is None:
                 return False
-        elif message.reply_to is None:  # a decision, but the question is no request for approval
+        elif message.reply_to is None:  # a decision, but the question is not a request for approval
             return False
         reply.set_result(message)
-        # A redelivery of this reply must not start a reaction: its acknowledgement may be lost.
+        # A redelivery of this reply must not start a reaction, because its acknowledgement may have been lost.
         _remember(self._taken, message.seq)
         return True
 
     async def wait(
         self, wait: Wait, *, reaction: str, look_first: bool, left_s: float
     ) -> tuple[dict[str, BaseMessage], dict[str, str]]:
-        """Wait for the reply to each question, ``left_s`` seconds at most, even if the clock jumps. ``look_first``:
-        replies may have come before. Return the replies, and the recipients that will not reply with the reason, both
-        by recipient."""
-        # Use the loop's clock: the wall clock may be corrected while a call waits for days.
+        """Wait for the reply to each question, for at most ``left_s`` seconds even if the wall clock jumps.
+
+        ``look_first``: replies may have arrived before this call. Return the replies, and the recipients that will
+        not reply with the reason. Both results are keyed by recipient.
+        """
+        # Use the loop's clock, because the wall clock may be corrected while a call waits for days.
         ends_at = asyncio.get_running_loop().time() + left_s
         for question in wait.questions.values():
             self.expect(question, is_approval=wait.is_approval)
@@ -164,23 +174,22 @@ class Replies:
             # `_early`: the reply was delivered before `expect`, so it will not be delivered again.
             if look_first or not self._early.keys().isdisjoint(wait.questions.values()):
                 await self._look_up(wait)
-            # Pause after the look: if the reply is there already, another reaction need not start in this one's place.
+            # Pause after the lookup. If the reply is already there, no other reaction needs to start in this slot.
             self._pause(reaction)
             try:
                 unanswerable = await self._await_all(replies, wait, ends_at)
             finally:
                 self._resume(reaction)
-            # The hub may hold a reply back behind other messages: take it before the time is called over.
+            # The hub may hold a reply back behind other messages. Look it up before reporting a timeout.
             await self._look_up(wait)
         except asyncio.CancelledError:
             for question in wait.questions.values():
-                if not wait.is_approval:  # a person's further words are a message like any other
-                    # The reply still comes after a stop. Without this memory it would start a reaction that nobody
-                    # asked for.
+                if not wait.is_approval:  # a person's later message is treated like any other message
+                    # The reply still arrives after a stop. Without this entry it would start an unwanted reaction.
                     _remember(self._dropped, question)
             raise
         finally:
-            for question in wait.questions.values():  # a later reply is a message like any other
+            for question in wait.questions.values():  # a later reply is treated like any other message
                 del self._open[question]
                 self._approvals.discard(question)
         return {to: reply.result() for to, reply in replies.items() if reply.done()}, unanswerable
@@ -188,21 +197,23 @@ class Replies:
     async def _await_all(
         self, replies: Mapping[str, asyncio.Future[BaseMessage]], wait: Wait, ends_at: float
     ) -> dict[str, str]:
-        """Wait for all replies until ``ends_at`` (the loop's time). Look now and then whether each can still come."""
+        """Wait for all replies until ``ends_at`` (the loop's time). Check from time to time whether each missing
+        reply can still arrive.
+        """
         loop, look_s = asyncio.get_running_loop(), FIRST_LOOK_S
         look_at, hint = loop.time() + look_s, self._get_hint()
         unanswerable: dict[str, str] = {}
         while (now := loop.time()) < ends_at:
             missing = {to: reply for to, reply in replies.items() if not reply.done() and to not in unanswerable}
             if not missing or (wait.is_approval and len(missing) < len(replies)):
-                break  # a decision on any of several requests for one approval is enough to go on
+                break  # one decision is enough, even if several requests for the same approval are open
             wakes_at = ends_at if wait.is_approval else min(ends_at, look_at)
             waited: set[asyncio.Future[Any]] = {*missing.values(), hint}
             await asyncio.wait(waited, timeout=max(0.0, wakes_at - now), return_when=asyncio.FIRST_COMPLETED)
             is_due, hint = hint.done() or loop.time() >= look_at, self._get_hint()
             late = {to: wait.questions[to] for to, reply in missing.items() if not reply.done()}
             if late and is_due and not wait.is_approval and loop.time() < ends_at:
-                # Look less and less often: a quick death is found soon, and a wait of days costs the hub little.
+                # Check less and less often. An early failure is found soon, and a wait of days costs the hub little.
                 look_s = min(2 * look_s, MAX_LOOK_S)
                 reasons = await find_unanswerable(self._client, late)
                 if reasons:
@@ -217,8 +228,9 @@ class Replies:
         return self._hint
 
     async def expect_sent(self, messages: Mapping[str, str], since: int) -> list[int]:
-        """Expect replies to those of these messages (ids by recipient) that were sent after the seq ``since``. Return
-        their seqs."""
+        """Expect replies to the messages (ids by recipient) that were actually sent after the seq ``since``. Return
+        their seqs.
+        """
         sent: list[int] = []
         for agent_id, message_id in messages.items():
             thread_id = direct_thread(self._client.agent_id, agent_id)
@@ -228,7 +240,7 @@ class Replies:
                         self.expect(message.seq)
                         sent.append(message.seq)
             except RequestError:
-                continue  # nobody has this id
+                continue  # no message has this id
         return sent
 
     async def _look_up(self, wait: Wait) -> None:
@@ -265,7 +277,7 @@ class Replies:
 
 
 def _remember(seqs: OrderedDict[int, None], seq: int) -> None:
-    """Add a seq, and forget the oldest if there are too many."""
+    """Add a seq. Remove the oldest seq if there are too many."""
     seqs[seq] = None
     if len(seqs) > MAX_REMEMBERED:
         seqs.popitem(last=False)
@@ -273,8 +285,9 @@ def _remember(seqs: OrderedDict[int, None], seq: int) -> None:
 
 @dataclass(slots=True)
 class Waiter:
-    """The wait of one call. ``known``: the wait from before a restart; ``is_begun``: the call had started then;
-    ``taken`` takes the seqs of its replies."""
+    """The wait of one call. ``known``: the wait from before a restart. ``is_begun``: the call had started before
+    that restart. ``taken`` collects the seqs of its replies.
+    """
 
     _replies: Replies
     _journal: Journal
@@ -283,25 +296,26 @@ class Waiter:
     is_begun: bool
     taken: list[int]
     unanswerable: Mapping[str, str] = field(default_factory=dict)
-    """After the wait: recipients that will not reply, and why."""
+    """After the wait: recipients that will not reply, with the reason."""
 
     _last_recorded: Wait | None = None
     """The last wait that this process recorded."""
 
     async def prepare(self, messages: Mapping[str, str], *, is_watched: bool) -> None:
-        """Record the recipients and message ids of questions before they are sent, so that a restarted agent finds what
-        it had sent. ``is_watched``: a person wants to see the recipients' activity."""
+        """Record the recipients and message ids of questions before they are sent, so that a restarted agent finds
+        the questions again. ``is_watched``: a person wants to see the recipients' activity.
+        """
         if is_watched:
             await self._replies.relays.watch()
         if self.known is None:  # a repeat of the record stores nothing
             await self._journal.record_asking(self._call.turn, self._call.call, messages)
 
     def expect(self, question: int, *, is_approval: bool = False) -> None:
-        """Expect the reply as soon as the question is sent: it may come before the wait begins."""
+        """Expect the reply as soon as the question is sent, because it may arrive before the wait begins."""
         self._replies.expect(question, is_approval=is_approval)
 
     def forget(self, questions: Iterable[int]) -> None:
-        """Expect nothing any more, if the wait does not begin."""
+        """Stop expecting replies if the wait does not begin."""
         self._replies.forget(questions)
 
     async def wait(
@@ -311,16 +325,17 @@ class Waiter:
         *,
         is_watched: bool = False,
     ) -> dict[str, BaseMessage]:
-        """Wait for replies to these questions. Return them by recipient; recipients that have not replied in time are
-        missing."""
+        """Wait for replies to these questions. Return the replies by recipient. Recipients that have not replied in
+        time are missing.
+        """
         if not questions:
             return {}
         call = self._call
         wait, left_s = self.known, min(timeout_s, MAX_WAIT_S)
-        # The reply to a new question is always delivered. After a restart it may have come while nobody listened.
+        # The reply to a new question is always delivered. After a restart it may have arrived while the agent was down.
         look_first = self.is_begun or wait is not None
         if wait is not None:
-            # Not longer than a new wait: the clock may have been set back.
+            # Never wait longer than a new wait, because the clock may have been set back.
             left_s = max(0.0, min(left_s, (wait.until - self._replies.clock()) / 1000))
         else:
             wait = Wait(
@@ -330,8 +345,8 @@ class Waiter:
             )
             self.known = wait  # a repeated wait ends at the same time
         listening = self._replies.relays.listen(wait.questions, call) if is_watched else nullcontext()
-        with listening:  # before anything else: the recipients may be working already
-            # Record a wait from before a restart too: the hub then knows that the call waits again.
+        with listening:  # before any other step: the recipients may already be working
+            # Record a wait from before a restart again. The hub then knows that the call waits.
             await self._journal.record_waiting(call.turn, call.call, wait)
             self._emit_waiting(wait)
             replies, self.unanswerable = await self._replies.wait(
@@ -341,28 +356,29 @@ class Waiter:
             return replies
 
     async def wait_for_decisions(self, wait: Wait, timeout_s: float) -> list[BaseMessage]:
-        """Wait for people's decisions on an approval's requests, at most ``timeout_s``. Return them in the order of the
-        log; none if the time is over. The requests stay expected until `forget`."""
+        """Wait for people's decisions on the requests of an approval, for at most ``timeout_s`` seconds. Return them
+        in the order of the log, or an empty list at the timeout. The requests are expected until `forget` is called.
+        """
         await self.keep(wait)
         left_s = max(0.0, min(timeout_s, MAX_WAIT_S, (wait.until - self._replies.clock()) / 1000))
         self._emit_waiting(wait)
-        # Look first: a person may have decided before the wait, or while the agent was not running.
+        # Look first. A person may have decided before the wait, or while the agent was not running.
         replies, _ = await self._replies.wait(wait, reaction=self._call.reaction, look_first=True, left_s=left_s)
-        for question in wait.questions.values():  # before the next await: another decision may come at once
+        for question in wait.questions.values():  # before the next await: another decision may arrive at once
             self._replies.expect(question, is_approval=True)
         decisions = sorted(replies.values(), key=lambda it: it.seq)
         self.taken += [decision.seq for decision in decisions]
         return decisions
 
     async def keep(self, wait: Wait) -> None:
-        """Record the wait for an approval, once in a process: the hub then knows that the call waits again."""
+        """Record the wait for an approval once per process. The hub then knows that the call waits."""
         self.known = wait
         if wait != self._last_recorded:
             await self._journal.record_waiting(self._call.turn, self._call.call, wait)
             self._last_recorded = wait
 
     def find_until(self, timeout_s: float) -> int:
-        """Return when a wait that begins now ends, in milliseconds since the Unix epoch."""
+        """Return the deadline of a wait that begins now, in milliseconds since the Unix epoch."""
         return self._replies.clock() + int(min(timeout_s, MAX_WAIT_S) * 1000)
 
     def _emit_waiting(self, wait: Wait) -> None:

@@ -1,7 +1,7 @@
-"""Reviews of what a run says: of its answer, and of messages that its tools send to the requester.
+"""Reviews of the texts of a run: its answer, and messages that its tools send to the requester.
 
 `Reviewer` stands between the loop and the ``review`` hooks of middleware. A review is recorded before its result is
-used, so a resumed run neither asks again nor sends a text that was blocked.
+used. A resumed run therefore neither asks again nor sends a text that was blocked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .run_context import RunContext, add_usage
 from .values import Review, Reviewed
 
 _ENVELOPE_BYTES = 2048
-"""Bytes of a record or message beside the answer and its metadata."""
+"""Bytes reserved in a record or message, in addition to the answer and its metadata."""
 
 
 class Reviewer:
@@ -33,8 +33,9 @@ class Reviewer:
         return await self._review(step.answer, step.turn, recorded, can_correct=step.can_correct)
 
     async def review_message(self, turn: int, call: int, place: int, text: str, earlier: Reviewed | None) -> Reviewed:
-        """Review what a call says to the requester, like an answer. ``place`` numbers the call's messages from 1;
-        ``earlier`` is the review of the same message in an earlier attempt of the call."""
+        """Review a message from a call to the requester, like an answer. ``place`` numbers the call's messages from
+        1. ``earlier`` is the review of the same message in an earlier attempt of the call.
+        """
         recorded = earlier or self._run.recorded.sent_reviews.get((turn, call, place))
         can_correct = self._run.reaction.can_correct
         return await self._review(text, turn, recorded, can_correct=can_correct, message=(call, place))
@@ -48,7 +49,7 @@ class Reviewer:
         can_correct: bool,
         message: tuple[int, int] | None = None,
     ) -> Reviewed:
-        """Return the recorded review, or ask the reviewers of the agent and of those around and before it."""
+        """Return the recorded review, or call the reviewers of this agent, of earlier agents and of outer runs."""
         if recorded is not None and (recorded.correction is not None or not recorded.altered):
             return recorded
         run = self._run
@@ -56,7 +57,7 @@ class Reviewer:
         if run.playback is not None:
             reviewed = run.playback.review(run.id, run.path, turn, message)
         if reviewed is None:
-            # An answer that passed once, and whose text was not kept, is never sent back to the model.
+            # Never send an answer back to the model if it passed once but its text was not recorded.
             can_correct = can_correct and recorded is None
             used: list[ModelUse] = []
             around = self._models.make_around(turn, "-".join(map(str, ("review", *(message or ())))), used)
@@ -73,7 +74,7 @@ class Reviewer:
 
 
 def _fit_record(reviewed: Reviewed, max_bytes: int) -> Reviewed:
-    """Drop the largest metadata until the record, and the message, can hold the rest. A note names what was dropped."""
+    """Drop the largest metadata until the record and the message fit their limits. A note names the dropped keys."""
     metadata = dict(reviewed.metadata)
     texts_size = len(json.dumps([reviewed.answer, reviewed.correction, *reviewed.notes]))
     dropped = drop_largest(metadata, max_bytes - texts_size)

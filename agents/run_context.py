@@ -1,8 +1,9 @@
-"""State that the parts of one run share: the loop, its journal, and where events and records go.
+"""State that the parts of one run share: the loop, its journal, and the listener for its events.
 
-A run is a reaction, or an agent inside a tool call of one. `driver` creates the context; `model_call`, `review` and
-`tool_call` work on it. A run inside a call points to the run around it (``outer``): reviewers, approvers and stream
-numbers of the outer run hold for the inner one too. The context decides nothing and awaits nothing.
+A run is a reaction, or an agent called as a tool inside a reaction. `driver` creates the context. `model_call`,
+`review` and `tool_call` work on it. An inner run points to the run around it (``outer``), because the reviewers,
+approvers and stream numbers of the outer run also apply to the inner run. The context decides nothing and awaits
+nothing.
 """
 
 from __future__ import annotations
@@ -29,35 +30,37 @@ MakeContext = Callable[[str, int], ToolContext]
 
 
 class Playback(Protocol):
-    """Recorded outcomes that replace models, tools and reviewers while a run is replayed. ``path`` tells the runs of
-    one reaction apart, as in the journal.
+    """Recorded outcomes that replace models, tools and reviewers during a replay. ``path`` distinguishes the runs of
+    one reaction, as in the journal.
 
-    Playback is not middleware: it must also answer the models that middleware asks (`Around.complete`), and replace
-    reviewers.
+    Playback is not middleware, because it must also answer the models that middleware asks (`Around.complete`) and
+    replace reviewers.
     """
 
     async def complete(self, model: Model, request: ModelRequest, path: str, *, is_own: bool) -> ModelReply:
         """Answer a request to ``model``. ``is_own`` is False for a request that middleware makes. Raises
-        `ModelError`."""
+        `ModelError`.
+        """
         ...
 
     def settle(
         self, reaction: str, path: str, turn: int, outcome: ModelReply | ModelFailed
     ) -> ModelReply | ModelFailed:
-        """Return the recorded outcome of a turn's request, whatever models and middleware return now."""
+        """Return the recorded outcome of a turn's request, even if models and middleware return something else now."""
         ...
 
     async def perform(self, reaction: str, path: str, turn: int, planned: PlannedCall) -> ToolResult | None:
-        """Return the recorded result of a call, or None if the tool has to run."""
+        """Return the recorded result of a call, or None if the tool must run."""
         ...
 
     def review(self, reaction: str, path: str, turn: int, message: tuple[int, int] | None = None) -> Reviewed | None:
-        """Return the recorded review of an answer, or of a ``message`` (its call and its place there), or None if the
-        reviewers have to be asked."""
+        """Return the recorded review of an answer, or of a ``message`` (its call and its number there). Return None
+        if the reviewers must be called.
+        """
         ...
 
     def find_note(self, reaction: str, path: str, turn: int, name: str) -> JsonValue:
-        """Return what middleware kept in a turn, or None if nothing."""
+        """Return the value that middleware stored in a turn, or None."""
         ...
 
     def find_stopped(self, reaction: str) -> StopTrace | None:
@@ -70,7 +73,7 @@ class Playback(Protocol):
 
 
 class RunContext:
-    """One run: its loop and journal, what it recorded before, and where its events go."""
+    """One run: its loop and journal, its earlier records, and the listener for its events."""
 
     def __init__(
         self,
@@ -97,12 +100,14 @@ class RunContext:
         """Messages that tool calls sent, by address (``max_messages_per_recipient``)."""
 
         self.last_live_turn = 0
-        """Last turn in which something ran instead of being read from the records."""
+        """Last turn in which a step actually ran instead of being read from the records."""
 
         self.unrecorded_use: list[ModelUse] = []
-        """Model use that only the final record reports: of middleware around turns and the run, and of failed calls."""
+        """Model usage that only the final record reports: of middleware around turns and the run, and of failed
+        calls.
+        """
 
-        # Shared with the outer run: a stop reports the use of all interrupted calls, and screens order the pieces of
+        # Shared with the outer run. A stop reports the usage of all interrupted calls, and screens order the pieces of
         # all runs by one number.
         self.interrupted_use: list[ModelUse] = outer.interrupted_use if outer is not None else []
         self.stream_numbers: Iterator[int] = outer.stream_numbers if outer is not None else itertools.count(1)
@@ -114,42 +119,45 @@ class RunContext:
 
     @property
     def path(self) -> str:
-        """Path of the run in its reaction; empty for the reaction's own run."""
+        """Path of the run in its reaction. Empty for the reaction's own run."""
         return self.journal.path
 
     def make_call_context(self, turn: int, call: int | str, suffix: str = "") -> ToolContext:
-        """Create the context of a call. ``suffix`` separates the ids of messages about the call from its own."""
+        """Create the context of a call. ``suffix`` separates the ids of messages about the call from the call's own
+        ids.
+        """
         return self.make_context(self.journal.derive_id(turn, call) + suffix, turn)
 
     def is_text_withheld(self) -> bool:
-        """Return whether reviewers of this run, or of a run around it, must see the model's text before people do."""
+        """Return whether reviewers of this run, or of an outer run, must see the model's text before people do."""
         return self.reaction.control.withholds or (self.outer is not None and self.outer.is_text_withheld())
 
     @property
     def reviews_messages(self) -> bool:
-        """Whether reviewers see what tools send to the requester."""
+        """Whether reviewers see the messages that tools send to the requester."""
         return self.reaction.is_reviewed or (self.outer is not None and bool(self.list_guards()))
 
     def list_guards(self) -> list[Guard]:
-        """Return the reviews that apply to messages beside those of the current agent: of agents that had the
-        conversation before, and of the runs around this one."""
+        """Return the reviews that apply to messages in addition to those of the current agent: the reviews of
+        earlier agents and of outer runs.
+        """
         guards = self.reaction.control.guards
         if self.outer is None:
             return guards
         return [*guards, *self.outer.reaction.agent.chain.guards, *self.outer.list_guards()]
 
     def list_policies(self) -> list[AgentPolicy]:
-        """Return the policies whose approvers apply: of the current agent, of agents before it, and of outer runs."""
+        """Return the policies whose approvers apply: of the current agent, of earlier agents, and of outer runs."""
         return [*self.reaction.control.policies, *(self.outer.list_policies() if self.outer else ())]
 
     def list_causes(self, turn: int) -> tuple[int, ...]:
-        """Return the seqs of the messages that led to a call: the trigger first, then messages read later."""
+        """Return the seqs of the messages that led to a call: the trigger first, followed by messages read later."""
         trigger = self.make_call_context(turn, 0).trigger.seq
         read_later = self.reaction.read_meanwhile + (self.outer.list_causes(turn) if self.outer else ())
         return tuple(dict.fromkeys((trigger, *read_later)))
 
     def find_replayed_note(self, turn: int, name: str) -> JsonValue:
-        """Return a note of the run that is replayed, or None outside a replay."""
+        """Return a note of the replayed run, or None outside of a replay."""
         return self.playback.find_note(self.id, self.path, turn, name) if self.playback is not None else None
 
 

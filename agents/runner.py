@@ -1,8 +1,8 @@
-"""Keeps one agent alive on the network: connects it, gets it ready, and serves it until it is stopped.
+"""Keeps one agent alive on the network: connects it, prepares it, and serves it until it is stopped.
 
-Stands between the client and `reaction_scheduler`, which starts the reactions. A subclass implements `react`; `simple`
-has the one that asks a model. A runner decides nothing about the conversation and holds nothing that must survive. If it
-ends, by `stop` or by `kill -9`, open reactions stay open in the ledger, and the next runner resumes them.
+Stands between the client and `reaction_scheduler`, which starts the reactions. A subclass implements `react`; the
+subclass in `simple` asks a model. A runner decides nothing about the conversation and has no state that must survive.
+If it ends, by `stop` or by `kill -9`, open reactions stay open in the ledger, and the next runner resumes them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _logger = logging.getLogger(__name__)
 
 
 class RunnerOptions(TypedDict, total=False):
-    """Options of every runner, beside its id."""
+    """Options of every runner, in addition to its id."""
 
     description: str
     tags: Sequence[str]
@@ -48,9 +48,11 @@ class RunnerOptions(TypedDict, total=False):
 
 
 class AgentRunner(ABC):
-    """One agent. `run` it until it is stopped. Subclasses define in `react` what a message that wakes the agent does.
+    """One agent. `run` it until it is stopped. Subclasses implement `react`, which handles each message that wakes the
+    agent.
 
-    Messages of ``ignored_sender_ids`` (ids, or patterns such as ``build-*``) wake nobody: they are context alone.
+    Messages of ``ignored_sender_ids`` (ids, or patterns such as ``build-*``) never wake the agent. They are only
+    context.
     """
 
     def __init__(
@@ -84,15 +86,16 @@ class AgentRunner(ABC):
         self.policy = policy or AgentPolicy()
         self.visibility: Visibility = visibility
         self.playback: Playback | None = None
-        """Recorded outcomes that replace models, tools and reviewers in a replay; set before `run`."""
+        """Recorded outcomes that replace models, tools and reviewers in a replay. Set it before `run`."""
 
         self._url = url
         self._token = token
         self._refused_channels: set[str] = set()
-        self._client: NetworkClient | None = None  # while it runs
-        self._scheduler: ReactionScheduler | None = None  # of the current ledger, or the last one
+        self._client: NetworkClient | None = None  # set while it runs
+        self._scheduler: ReactionScheduler | None = None  # of the current or the last ledger
         self._activity = ActivitySender(agent_id, on_event)
-        self._first_delivery: Delivery | None = None  # of a new ledger, handled once that is served
+        # first delivery of a new ledger, handled when that ledger is served
+        self._first_delivery: Delivery | None = None
         self._readiness = _Readiness()
         self._stopping = asyncio.Event()
         self._ended = asyncio.Event()
@@ -102,7 +105,7 @@ class AgentRunner(ABC):
     async def react(
         self, message_threads: dict[str, MessageThread], incoming_thread_id: str, incoming_message: BaseMessage
     ) -> ReactionResult:
-        """React to a message, given the conversation that the agent may see for it."""
+        """React to a message. ``message_threads`` is the conversation that the agent may see for this message."""
 
     @property
     def client(self) -> NetworkClient:
@@ -113,35 +116,37 @@ class AgentRunner(ABC):
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a reaction runs that does not only wait for others."""
+        """Whether a reaction runs that is not only waiting for others."""
         return self._scheduler is not None and self._scheduler.inbox.at_work > 0
 
     def describe_card(self) -> dict[str, object]:
         """Return the card by which others find the agent."""
         return {"description": self.description, "tags": list(self.tags), "visibility": self.visibility}
 
-    async def prepare(self) -> None:  # noqa: B027  # most need nothing
-        """Find out what the agent's card says, if that is not known before it runs."""
+    async def prepare(self) -> None:  # noqa: B027  # most subclasses need nothing
+        """Load data for the agent's card that is not known before `run`."""
 
-    async def setup(self) -> None:  # noqa: B027  # most need nothing
-        """Get ready, once the agent is connected (`client`) and before it handles any message. An error ends `run`.
-        May be a plain function."""
+    async def setup(self) -> None:  # noqa: B027  # most subclasses need nothing
+        """Prepare the agent after it is connected (`client`) and before it handles messages. An error ends `run`.
+        May be a plain function.
+        """
 
     async def teardown(self) -> None:  # noqa: B027
-        """Release what `setup` created. Runs at the end of each `run` that called `setup`, while the agent is still
-        connected unless the connection is lost. May be a plain function."""
+        """Release the resources of `setup`. Runs at the end of each `run` that called `setup`. The agent is still
+        connected then, unless the connection was lost. May be a plain function.
+        """
 
     async def run(self, client: NetworkClient | None = None) -> None:
-        """Connect as the agent's reactor and react until cancelled or stopped. A client passed in is used as it is and
-        left open.
+        """Connect as the agent's reactor, and react until cancelled or stopped. A client passed as an argument is used
+        unchanged and stays open.
 
-        Raises `ConfigError` for a client that is not this agent's reactor: without a fencing token two runners would
-        both answer. Raises `Superseded` if another runner of the same agent took over, and `ConnectError` if the hub is
-        gone for good. After an earlier `stop`, it ends at once.
+        Raises `ConfigError` for a client that is not this agent's reactor: without a fencing token, two runners would
+        both answer. Raises `Superseded` if another runner of the same agent took over, and `ConnectError` if the hub
+        stays unreachable. After an earlier `stop`, this method returns at once.
         """
         if not self._ended.is_set():
             raise RuntimeError(f"agent {self.agent_id} runs already")
-        # Events belong to the event loop in which they are awaited, and each run may have another loop.
+        # Events belong to the event loop that awaits them, and each run may have another loop.
         is_stopped, self._stopping, self._ended = self._stopping.is_set(), asyncio.Event(), asyncio.Event()
         if is_stopped:
             self._stopping.set()
@@ -170,28 +175,31 @@ class AgentRunner(ABC):
                 self._ended.set()
 
     async def ready(self) -> None:
-        """Wait until `run` has connected the agent and joined its channels: from then on messages wake it.
+        """Wait until `run` has connected the agent and joined its channels. From then on messages wake it.
 
-        Raises the error that ended `run` before that.
+        Raises the error that ended `run` before the agent was ready.
         """
         await self._readiness.wait()
 
     async def stop(self) -> None:
-        """End `run` and wait for that. Running reactions are interrupted and stay open: the next runner resumes
-        them."""
+        """End `run` and wait for its end. Running reactions are interrupted and stay open. The next runner resumes
+        them.
+        """
         self._stopping.set()
         await self._ended.wait()
 
     async def close(self) -> None:
-        """Release what the agent holds; called at the end of every `run`."""
+        """Release the agent's resources. Called at the end of every `run`."""
         self._client = None
         self._activity.close()
 
-    def check_network(self, client: NetworkClient) -> None:  # noqa: B027  # there is nothing that every runner needs
-        """Raise `ConfigError` if the network lacks what the agent needs. Called before it handles any message."""
+    def check_network(self, client: NetworkClient) -> None:  # noqa: B027  # no check applies to every runner
+        """Raise `ConfigError` if the network lacks something that the agent needs. Called before it handles any
+        message.
+        """
 
     async def join_channels(self, client: NetworkClient) -> None:
-        """Join the agent's channels. Log a refusal once and work without that channel."""
+        """Join the agent's channels. If the hub refuses a channel, log the refusal once and continue without it."""
         for name in self.channels:
             try:
                 await retry_later(partial(client.join_channel, name))
@@ -219,7 +227,7 @@ class AgentRunner(ABC):
             await await_result(self.teardown())
 
     async def _serve_ledgers(self, client: NetworkClient) -> None:
-        """Serve one ledger after the other, until the runner is stopped."""
+        """Serve one ledger after another until the runner is stopped."""
         while True:
             try:
                 async with asyncio.TaskGroup() as group:
@@ -239,8 +247,9 @@ class AgentRunner(ABC):
                 _logger.warning("the ledger was replaced; starting over", extra={"agent_id": self.agent_id})
 
     async def _serve_ledger(self, client: NetworkClient, group: asyncio.TaskGroup) -> None:
-        """Serve until the ledger is replaced. The order of the steps matters: a message that arrives early must find
-        the reactions and replies from before a restart in place."""
+        """Serve until the ledger is replaced. The order of the steps matters: an early message must find the
+        reactions and replies from before a restart already registered.
+        """
         epoch = client.welcome.network.epoch
         scheduler = self._scheduler = ReactionScheduler(self, client, self._activity, group)
         self.check_network(client)
@@ -249,7 +258,7 @@ class AgentRunner(ABC):
         group.create_task(self._activity.send(client))
         await self.join_channels(client)
         await scheduler.resume_open_reactions()
-        # Before the first reaction starts: a person may have stopped one meanwhile.
+        # Watch events before the first reaction starts, because a person may stop a reaction in the meantime.
         group.create_task(scheduler.watch_events())
         scheduler.start_reactions()
         self._readiness.reach()
@@ -258,7 +267,7 @@ class AgentRunner(ABC):
             await scheduler.handle_delivery(delivery)
         async for delivery in client.deliveries():
             if delivery.is_stale:
-                continue  # it waited in the client while the ledger was replaced: its seq means another message now
+                continue  # queued in the client while the ledger was replaced: its seq now means another message
             if client.welcome.network.epoch != epoch:
                 # This delivery belongs to the new ledger already, and the hub will not send it again in this session.
                 self._first_delivery = delivery
@@ -273,7 +282,7 @@ class AgentRunner(ABC):
     # --- for `react` of subclasses
 
     def find_under_way(self, message: BaseMessage) -> RunningReaction:
-        """Return the running reaction to this message. Creates one if `react` was called from elsewhere."""
+        """Return the running reaction to this message. Create it if `react` was called from elsewhere."""
         if self._client is None or self._scheduler is None:
             raise RuntimeError(f"agent {self.agent_id} is not running: await run() first")
         return self._scheduler.get_running(message)
@@ -286,13 +295,14 @@ class AgentRunner(ABC):
         return running
 
     def should_answer(self, message: BaseMessage) -> bool:
-        """Return whether somebody waits for this agent's answer: a person wrote the message, or it requires the agent's
-        response."""
+        """Return whether somebody waits for this agent's answer: a person wrote the message, or it requires the
+        agent's response.
+        """
         return message.sender_kind == "human" or requires_response_from(message, self.agent_id)
 
 
 class _Readiness:
-    """Whether the agent is ready in the current run, or the next one: connected, in its channels, woken by messages."""
+    """Whether the agent is ready in the current or next run: it is connected, in its channels, and messages wake it."""
 
     def __init__(self) -> None:
         self._reached: asyncio.Future[None] | None = None
@@ -308,11 +318,11 @@ class _Readiness:
             self._get_future().set_result(None)
 
     def end(self, failure: Exception) -> None:
-        """End the run. Tasks that still wait get ``failure``."""
+        """End the run. Tasks that still wait receive ``failure``."""
         reached, self._reached = self._reached, None
         if reached is not None and not reached.done() and not reached.get_loop().is_closed():
             reached.set_exception(failure)
-            reached.exception()  # mark it as retrieved: perhaps nobody waits
+            reached.exception()  # mark the error as retrieved, because there may be no waiting task
 
     def _get_future(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
@@ -322,4 +332,4 @@ class _Readiness:
 
 
 class _RunnerStopped(Exception):
-    """Ends the runner's tasks; never leaves it."""
+    """Ends the runner's tasks. The runner catches this error itself."""

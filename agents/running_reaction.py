@@ -1,8 +1,9 @@
-"""One running reaction: its task, the messages it reads meanwhile, its answer and its end; resuming after a restart.
+"""One running reaction: its task, the messages that it reads meanwhile, its answer and its end. Also resumes reactions
+after a restart.
 
-`reaction_scheduler` creates running reactions and cancels them; ``react`` of a runner drives them. Nothing here has to
-survive: the ledger has every reaction that has started (`journal`), and a restarted agent reads it back from there. A
-reaction ends with its answer in the incoming thread, and then with the last record.
+`reaction_scheduler` creates and cancels running reactions. ``react`` of a runner drives them. The state of this module
+need not survive: the ledger contains every started reaction (`journal`), and a restarted agent reads it from there. A
+reaction ends with its answer in the thread of the trigger, followed by the last record.
 """
 
 from __future__ import annotations
@@ -54,13 +55,14 @@ _logger = logging.getLogger(__name__)
 MAX_REASON_CHARS = 500
 
 MAX_NEW_MESSAGES = 500
-"""Maximum number of a thread's newest messages that are checked for new ones. Older ones wait for their own
-reaction."""
+"""Maximum number of a thread's newest messages that are checked for unread messages. Older messages wait for their
+own reaction.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ReactionResult:
-    """End of a reaction. ``text`` is the answer sent to the incoming thread, or None."""
+    """End of a reaction. ``text`` is the answer sent to the thread of the trigger, or None."""
 
     reaction: str
     status: Status
@@ -72,7 +74,7 @@ class ReactionResult:
 
 @dataclass(slots=True)
 class RunningReaction:
-    """A reaction from the moment its message leaves the inbox until its end."""
+    """A reaction, from the moment its message leaves the inbox until its end."""
 
     id: str
     client: NetworkClient
@@ -87,29 +89,29 @@ class RunningReaction:
     """Delivery to acknowledge or return, or None for a resumed reaction."""
 
     task: asyncio.Task[Finish] | None = None
-    """Task of the run. A stop or a takeover cancels this task alone."""
+    """Task of the run. A stop or a takeover cancels only this task."""
 
     stopped_by: str | None = None
     is_taken_over: bool = False
-    """Whether a person has taken the thread over. The reaction stays open until another one replaces it."""
+    """Whether a person has taken over the thread. The reaction stays open until another reaction replaces it."""
 
     reaction: Reaction | None = None
-    """The loop, once it has started."""
+    """The loop, after it has started."""
 
     omitted_threads: int = 0
-    """Number of threads that the agent may see and its prompt leaves out."""
+    """Number of threads that the agent may see but its prompt omits."""
 
     unsettled: dict[int, BaseMessage] = field(default_factory=dict)
-    """Messages that left the inbox to be read in the reaction, and are not recorded as read yet; by seq."""
+    """Messages that left the inbox to be read in the reaction, and are not yet recorded as read. Keyed by seq."""
 
     questions: Sequence[int] = ()
-    """Seqs of questions from before a restart. The reaction takes the replies to them as long as it runs."""
+    """Seqs of questions from before a restart. The reaction consumes the replies to them while it runs."""
 
     is_awaited: bool = False
     """Whether somebody waits for this agent's answer."""
 
     new_messages: NewMessagesSource | None = None
-    """Source of messages that the model reads while it runs."""
+    """Source of messages that the model reads while the reaction runs."""
 
     stopped: StopTrace | None = None
     """Trace of a person's stop: the text that had streamed."""
@@ -118,11 +120,11 @@ class RunningReaction:
     """Whether the answer is in the thread."""
 
     has_finished: bool = False
-    """Whether the end is recorded, and the agent chose it."""
+    """Whether the end is recorded and was the agent's own choice."""
 
     @property
     def is_silent(self) -> bool:
-        """Whether the reaction finished without a word to the person who waits for one."""
+        """Whether the reaction finished without any message to a person who waits for an answer."""
         message = self.message
         is_asked = message.kind == "direct" or is_addressed(message, self.client.agent_id)
         is_for_person = message.sender_kind == "human" and self.is_awaited
@@ -130,11 +132,11 @@ class RunningReaction:
 
     @property
     def has_spoken(self) -> bool:
-        """Whether the thread has its answer, or a message that a tool sent there."""
+        """Whether the thread contains the answer, or a message that a tool sent."""
         return self.is_answered or (self.reaction is not None and self.reaction.has_spoken)
 
     def cancel(self) -> None:
-        """Cancel the run; no effect on a run that has ended."""
+        """Cancel the run. No effect if the run has ended."""
         if self.task is not None:
             self.task.cancel()
 
@@ -143,27 +145,27 @@ class RunningReaction:
         return await self.conclude(await self._drive(driver, config_hash, prompt_hash))
 
     async def _drive(self, driver: Driver, config_hash: str, prompt_hash: str) -> Finish:
-        """Drive the run in a separate task, which a person's stop can cancel alone."""
+        """Drive the run in a separate task, so that a person's stop can cancel the run alone."""
         if self.stopped_by is not None or (self.recorded is not None and self.recorded.stopped is not None):
             return await self._stop(driver)
-        # A separate task: a person's stop ends the run, and this task goes on to record and report the stop.
+        # Use a separate task: a person's stop ends the run, and this task continues to record and report the stop.
         run = driver.run(self.recorded, config_hash=config_hash, prompt_hash=prompt_hash)
         task = self.task = asyncio.create_task(run)
         try:
-            # `wait` and not `await task`: the latter would raise the run's cancellation here, where it looks like the
-            # runner's own.
+            # Use `wait` instead of `await task`. The latter would raise the run's cancellation here, where it looks
+            # like a cancellation of the runner.
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            # The runner ends. Close the journal first: user code may ignore its cancellation, but must not record
-            # anything once another process may have resumed the reaction.
+            # The runner ends. Close the journal first: user code may ignore its cancellation, but it must not record
+            # anything after another process may have resumed the reaction.
             self.journal.close()
             await abandon(task)
-            # With the connection lost, the run failed because of that loss. The link has reported it already.
+            # If the connection was lost, the run failed because of that loss, which is already logged.
             if task.done() and self.client.failure is None:
                 self._log_failure(task)
             raise
-        # Before the result is looked at: an answer that was ready at this moment must not appear while a person has the
-        # thread.
+        # Check this before reading the result. An answer that was ready at this moment must not be sent during a
+        # takeover.
         if self.is_taken_over:
             self.journal.close()
             raise ThreadHeld(f"{self.message.thread_id} was taken over while this ran.")
@@ -176,9 +178,9 @@ class RunningReaction:
         raise CallCrashed(failure) if task.cancelled() else failure  # user code cancelled itself: nobody stopped it
 
     async def _stop(self, driver: Driver) -> Finish:
-        """End a stopped reaction. Record the streamed text before it is sent as a message."""
-        # A recorded stop wins: after a restart there is no streamed text any more, and a second record would lose the
-        # first one's.
+        """End a stopped reaction. Record the streamed text before sending it as a message."""
+        # A recorded stop has priority. After a restart there is no streamed text, and a second record would replace the
+        # first text.
         stopped = self.recorded.stopped if self.recorded is not None else None
         if stopped is None and (trace := driver.find_stopped(self.stopped_by or "a person")) is not None:
             stopped = await self.journal.record_stopped(trace)
@@ -192,9 +194,10 @@ class RunningReaction:
             _logger.warning("a reaction failed while it was cancelled", extra=details)
 
     async def conclude(self, finish: Finish) -> ReactionResult:
-        """Send the answer, if there is one, and record the end. If the hub refuses the answer, the end says why.
+        """Send the answer, if there is one, and record the end. If the hub refuses the answer, the end contains the
+        reason.
 
-        Waits for a busy hub without limit. A reaction has one answer: after the first is sent, no other is.
+        Waits for a busy hub without limit. A reaction has one answer: after the first answer, no other is sent.
         """
         if self.stopped is not None and self.message.sender_kind == "human" and not self.is_answered:
             await self._send_stop_notice(self.stopped)
@@ -202,13 +205,13 @@ class RunningReaction:
             finish = await self._send_answer(finish, finish.answer)
         elif not self.has_spoken and is_question(self.message, self.client.agent_id):
             await self._decline(finish)
-        # After the answer: a kill in between repeats the answer under the same id, which stores nothing.
+        # Record the end after the answer. A kill in between repeats the answer under the same id, which stores nothing.
         await self.journal.record_finished(finish)
         self.has_finished = finish.status == "finished"
         return ReactionResult(self.id, finish.status, finish.reason, finish.answer, finish.turns, finish.usage)
 
     async def _send_answer(self, finish: Finish, answer: str) -> Finish:
-        """Send the answer. Return the end of the reaction, which changes if the hub refuses."""
+        """Send the answer. Return the end of the reaction, which changes if the hub refuses the answer."""
         keeper = {KEEPER: finish.keeper} if finish.keeper is not None else {}
         failure = {FAILURE: finish.failure} if finish.failure else {}
         try:
@@ -217,7 +220,7 @@ class RunningReaction:
         except (ConnectError, Superseded, ThreadHeld):
             raise
         except IdConflict:
-            self.is_answered = True  # sent before a restart, in other words
+            self.is_answered = True  # an answer with other text was sent before a restart
         except RoundelayError as error:
             _logger.warning("answer refused", extra={"reaction": self.id, "code": error.code})
             status: Status = "stopped" if isinstance(error, LoopStopped | BudgetExhausted) else "failed"
@@ -226,13 +229,14 @@ class RunningReaction:
         return finish
 
     async def give_up(self, error: BaseException, *, is_told: bool) -> bool:
-        """Return the message to the hub if the reaction had not started; end the reaction if it had. ``is_told``: tell
-        whoever waits for an answer. Return False if the hub will deliver the message again."""
+        """Return the message to the hub if the reaction had not started. End the reaction if it had. ``is_told``:
+        notify the requester who waits for an answer. Return False if the hub will deliver the message again.
+        """
         reason = f"{type(error).__name__}: {error}"
         try:
             if not self.journal.is_started:
                 if self.delivery is not None:
-                    # Beyond a quota, wait until it is renewed: otherwise all tries are spent within seconds.
+                    # At a used-up quota, wait until it is renewed. Otherwise all attempts would fail within seconds.
                     retry_after_ms = error.retry_after_ms if isinstance(error, BudgetExhausted) else None
                     cut_reason = replace_surrogates(reason[:MAX_REASON_CHARS])
                     await self.delivery.nack(cut_reason, retry_after_ms=retry_after_ms)
@@ -242,7 +246,7 @@ class RunningReaction:
             raise
         except RoundelayError as refused:
             _logger.warning("failed reaction stays open", extra={"reaction": self.id, "code": refused.code})
-        except Exception as failure:  # middleware that decides on the records: other threads go on
+        except Exception as failure:  # middleware that decides on the records failed: other threads continue
             _logger.error("failed reaction stays open", extra={"reaction": self.id}, exc_info=redact_error(failure))
         return True
 
@@ -251,7 +255,7 @@ class RunningReaction:
         answer, mark = "I could not answer: an error on my side. My log has it.", "error"
         if is_told and (reporter := await find_reporter(self.client)):
             answer = REPORTED.format(agent_id=reporter)
-        if isinstance(error, BudgetExhausted):  # of the hub, so its words may be shown
+        if isinstance(error, BudgetExhausted):  # an error of the hub, so its text may be shown
             status, answer, mark = "stopped", f"I have to stop here. {error}", "stopped"
         end = Finish(status, reason, answer if is_told else None, metadata={FAILURE: mark})
         if (loop := self.reaction) is not None:
@@ -262,24 +266,26 @@ class RunningReaction:
         await self.conclude(end)
 
     async def _send_stop_notice(self, stopped: StopTrace) -> None:
-        """Say in the thread who stopped the reaction, below the text that had streamed. A refusal is only logged."""
+        """Report in the thread who stopped the reaction, below the text that had streamed. Log a refusal instead of
+        raising it.
+        """
         try:
             await self._reply(write_stopped(stopped.text, stopped.by), {STOPPED: {"by": stopped.by}})
             self.is_answered = True
         except (ConnectError, Superseded):
             raise
-        except RoundelayError as error:  # sent before a restart, or somebody has taken the thread over
+        except RoundelayError as error:  # sent before a restart, or the thread is taken over
             _logger.info("stop notice not sent", extra={"reaction": self.id, "code": error.code})
 
     async def _decline(self, finish: Finish) -> None:
-        """Tell whoever waits for an answer that there is none."""
+        """Notify the requester who waits for an answer that there is none."""
         is_reviewed = self.reaction is not None and self.reaction.control.withholds  # the reason is model text
         text = (finish.reason if finish.status == "finished" and not is_reviewed else "") or "there is no answer"
         try:
             await self._reply(text, {DECLINED: True})
         except (ConnectError, Superseded):
             raise
-        except RoundelayError as error:  # sent before a restart, or refused: whoever asked has a timeout
+        except RoundelayError as error:  # sent before a restart, or refused: the requester has a timeout
             _logger.info("decline not sent", extra={"reaction": self.id, "code": error.code})
 
     async def _reply(self, text: str, metadata: dict[str, object]) -> None:
@@ -290,11 +296,11 @@ class RunningReaction:
 
 
 class InboxMessages:
-    """Messages that arrive in the thread of a running reaction, for ``on_new_message="inject"``: the model reads them
+    """Messages that arrive in the thread of a running reaction, for ``on_new_message="inject"``. The model reads them
     before its next turn.
 
-    The hub decides which of them the reaction may read: everybody who gets its answer must be allowed to know them. The
-    others get separate reactions.
+    The hub decides which of these messages the reaction may read: everybody who gets its answer must be allowed to see
+    them. The other messages get separate reactions.
     """
 
     def __init__(
@@ -313,7 +319,7 @@ class InboxMessages:
         self._mark_read = mark_read
 
     async def take(self) -> NewMessages | None:
-        """Take what has arrived, or None if nothing has."""
+        """Return the messages that have arrived, or None if there are none."""
         running = self._running
         waiting = self._inbox.withdraw(running.message)
         if not waiting:
@@ -323,7 +329,7 @@ class InboxMessages:
         messages = [message for message in waiting if message.seq in admitted]
         messages = messages[: self._count_fitting(messages)]
         running.unsettled = {message.seq: message for message in messages}
-        # The others get separate reactions, in their order.
+        # The other messages get separate reactions, in their order.
         self._inbox.put_back([message for message in waiting if message.seq not in running.unsettled])
         if not messages:
             return None
@@ -331,10 +337,10 @@ class InboxMessages:
         return NewMessages(render_new_messages(messages), tuple(running.unsettled), answers)
 
     async def settle(self, new: NewMessages) -> None:
-        """Mark messages as read once they are recorded: they need no further reaction."""
+        """Mark messages as read after they are recorded. They need no further reaction."""
         for seq in new.seqs:
-            # Remove only after the mark is stored. In the other order a cancellation between the two would lose the
-            # message.
+            # Remove the message only after it is stored as read. In the opposite order, a cancellation between the two
+            # steps would lose the message.
             await self._mark_read(seq, self._running.message.thread_id, self._running.id)
             del self._running.unsettled[seq]
 
@@ -342,7 +348,8 @@ class InboxMessages:
         """Ask the hub which messages the reaction may read."""
         trigger, newest = self._running.message, waiting[-1].seq
         args = {"thread_id": trigger.thread_id, "trigger": trigger.seq, "visibility": self._visibility}
-        # Bound the page by what has left the inbox: a message that arrives during this request is still in the inbox.
+        # Limit the page to messages that have left the inbox. A message that arrives during this request is still in
+        # the inbox.
         args |= {"until": newest, "limit": MAX_NEW_MESSAGES}
         page = await retry_later(partial(self._running.client.call, "network.history", args))
         return {message["seq"] for message in page["messages"]}
@@ -358,9 +365,11 @@ class InboxMessages:
 
 
 async def record_as_read(client: NetworkClient, seq: int, thread_id: str, reader: str) -> None:
-    """Record that a message was read in the reaction ``reader``, as a separate finished reaction: the hub and a
-    restarted agent then know that nothing is left to do."""
-    # The same id as the message's own reaction would have: if the hub delivers it again, ``started`` exists already.
+    """Record that the reaction ``reader`` has read a message. The record is a separate finished reaction, so the hub
+    and a restarted agent know that nothing is left to do.
+    """
+    # Use the id that the message's own reaction would have. If the hub delivers the message again, ``started`` already
+    # exists.
     journal = open_journal(client, reaction_id(client.agent_id, seq, client.welcome.network.epoch))
     await journal.record_started(Started(trigger=seq, thread_id=thread_id, as_of=seq, manifest=[seq], config_hash=""))
     with suppress(IdConflict):  # an earlier process was killed here, and the message got a reaction after all
@@ -369,14 +378,15 @@ async def record_as_read(client: NetworkClient, seq: int, thread_id: str, reader
 
 async def read_open_reaction(client: NetworkClient, opened: OpenReactionInfo) -> tuple[BaseMessage, Recorded] | None:
     """Return the trigger and the records of an open reaction. If they cannot be read, end the reaction and return
-    None."""
+    None.
+    """
     journal = open_journal(client, opened.reaction)
     try:
         recorded = await journal.load()
         return await _find_trigger(client, opened.trigger, recorded), recorded
     except (UnknownMessage, ValueError, TypeError, LookupError) as error:
-        # Written by another program under this agent's id, or cut by retention. It must not keep the agent from
-        # starting.
+        # Written by another program under this agent's id, or deleted by retention. Such a reaction must not keep the
+        # agent from starting.
         details = {"reaction": opened.reaction, "seq": opened.trigger, "error": type(error).__name__}
         _logger.error("open reaction cannot be resumed", extra=details)
         await journal.record_finished(Finish("failed", "its records or its trigger can no longer be read"))
@@ -384,7 +394,9 @@ async def read_open_reaction(client: NetworkClient, opened: OpenReactionInfo) ->
 
 
 async def expect_replies(recorded: Recorded, replies: Replies) -> list[int]:
-    """Expect the replies that a reaction waited for, before any is delivered. Return the seqs of the questions."""
+    """Expect the replies for which a reaction waited, before any reply is delivered. Return the seqs of the
+    questions.
+    """
     # Every question of the reaction was sent after its trigger, so the search in a thread can end there.
     since = recorded.started.trigger if recorded.started is not None else 0
     questions = [seq for messages in recorded.open_askings() for seq in await replies.expect_sent(messages, since)]
@@ -399,7 +411,7 @@ async def _find_trigger(client: NetworkClient, seq: int, recorded: Recorded) -> 
     if recorded.started is None:
         raise LookupError("the reaction has no record of its beginning")
     thread_id = recorded.started.thread_id
-    # ``before`` is exclusive, so ``seq + 1`` with a limit of 1 returns the trigger itself, if it still exists.
+    # ``before`` is exclusive. With ``seq + 1`` and a limit of 1, the hub returns the trigger itself if it still exists.
     history = await retry_later(partial(client.history, thread_id, before=seq + 1, limit=1))
     for message in history.messages:
         if message.seq == seq:
@@ -408,11 +420,12 @@ async def _find_trigger(client: NetworkClient, seq: int, recorded: Recorded) -> 
 
 
 async def is_answer_of_earlier_run(client: NetworkClient, message: BaseMessage, first_head: int) -> bool:
-    """Return whether a reaction of an earlier process took this reply, or was stopped while it waited for it.
+    """Return whether a reaction of an earlier process consumed this reply, or was stopped while it waited for it.
     ``first_head`` is the ledger's head when this process started.
 
-    The acknowledgement of such a reply is less durable than the record of the call that took it. If hub and agent are
-    killed together, the hub may deliver the reply again, to a process that knows nothing of the wait. The ledger tells.
+    The acknowledgement of such a reply is less durable than the record of the call that consumed it. If hub and agent
+    are killed together, the hub may deliver the reply again to a process that does not know the wait. The ledger shows
+    whether there was a wait.
     """
     question = message.reply_to
     if question is None or question > first_head or message.kind != "direct":
@@ -425,9 +438,9 @@ async def is_answer_of_earlier_run(client: NetworkClient, message: BaseMessage, 
             return False
         recorded = await open_journal(client, causes[0]["reaction"]).load()
     except (RequestError, InternalError, ValueError, TypeError, LookupError):
-        return False  # cut by retention, or written by another program: a message like any other
-    # A person's late words to an ended reaction are a new request. A program's late reply is not: nobody reads it any
-    # more.
+        return False  # deleted by retention, or written by another program: treat it like any other message
+    # A person's late message to an ended reaction is a new request. A program's late reply is not, because nobody reads
+    # it any more.
     return recorded.has_taken(message.seq) or (
         message.sender_kind != "human" and recorded.finished is not None and recorded.was_waiting_for(question)
     )

@@ -1,7 +1,7 @@
-"""Agents that react by asking a model: `SimpleAgentRunner`, and one for OpenAI-compatible servers.
+"""Agents that react by asking a model: `SimpleAgentRunner`, and a subclass for OpenAI-compatible servers.
 
 `react` renders the prompt, creates the loop (`reaction`) and its driver, and lets `running_reaction` drive and conclude
-them. No model provider is imported until one is used.
+them. A model provider is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ from .values import Trigger
 class SimpleAgentRunner(AgentRunner):
     """An agent with an instruction, a model and tools.
 
-    Beside ``tools`` it has the tools of every agent (`communication_tools`) and the operations of the hub's mods. The
-    agents in ``handoffs``, to which it may hand a conversation over, have them too. ``network_tools`` limits these to
-    some names or patterns (``channels_*``); `run` raises `ConfigError` for a name that the network does not offer.
+    In addition to ``tools`` it has the tools of every agent (`communication_tools`) and the operations of the hub's
+    mods. The agents in ``handoffs``, to which it may hand over a conversation, have them too. ``network_tools`` limits
+    these tools to some names or patterns (``channels_*``). `run` raises `ConfigError` for a name that the network does
+    not offer.
 
-    ``template`` is the path of an own conversation template. ``state`` is shared by its tools as `ToolContext.state`: a
-    connection, a store, something that a test looks at. ``owns_model`` closes the model at the end of every `run`.
+    ``template`` is the path of a custom conversation template. Tools share ``state`` as `ToolContext.state`: for
+    example a connection, a store, or an object that a test inspects. With ``owns_model``, the model is closed at the
+    end of every `run`.
     """
 
     def __init__(
@@ -81,12 +83,12 @@ class SimpleAgentRunner(AgentRunner):
         can_finish = any(tool.name == FINISH for tool in common)
         if not can_finish and self.policy.on_text == "nudge":
             raise ValueError(f"Agent {agent_id}: on_text is nudge, which leaves finish alone to end with: name it too.")
-        # Refuse a name that is used twice now, not at the first message. `finish` belongs to the loop in any case.
+        # Refuse a duplicate name now instead of at the first message. `finish` always belongs to the loop.
         _equip(self.agent, [*common, *(() if can_finish else communication_tools()[-1:])], ())
         self.state = state
         self._prompt = ConversationPrompt(template)
         self._owns_model = owns_model
-        self._equipped: tuple[Welcome, Agent] | None = None  # for the hub of this welcome
+        self._equipped: tuple[Welcome, Agent] | None = None  # valid for the hub of this welcome frame
         self._config_hash: tuple[Agent, str] | None = None  # of the equipped agent
         self._middleware_settings = describe_middleware(list_agents(self.agent))
 
@@ -104,14 +106,14 @@ class SimpleAgentRunner(AgentRunner):
         return self.agent.model
 
     def describe_card(self) -> dict[str, object]:
-        """Return the card by which others find the agent, with the names of its own tools."""
+        """Return the card by which others find the agent, including the names of its own tools."""
         return {**super().describe_card(), "tools": [tool.name for tool in self.agent.refresh().all_tools]}
 
     def equip(self, client: NetworkClient) -> Agent:
-        """Return the agent with everything that it may call on this hub: the tools of every agent, its own, and the
-        mods' operations.
+        """Return the agent with all tools that it may call on this hub: the tools of every agent, its own tools, and
+        the mods' operations.
 
-        An operation with the name of one of its own tools is left out.
+        An operation with the same name as one of its own tools is omitted.
         """
         # Build it once per welcome: schemas of a hub's operations are large, and mods change only with a new session.
         if self._equipped is None or self._equipped[0] is not client.welcome:
@@ -128,10 +130,10 @@ class SimpleAgentRunner(AgentRunner):
     async def react(
         self, message_threads: dict[str, MessageThread], incoming_thread_id: str, incoming_message: BaseMessage
     ) -> ReactionResult:
-        """Ask the model about a message until it finishes. Send its answer to the incoming thread if somebody waits for
-        one.
+        """Ask the model about a message until it finishes. Send its answer to the thread of the trigger if somebody
+        waits for an answer.
 
-        A reaction from before a restart continues where it was.
+        A reaction from before a restart continues where it stopped.
         """
         running = self.find_under_way(incoming_message)
         agent = self.equip(running.client)  # the hub may have other mods after a reconnect
@@ -141,7 +143,8 @@ class SimpleAgentRunner(AgentRunner):
             threads, dropped = drop_empty(chosen)
             omitted += dropped
         config_hash = self._hash_config(agent)
-        # Record the start before the model is asked: from here on the trigger is handled, and a restart resumes.
+        # Record the start before asking the model. From now on the trigger counts as handled, and a restart resumes the
+        # reaction.
         if running.recorded is None:
             prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
             prompt_hash = hash_text(prompt)
@@ -157,12 +160,13 @@ class SimpleAgentRunner(AgentRunner):
                 # Started before a restart: its message is acknowledged at its end.
                 running.recorded = await running.journal.load()
             elif running.delivery is not None:
-                await running.delivery.ack()  # `started` counts as one at the hub; this moves the window of the client
+                # `started` already counts as an ack at the hub; this one moves the client's window
+                await running.delivery.ack()
         if running.recorded is not None:
             if (ended := running.recorded.finished) is not None:
                 return ReactionResult(running.id, ended.status, ended.reason, None, ended.turns, ended.usage)
-            # Render again with the first prompt's messages only. The ledger has more by now, which the recorded replies
-            # do not know.
+            # Render the prompt again with the messages of the first prompt only. The ledger has more messages by now,
+            # which the recorded replies do not know.
             manifest = running.recorded.started.manifest if running.recorded.started is not None else ()
             threads = keep_recorded(threads, incoming_message, manifest)
             prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
@@ -204,7 +208,7 @@ class SimpleAgentRunner(AgentRunner):
         return await running.run(driver, config_hash, prompt_hash)
 
     async def close(self) -> None:
-        """Close the middleware, and the model if the runner owns it. Every one is closed, whatever another one raises."""
+        """Close the middleware, and the model if the runner owns it. Close every object even if another one raises."""
         # By identity: agents may share middleware, which must be closed once.
         layers = {id(layer): layer for agent in list_agents(self.agent) for layer in agent.middleware}
         async with AsyncExitStack() as held:
@@ -229,8 +233,9 @@ class SimpleAgentRunner(AgentRunner):
         return ToolContext(self.agent_id, journal.reaction, turn, call_id, trigger, client, state=self.state)
 
     def _find_keeper(self, agent: Agent, thread: MessageThread | None) -> Agent | None:
-        """Return the agent that the thread stays with after a handoff for good: the last one that a message of this
-        agent names. Apologies, and what a mod's operation posted, name none."""
+        """Return the agent that owns the thread after a permanent handoff: the last agent that a message of this
+        agent names. Failure messages and posts of a mod's operation name no agent.
+        """
         for message in reversed(thread.messages if thread is not None else ()):
             if message.sender_id == self.agent_id and message.kind != "mod":
                 keeper = (message.metadata or {}).get(KEEPER)
@@ -241,7 +246,9 @@ class SimpleAgentRunner(AgentRunner):
     def _render_shortly(
         self, threads: dict[str, MessageThread], thread_id: str, message: BaseMessage, omitted: int
     ) -> str:
-        """Render a short prompt for a model that finds the whole too long: the end of the incoming thread alone."""
+        """Render a short prompt for a model that rejects the full prompt as too long: only the end of the trigger's
+        thread.
+        """
         incoming = [thread for name, thread in threads.items() if name == thread_id]
         few = max([1, *(len(thread.messages) // 4 for thread in incoming)])
         shown = select_threads(incoming, message, max_threads=1, per_thread=few)
@@ -249,8 +256,9 @@ class SimpleAgentRunner(AgentRunner):
         return self._prompt.render(shown, thread_id, message, omitted)
 
     def _hash_config(self, agent: Agent) -> str:
-        """Return the hash of what the agent's behavior depends on. A reaction that resumes under another hash reports
-        that."""
+        """Return the hash of everything that determines the agent's behavior. A reaction that resumes with a
+        different hash reports the change.
+        """
         if self._config_hash is None or self._config_hash[0] is not agent:
             details = (self._middleware_settings, self._prompt.source, self.visibility)
             self._config_hash = (agent, hash_config(agent, *details))
@@ -258,7 +266,7 @@ class SimpleAgentRunner(AgentRunner):
 
 
 def _equip(agent: Agent, common: Sequence[Tool], offered: Sequence[Tool]) -> Agent:
-    """Return the agent, and those it may hand over to, with the tools that the hub offers."""
+    """Return the agent, and the agents to which it may hand over, with the tools that the hub offers."""
     own = index_tools([*common, *agent.tools])
     tools = (*own.values(), *(tool for tool in offered if tool.name not in own))
     equipped = tuple(replace(handoff, agent=_equip(handoff.agent, common, offered)) for handoff in agent.all_handoffs)
@@ -266,7 +274,7 @@ def _equip(agent: Agent, common: Sequence[Tool], offered: Sequence[Tool]) -> Age
 
 
 class SimpleOptions(RunnerOptions, total=False):
-    """Options of a `SimpleAgentRunner`, whatever its model is."""
+    """Options of every `SimpleAgentRunner`, independent of its model."""
 
     tools: Sequence[Tool | Callable[..., object]]
     handoffs: Sequence[Handoff | Agent]
@@ -279,9 +287,9 @@ class SimpleOptions(RunnerOptions, total=False):
 class SimpleOpenAIAgentRunner(SimpleAgentRunner):
     """A `SimpleAgentRunner` on an OpenAI-compatible server.
 
-    The environment variable ``api_key_env`` holds the key; a missing key raises `ModelError`.
-    ``tool_mode="json_schema"`` is for servers without tool calls. ``rules`` are for servers that want something else
-    than their address suggests (`models.endpoint_rules`).
+    The environment variable ``api_key_env`` contains the key. A missing key raises `ModelError`.
+    ``tool_mode="json_schema"`` is for servers without tool calls. ``rules`` are for servers whose address suggests the
+    wrong rules (`models.endpoint_rules`).
     """
 
     def __init__(

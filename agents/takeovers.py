@@ -1,11 +1,11 @@
-"""Threads that a person has taken over, seen from the agent: its work there is suspended, new messages wait, and at the
-end of the takeover the agent reacts once.
+"""Threads that a person has taken over, from the agent's side. During a takeover the agent's work is suspended and new
+messages wait. At its end the agent reacts once.
 
-Stands between `reaction_scheduler` and the inbox. The hub decides (`ThreadHeld`); nothing here has to survive. An
-interrupted reaction stays open in the ledger, which marks it as overtaken. Waiting messages stay unacknowledged, unless a
-later message makes them context. The reaction after the takeover is a new one, whose id derives from the interrupted
-one's, so that a restarted agent finds it again. The interrupted one ends when the new one has, or when a later message
-replaces it.
+Stands between `reaction_scheduler` and the inbox. The hub decides on takeovers (`ThreadHeld`), so the state of this
+module need not survive. An interrupted reaction stays open in the ledger, which marks it as overtaken. Waiting messages
+stay unacknowledged, unless a later message makes them context. The reaction after the takeover is a new reaction. Its
+id is derived from the interrupted reaction, so that a restarted agent finds it again. The interrupted reaction ends
+when the new reaction has ended, or when a later message replaces it.
 """
 
 from __future__ import annotations
@@ -36,16 +36,18 @@ _logger = logging.getLogger(__name__)
 SAID_MEANWHILE = "Since the incoming message a person had taken this conversation over. This was said meanwhile:"
 
 MAX_MISSED = 500
-"""Maximum number of a thread's newest messages that are checked for messages of the takeover."""
+"""Maximum number of a thread's newest messages that are searched for messages of the takeover."""
 
 
 def list_answer_threads(message: BaseMessage) -> tuple[str, ...]:
-    """Return the threads in which a message may be answered: its own first, the one with the answer last."""
+    """Return the threads in which a message may be answered: the message's own thread first, the thread of the
+    answer last.
+    """
     return answer_threads(message.kind, message.thread_id, message.seq)
 
 
 class Takeovers:
-    """Takeovers of one agent's threads, on one ledger. ``ack`` acknowledges a message that waits in the inbox."""
+    """Takeovers of one agent's threads on one ledger. ``ack`` acknowledges a message that waits in the inbox."""
 
     def __init__(self, client: NetworkClient, inbox: Inbox, ack: Callable[[int], Awaitable[None]]) -> None:
         self._client = client
@@ -53,33 +55,34 @@ class Takeovers:
         self._ack = ack
         self._interrupted: dict[int, str] = {}  # open reactions that may not answer, by the trigger's seq
         self._waiting: set[int] = set()  # seqs of messages that wait, or waited, for the end of a takeover
-        self._ends = 0  # number of takeovers that ended, or may have
+        self._ends = 0  # number of takeovers that ended, or may have ended
 
     def find_next_id(self, trigger: int) -> str | None:
-        """Return the id of the reaction that replaces an interrupted one, or None if none was interrupted."""
+        """Return the id of the reaction that replaces an interrupted reaction. Return None if none was interrupted."""
         reaction = self._interrupted.get(trigger)
         return None if reaction is None else _derive_next_id(reaction)
 
     async def add_open_reaction(
         self, message: BaseMessage, reaction: str, open_ids: Collection[str], read: Collection[int]
     ) -> bool:
-        """Add a reaction that was interrupted before the agent started. ``open_ids``: all open reactions; ``read``: the
-        messages that this one had read.
+        """Add a reaction that was interrupted before the agent started.
 
-        Return whether the agent has to react to the message again: no other reaction and no later message replaces it.
+        ``open_ids``: all open reactions. ``read``: the messages that this reaction had read. Return whether the agent
+        must react to the message again, because no other reaction and no later message replaces it.
         """
         self._interrupted[message.seq] = reaction
-        # The successor's id derives from the interrupted one, so an open successor proves that the reaction was
-        # replaced already.
+        # The successor's id is derived from the interrupted reaction. An open successor therefore proves that the
+        # reaction was already replaced.
         if _derive_next_id(reaction) in open_ids or await self._has_later(message, read):
             await self.finish_interrupted(message.seq)
             return False
         return True
 
     async def _has_later(self, message: BaseMessage, read: Collection[int]) -> bool:
-        """Return whether a later message of the thread wakes the agent and was not ``read`` together with this one. The
-        hub delivers that message again, or the agent has reacted to it."""
-        # The answer to a broadcast stands in a thread of its own, so later messages of the broadcast replace nothing.
+        """Return whether a later message of the thread wakes the agent and was not ``read`` together with this
+        message. The hub delivers such a message again, or the agent has already reacted to it.
+        """
+        # The answer to a broadcast goes to a separate thread, so later messages of the broadcast replace nothing.
         if len(list_answer_threads(message)) > 1:
             return False
         page = await retry_later(partial(self._client.history, message.thread_id, limit=MAX_MISSED))
@@ -87,14 +90,15 @@ class Takeovers:
         return any(wakes(other, self._inbox.agent_id, self._inbox.react_to) for other in later)
 
     async def start(self, thread_id: str) -> None:
-        """Let the messages of a thread wait, because a person has taken it over."""
+        """Withhold the messages of a thread because a person has taken it over."""
         self._inbox.start_takeover(thread_id)
         await self.drop_superseded()
 
     def end(self, thread_id: str | None = None) -> None:
-        """Release the messages of a thread at the end of its takeover; None: of all threads, since any takeover may
-        have ended while the connection was lost."""
-        # Count every end: `suspend` compares the counter to notice one that happened during its request.
+        """Release the messages of a thread at the end of its takeover. With None, release those of all threads,
+        because any takeover may have ended while the connection was lost.
+        """
+        # Count every end. `suspend` compares the counter to notice an end during its request.
         self._ends += 1
         for name in [thread_id] if thread_id is not None else self._inbox.taken_over_threads:
             self._waiting |= {message.seq for message in self._inbox.end_takeover(name)}
@@ -102,8 +106,8 @@ class Takeovers:
     async def suspend(self, running: RunningReaction) -> None:
         """Suspend a reaction that may not start, or not answer.
 
-        Its message waits for the end of the takeover. If a later message waits already, the agent reacts to that one
-        instead, and reads this one as context.
+        Its message waits for the end of the takeover. If a later message already waits, the agent reacts to the later
+        message instead and reads this one as context.
         """
         message = running.message
         if running.journal.is_started:
@@ -112,9 +116,10 @@ class Takeovers:
         while True:
             ends = self._ends
             thread_id = await self._find_taken_over(message)
-            if ends == self._ends:  # otherwise a takeover ended while the hub was asked: the answer may be outdated
+            if ends == self._ends:  # otherwise a takeover ended during the request, and the answer may be outdated
                 break
-        # No await from here to `admit`: once released, the inbox gives out what waits behind this message.
+        # Do not await between here and `admit`: after the release, the inbox may return messages that wait behind this
+        # one.
         is_next = thread_id is not None or not self._inbox.has_later(list_answer_threads(message)[-1], message.seq)
         self._inbox.release(message)
         if thread_id is not None:
@@ -128,7 +133,7 @@ class Takeovers:
             await self._drop(message.seq)
 
     async def finish_interrupted(self, trigger: int) -> None:
-        """End the interrupted reaction to a message, if there is one: another has replaced it."""
+        """End the interrupted reaction to a message, if there is one, because another reaction has replaced it."""
         reaction = self._interrupted.pop(trigger, None)
         if reaction is None:
             return
@@ -141,7 +146,9 @@ class Takeovers:
             _logger.warning("an interrupted reaction stays open", extra={"reaction": reaction, "code": error.code})
 
     def add_missed_messages(self, running: RunningReaction) -> None:
-        """Let a reaction that waited for the end of a takeover read what was said meanwhile, before its first turn."""
+        """Let a reaction that waited for the end of a takeover read the messages of the takeover before its first
+        turn.
+        """
         if running.message.seq in self._waiting:
             self._waiting.discard(running.message.seq)
             running.new_messages = MessagesDuringTakeover(running, self._inbox, running.new_messages)
@@ -157,7 +164,7 @@ class Takeovers:
         await self._ack(seq)
 
     async def _find_taken_over(self, message: BaseMessage) -> str | None:
-        """Return the taken-over thread in which a message would be answered, or None if there is none any more."""
+        """Return the taken-over thread in which a message would be answered, or None if the takeover has ended."""
         for thread_id in list_answer_threads(message):
             args = {"thread_id": thread_id, "limit": 1}
             try:
@@ -169,7 +176,7 @@ class Takeovers:
             except RoundelayError as error:
                 details = {"seq": message.seq, "code": error.code}
                 _logger.warning("cannot find out whether a thread is taken over", extra=details)
-                # When in doubt keep waiting: an answer into a thread that a person controls cannot be taken back.
+                # If in doubt, keep waiting. An answer to a thread that a person controls cannot be withdrawn.
                 return message.thread_id
             if "held" in page:
                 return thread_id
@@ -177,7 +184,9 @@ class Takeovers:
 
 
 class MessagesDuringTakeover:
-    """Messages of a takeover, which the reaction after it reads before its first turn; then those of ``following``."""
+    """Messages of a takeover, which the next reaction reads before its first turn, followed by the messages of
+    ``following``.
+    """
 
     def __init__(self, running: RunningReaction, inbox: Inbox, following: NewMessagesSource | None) -> None:
         self._running = running
@@ -186,19 +195,22 @@ class MessagesDuringTakeover:
         self._is_read = False
 
     async def take(self) -> NewMessages | None:
-        """Take the messages of the takeover the first time, then what arrives, or None if there is nothing."""
+        """Return the messages of the takeover at the first call, and new messages at later calls. Return None if
+        there are none.
+        """
         if not self._is_read:
             self._is_read = True
             messages = await self._find_messages()
             if messages:
-                # No seqs: these messages are context that nobody has to mark as read, and none of them asks for an
+                # Return no seqs: these messages are context that nobody must mark as read, and none of them requires an
                 # answer.
                 return NewMessages(render_new_messages(messages, SAID_MEANWHILE), (), answers=False)
         return await self._following.take() if self._following is not None else None
 
     async def _find_messages(self) -> list[BaseMessage]:
-        """Return the newest messages after the trigger that fit into a record. Leave out those that get a separate
-        reaction, and those that the reaction may not read."""
+        """Return the newest messages after the trigger that fit into a record. Omit messages that get a separate
+        reaction, and messages that the reaction may not read.
+        """
         client, trigger = self._running.client, self._running.message
         messages: list[BaseMessage] = []
         for thread_id in list_answer_threads(trigger):
@@ -209,7 +221,7 @@ class MessagesDuringTakeover:
         messages.sort(key=lambda message: message.seq)
         fitting: list[BaseMessage] = []
         left = self._running.journal.max_body_bytes // 2
-        # From the newest back: if not all fit into a record, the latest words matter most.
+        # Start with the newest message. If not all messages fit into a record, the latest ones matter most.
         for message in reversed([message for message in messages if message.seq not in self._inbox]):
             left -= len(json.dumps(render_new_messages([message], "")))
             if left < 0:
@@ -218,11 +230,13 @@ class MessagesDuringTakeover:
         return fitting
 
     async def settle(self, new: NewMessages) -> None:
-        """Mark messages as read that arrived while the reaction ran. Those of the takeover are handled already."""
+        """Mark messages as read that arrived while the reaction ran. The messages of the takeover are already
+        handled.
+        """
         if self._following is not None and new.seqs:
             await self._following.settle(new)
 
 
 def _derive_next_id(interrupted: str) -> str:
-    """Return the id of the reaction that replaces an interrupted one; the same on every machine."""
+    """Return the id of the reaction that replaces an interrupted reaction. It is the same on every machine."""
     return digest("after", interrupted)

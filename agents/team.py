@@ -13,10 +13,10 @@ agent files)::
     limits: {max_turns: 6}
     middleware: [{budget: {tokens: {day: 100000}}}]
 
-`load_agents` reads and checks the file; `build_runner` imports tools and creates the model. An item of ``middleware``
-names one of `FEATURES` with its options, or ``custom``, a ``module:callable`` that returns a `Middleware`. The first item
-is outermost. An unknown key or a wrong value raises `ConfigError` with file, line and the nearest known key. Nothing here
-connects to anything.
+`load_agents` reads and checks the file. `build_runner` imports tools and creates the model. An item of ``middleware``
+names a key of `FEATURES` with its options, or ``custom``, a ``module:callable`` that returns a `Middleware`. The first
+item is outermost. An unknown key or a wrong value raises `ConfigError` with file, line and the nearest known key. This
+module connects to nothing.
 """
 
 from __future__ import annotations
@@ -88,18 +88,18 @@ from .values import ToolError
 
 
 def trace(content: bool = False) -> Middleware:
-    """Return tracing middleware. ``content``: spans hold prompts, replies, arguments and results too."""
-    from .features.tracing import Tracing  # needs an extra, which not everybody has
+    """Return tracing middleware. With ``content``, spans also contain prompts, replies, arguments and results."""
+    from .features.tracing import Tracing  # needs an extra that may not be installed
 
     return Tracing(content=content)
 
 
 def load_custom(spec: str) -> Middleware:
-    """Return the middleware that ``module:callable`` makes. Raises `ConfigError`."""
+    """Return the middleware that ``module:callable`` creates. Raises `ConfigError`."""
     make = import_callable(spec, "middleware")
     try:
         made = make()
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # the user's code may raise any exception
         raise ConfigError(f"the middleware {spec!r} cannot be made ({type(error).__name__}: {error})") from error
     if not isinstance(made, Middleware):
         raise ConfigError(f"the middleware {spec!r} makes a {type(made).__name__}, no Middleware")
@@ -130,7 +130,7 @@ FEATURES: Mapping[str, Callable[..., Middleware]] = {
     "structured": StructuredAnswer.from_file,
     "tracing": trace,
 }
-"""Constructor of each kind of ``middleware`` item; its parameters are the options of a file (`options`)."""
+"""Constructor of each kind of ``middleware`` item. Its parameters are the options in a file (`options`)."""
 
 
 class _Choice(Strict):
@@ -157,18 +157,19 @@ _FORMS: dict[str, Any] = {name: (form_of(make) | None, None) for name, make in F
 
 
 class MiddlewareChoice(create_model("Choice", __base__=_Choice, **_FORMS)):  # type: ignore[misc]  # a base made here
-    """One item: ``custom``, or one of `FEATURES` with its options."""
+    """One item: ``custom``, or a key of `FEATURES` with its options."""
 
 
 SEVERAL = frozenset(
     {"custom", "attachments", "data_policy", "evaluations", "few_shot", "images", "mcp", "postprocessors", "prompts"}
 )
-"""Kinds that may occur several times in the list, for different models, servers or checks. A second item of another
-kind would work on the output of the first."""
+"""Kinds that may occur several times in the list, for different models, servers or checks. A second item of any
+other kind would process the output of the first item.
+"""
 
 
 def check_place(choice: MiddlewareChoice, before: Sequence[MiddlewareChoice]) -> None:
-    """Refuse an item that does not fit those before it. Raises `ConfigError`."""
+    """Refuse an item that may not follow the items before it. Raises `ConfigError`."""
     names = [it.name for it in before]
     if choice.name not in SEVERAL and choice.name in names:
         raise ConfigError(f"{choice.name} stands in the list already, as item {names.index(choice.name) + 1}: keep one")
@@ -177,7 +178,7 @@ def check_place(choice: MiddlewareChoice, before: Sequence[MiddlewareChoice]) ->
 
 
 def build_middleware(choice: MiddlewareChoice, folder: Path) -> Middleware:
-    """Build the middleware of an item; ``folder`` is its file's. Raises `ConfigError`."""
+    """Build the middleware of an item. ``folder`` contains the item's file. Raises `ConfigError`."""
     if choice.custom is not None:
         return load_custom(choice.custom)
     make = FEATURES[choice.name]
@@ -197,9 +198,10 @@ _Id = Annotated[str, AfterValidator(_check_id)]
 
 
 class ElsewhereChoice(Strict):
-    """An agent elsewhere: the address below which its A2A card is. Its token is in an environment variable or a file
-    (relative to the agent's), never here. The token is sent as ``header``, as a bearer token if that is
-    `Authorization`."""
+    """A remote agent, with the base address of its A2A card. Its token is in an environment variable or in a file
+    (relative to the agent's file), never here. The token is sent in ``header``, as a bearer token if that is
+    `Authorization`.
+    """
 
     url: Text
     token_env: VariableName | None = None
@@ -219,11 +221,11 @@ class ElsewhereChoice(Strict):
 
 
 NOTHING = ModelChoice(rules=[])
-"""The model of an agent elsewhere, or of another framework: it has its own."""
+"""Placeholder model of a remote agent or of another framework's agent, which has a model of its own."""
 
 
 class ToolChoice(Strict):
-    """A tool, and who approves its calls. Parts that are left out come from the tool or the agent."""
+    """A tool, and the approval rule of its calls. Omitted fields come from the tool or the agent."""
 
     tool: Text
     needs_approval: bool | None = None
@@ -242,7 +244,7 @@ class ToolChoice(Strict):
 
     @property
     def rule(self) -> ApprovalRule:
-        """The approval rule, as far as the item states it."""
+        """The part of the approval rule that the item states."""
         return ApprovalRule(
             tuple(self.approvers),
             self.approvals_needed,
@@ -260,17 +262,18 @@ class ToolChoice(Strict):
 
 
 class AgentSpec(Strict):
-    """One agent as its file defines it. ``template`` and files of ``model`` are relative to that file."""
+    """One agent as defined in its file. ``template`` and the files of ``model`` are relative to that file."""
 
     id: _Id
     instruction: Text = ""
     model: ModelChoice = NOTHING
     a2a: ElsewhereChoice | None = None
-    """An agent elsewhere, instead of an instruction and a model."""
+    """A remote agent, used in place of an instruction and a model."""
 
     adapter: Text | None = None
-    """An agent of another framework, instead of an instruction and a model: ``module:function``, which takes an id and
-    `RunnerOptions` and returns an agent of `roundelay.adapters`."""
+    """An agent of another framework, used in place of an instruction and a model: ``module:function``. The function
+    takes an id and `RunnerOptions`, and returns an agent of `roundelay.adapters`.
+    """
 
     description: str = ""
     tags: tuple[str, ...] = ()
@@ -278,7 +281,7 @@ class AgentSpec(Strict):
         Annotated[ToolChoice, BeforeValidator(lambda it: {"tool": it} if isinstance(it, str) else it)], ...
     ] = ()
     network_tools: tuple[Text, ...] | None = None
-    """Which of the common tools and the mods' operations it has, or None for all."""
+    """Selection of the common tools and the mods' operations; None selects all."""
 
     channels: tuple[_Id, ...] = ()
     react_to: ReactTo = "mentions"
@@ -330,7 +333,9 @@ class AgentSpec(Strict):
         return self._node.line
 
     def find_node(self, *keys: str) -> YamlNode:
-        """Return the place of a key, as deep as the file has it: errors about its value name this place."""
+        """Return the file position of a key, or of its nearest parent in the file. Errors about the value report
+        this position.
+        """
         node = self._node
         for key in keys:
             if not isinstance(node.value, dict) or key not in node.value:
@@ -340,9 +345,10 @@ class AgentSpec(Strict):
 
 
 def load_agents(source: Path | YamlNode | Iterable[YamlNode]) -> list[AgentSpec]:
-    """Read the agents of a file, or of nodes of one (an item under ``agents``: an agent, or the path of an agent file).
+    """Read the agents of a file, or of nodes of a file. A node is an item under ``agents``: an agent, or the path of an
+    agent file.
 
-    Raises `ConfigError`, also for an id that stands twice.
+    Raises `ConfigError` for an invalid file and for duplicate ids.
     """
     if isinstance(source, Path):
         specs = _read_file(source, ())
@@ -366,11 +372,11 @@ def build_runner(
     on_event: OnEvent | None = None,
     model: Model | None = None,
 ) -> SimpleAgentRunner:
-    """Build the runner of an agent; importing its tools runs their modules. Raises `ConfigError` with the place in the
-    file.
+    """Build the runner of an agent. Importing its tools runs their modules. Raises `ConfigError` with the position in
+    the file.
 
-    ``model`` replaces the model of the file. The file's folder is added to the end of the import path, so that tools
-    beside it are found.
+    ``model`` replaces the model of the file. The file's folder is appended to the import path, so that tools in the
+    same folder are found.
     """
     folder = str(spec.path.resolve().parent)
     if folder not in sys.path:
@@ -406,9 +412,9 @@ def build_runner(
             on_event=on_event,
             owns_model=True,
         )
-    except ToolError as error:  # two tools of one name
+    except ToolError as error:  # two tools with the same name
         raise spec.find_node("tools").error(f"agent {spec.id}: {error}") from error
-    except ValueError as error:  # what no key says by itself: without finish there is nothing to nudge to
+    except ValueError as error:  # checks across several keys: for example, nudge needs finish
         raise spec.find_node("network_tools").error(str(error)) from error
 
 
@@ -424,8 +430,9 @@ def _build_policy(spec: AgentSpec) -> AgentPolicy:
 
 
 def _build_adapted(spec: AgentSpec, **more: Unpack[RunnerOptions]) -> SimpleAgentRunner:
-    """Build the runner of an agent that something else runs: an agent elsewhere (extra ``interop``), or one of another
-    framework."""
+    """Build the runner of an agent that runs elsewhere: a remote agent (extra ``interop``), or an agent of another
+    framework.
+    """
     try:
         options = RunnerOptions(
             description=spec.description,
@@ -454,7 +461,7 @@ def _make_adapted(spec: AgentSpec, options: RunnerOptions) -> SimpleAgentRunner:
     make = import_callable(str(spec.adapter), "adapter")
     try:
         made = make(spec.id, **options)
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # the user's code may raise any exception
         raise ConfigError(f"the adapter {spec.adapter!r} fails ({type(error).__name__}: {error})") from error
     if not isinstance(made, SimpleAgentRunner):
         raise ConfigError(f"the adapter {spec.adapter!r} gives a {type(made).__name__}, no agent of roundelay.adapters")
@@ -543,6 +550,8 @@ def _build_model(spec: AgentSpec) -> Model:
 
 
 def name_model(spec: AgentSpec) -> NamedModel:
-    """Return the name and settings of the agent's model without building it: for a replay, without keys and weights."""
+    """Return the name and settings of the agent's model without building it. A replay needs neither keys nor
+    weights.
+    """
     name, settings = spec.model.describe(spec.path.parent)
     return NamedModel(name if spec.a2a is None else "a2a", settings)

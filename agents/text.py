@@ -1,4 +1,4 @@
-"""Texts on their way to a model, the ledger or a reader. Pure."""
+"""Functions for texts that go to a model, the ledger or a reader. Pure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable
 
 MAX_NAME_CHARS = 64
-"""Maximum characters of a tool's name at OpenAI-compatible servers."""
+"""Maximum characters of a tool's name on OpenAI-compatible servers."""
 
 
 def replace_surrogates(text: str) -> str:
-    """Join surrogate pairs that JSON escapes split across pieces, and replace a lone surrogate by a question mark: no
-    frame may hold one."""
+    """Join surrogate pairs that JSON escapes split across pieces. Replace a lone surrogate with a question mark,
+    because no frame may contain one.
+    """
     try:
         text.encode("utf-8")
         return text
@@ -26,7 +27,7 @@ def replace_all_surrogates(texts: Iterable[str]) -> list[str]:
 
 
 def strip_code_fence(text: str) -> str:
-    """Return a text without the code fence that models like to put around JSON."""
+    """Return a text without the code fence that models often put around JSON."""
     text = text.strip()
     if text.startswith("```") and text.endswith("```") and len(text) >= 6:
         text = re.sub(r"\A[a-zA-Z0-9]*\n", "", text[3:-3])
@@ -35,8 +36,9 @@ def strip_code_fence(text: str) -> str:
 
 
 def write_stopped(text: str, by: str) -> str:
-    """Return what is left of a stopped answer: the text so far, and who stopped it. An open code block is closed, so
-    that the last line is not read as code."""
+    """Return the text of a stopped answer so far, and who stopped it. An open code block is closed, so that the last
+    line is not read as code.
+    """
     if not text.strip():
         return f"Stopped by {by}."
     fences = re.findall(r"^ {0,3}(`{3,}|~{3,})", text, re.MULTILINE)

@@ -1,7 +1,9 @@
-"""Arguments of tool calls: a function's parameters as a JSON Schema, and what a model wrote, validated against it.
+"""Arguments of tool calls: converts a function's parameters to a JSON Schema, and validates the arguments that a model
+writes.
 
-Used by `tools` for Python functions, and by `network_tools` and MCP servers, which have a schema only. A model reads the
-texts of `ToolArgumentsError` and corrects itself, so they name the place of each problem and all parameters. Pure.
+`tools` uses this module for Python functions. `network_tools` and MCP servers use it for tools that have only a schema.
+A model reads the texts of `ToolArgumentsError` to correct itself, so they name the position of each problem and all
+parameters. Pure.
 """
 
 from __future__ import annotations
@@ -21,13 +23,15 @@ from .values import ToolArgumentsError, ToolError
 MAX_SHOWN_INPUT_CHARS = 80
 """Maximum length of a wrong value that an error quotes."""
 
-# Pydantic refuses some field names that are fine as parameters (`_x`, `schema`, `model_id`): each gets this prefix.
+# Pydantic refuses some field names that are valid parameter names (`_x`, `schema`, `model_id`), so each field gets this
+# prefix.
 _FIELD_PREFIX = "arg_"
 
 
 def read_signature(function: Callable[..., object], name: str, context_type: type) -> tuple[type[BaseModel], list[str]]:
-    """Return a model of the function's parameters, and the names of the parameters of the context type. Raises
-    `ToolError`."""
+    """Return a model of the function's parameters, and the names of the parameters with the context type. Raises
+    `ToolError`.
+    """
     try:
         # Resolves annotations that are text (`from __future__ import annotations`), which the signature leaves as they
         # are.
@@ -64,15 +68,16 @@ def read_signature(function: Callable[..., object], name: str, context_type: typ
 def read_arguments(name: str, model: type[BaseModel], parameters: JsonSchema, text: str) -> dict[str, object]:
     """Validate the text of a call's arguments with the model of a function. Raises `ToolArgumentsError`."""
     try:
-        value = model.model_validate_json(text.strip() or "{}")  # some models write nothing for no arguments
+        value = model.model_validate_json(text.strip() or "{}")  # some models send an empty text for no arguments
     except ValidationError as error:
         raise ToolArgumentsError(_explain(name, parameters, error)) from error
     return {field.removeprefix(_FIELD_PREFIX): getattr(value, field) for field in model.model_fields}
 
 
 def read_object(name: str, parameters: JsonSchema, text: str) -> dict[str, object]:
-    """Validate arguments for which there is a schema only: an object with all required names and no unknown ones. The
-    owner of the tool checks the values. Raises `ToolArgumentsError`."""
+    """Validate arguments for which only a schema exists: an object with all required names and no unknown names. The
+    tool's owner checks the values. Raises `ToolArgumentsError`.
+    """
     properties = read_properties(parameters)
     try:
         value: object = json.loads(text.strip() or "{}")
@@ -95,8 +100,9 @@ def read_required(parameters: JsonSchema) -> Sequence[object]:
 
 
 def tidy_schema(schema: Mapping[str, object]) -> dict[str, object]:
-    """Return an object schema that strict servers accept: with all four keys and with items for arrays. Pydantic's
-    titles are left out, since they only cost tokens."""
+    """Return an object schema that strict servers accept: with all four keys, and with items for arrays. Pydantic's
+    titles are removed, because they only cost tokens.
+    """
     tidy = _tidy(schema)
     return {
         **tidy,
@@ -116,7 +122,7 @@ def _tidy(schema: Mapping[str, object]) -> dict[str, object]:
             case (("properties" | "$defs" | "definitions" | "patternProperties" | "dependentSchemas"), dict()):
                 tidy[key] = {name: _tidy_any(inner) for name, inner in value.items()}
             case (("default" | "const" | "enum" | "examples"), _):
-                tidy[key] = value  # data, not schemas
+                tidy[key] = value  # data, not a schema
             case _:
                 tidy[key] = _tidy_any(value)
     kinds = tidy.get("type")

@@ -1,8 +1,9 @@
 """Tool calls of one run: approval, middleware, the tool itself, and the recorded result.
 
 `ToolCaller` stands between `driver` and the tools. A call passes three layers: a person's approval, the agent's
-middleware, and a `ToolRun`, which runs the tool in isolation and collects what it did. A failure becomes a result
-that the model can read. Only a lost hub, and cancellation, leave a call without a result; the reaction then stays open.
+middleware, and a `ToolRun`. The `ToolRun` runs the tool in isolation and collects its effects. A failure becomes a
+result that the model can read. Only a lost hub and a cancellation leave a call without a result, and the reaction stays
+open in both cases.
 """
 
 from __future__ import annotations
@@ -54,21 +55,23 @@ READ_ONCE = (
 )
 
 MAX_KEY_CHARS, MAX_NAMED = 200, 20
-"""Maximum length and number of keys that a result names for data that was dropped from it."""
+"""Maximum length and maximum number of the keys that a result names when their data was dropped."""
 
 
 class InnerRun(Protocol):
-    """A run of another agent inside a call (`driver.Driver`)."""
+    """Run of another agent inside a call (`driver.Driver`)."""
 
     async def run(self, recorded: Recorded | None) -> Finish: ...
 
     def describe_interrupted(self) -> Finish:
-        """Return what the run had used when it was cancelled or failed."""
+        """Return the usage so far of a cancelled or failed run."""
         ...
 
 
 MakeInnerRun = Callable[[int, int, int, Agent, str], InnerRun]
-"""Creates the run of an agent inside a call, from turn, call, its number in the call (from 0), agent and text."""
+"""Creates the run of an agent inside a call. Arguments: turn, call, number of the run in the call (from 0), agent
+and text.
+"""
 
 
 class ToolCaller:
@@ -81,11 +84,12 @@ class ToolCaller:
         self._make_inner = make_inner
 
     async def call(self, turn: int, planned: PlannedCall, reply_text: str) -> ToolResult:
-        """Run a planned call through its layers and record the result. ``reply_text`` is the model's text beside its
-        calls; people see it in a request for approval."""
+        """Run a planned call through its layers and record the result. ``reply_text`` is the text that the model
+        wrote together with its calls. People see it in a request for approval.
+        """
         run, index = self._run, planned.index
-        replies: list[int] = []  # seqs of the replies that the call waited for
-        # A recorded decision is final, even if the tool needs no approval any more.
+        replies: list[int] = []  # seqs of the replies for which the call waited
+        # A recorded decision is final, even if the tool no longer needs approval.
         if planned.tool.needs_approval or (turn, index) in run.recorded.waiting.approvals:
             try:
                 planned = await self._make_approval(turn, planned, reply_text, replies).obtain()
@@ -94,7 +98,8 @@ class ToolCaller:
                 return await self.record_result(turn, index, planned.call, result, replies)
         if (turn, index) not in run.recorded.begun_calls:
             is_once = planned.tool.effect == "once"
-            # Before the tool runs: after a kill, this record is the only sign that it may have taken effect.
+            # Record this before the tool runs. After a kill, the record is the only sign that the tool may have taken
+            # effect.
             await run.journal.record_tool_started(
                 turn, index, planned.tool.name, planned.call.arguments, is_once=is_once
             )
@@ -114,14 +119,15 @@ class ToolCaller:
         replies: Collection[int] = (),
         started_at: float | None = None,
     ) -> ToolResult:
-        """Record the result of a call unless it is in the records. Calls that do not run have a result too.
-        ``started_at`` is in seconds of the event loop's clock."""
+        """Record the result of a call unless it is already recorded. Calls that do not run have a result too.
+        ``started_at`` is in seconds of the event loop's clock.
+        """
         run = self._run
         if (turn, index) in run.recorded.results:
             return result
         run.last_live_turn = turn
-        # The result comes last: a call whose result is recorded is never touched again.
-        if result.used:  # the result's own record has the sum only
+        # Record the result last: a call with a recorded result is never touched again.
+        if result.used:  # the record of the result contains only the sum
             await run.journal.record_used(turn, index, result.used)
         if result.steps:
             await run.journal.record_progress(turn, index, call.name, result.steps)
@@ -131,7 +137,9 @@ class ToolCaller:
         return result
 
     async def _run_in_middleware(self, turn: int, planned: PlannedCall, replies: list[int]) -> ToolResult:
-        """Run a call inside the middleware's ``around_tool`` hooks. A hook that fails is the result of the call."""
+        """Run a call inside the middleware's ``around_tool`` hooks. If a hook fails, its error becomes the result of
+        the call.
+        """
         run, used = self._run, list[ModelUse]()
         around = partial(self._models.make_around, turn, planned.index, used)
         try:
@@ -140,7 +148,7 @@ class ToolCaller:
             if not isinstance(result, ToolResult):
                 raise TypeError(f"it gave a {type(result).__name__} for the result")
         except BaseException as error:  # middleware is user code
-            # A stop or the runner's end must get through. Recorded as a result, it would hide that the call was
+            # Let a stop or the runner's end pass through. Recorded as a result, it would hide that the call was
             # interrupted.
             if is_cancelled_by_caller(error):
                 raise
@@ -160,7 +168,7 @@ class ToolCaller:
         return await ToolRun(self._run, self._reviewer, turn, planned, make_waiter, self._make_inner).run()
 
     def _bound_data(self, planned: PlannedCall, result: ToolResult) -> ToolResult:
-        """Drop the largest data of a result until its record can hold the rest; name what was dropped."""
+        """Drop the largest data of a result until the rest fits into its record, and name the dropped keys."""
         data = dict(result.data)
         dropped = drop_largest(data, self._run.journal.max_body_bytes // 4)
         if not dropped:
@@ -175,7 +183,8 @@ class ToolCaller:
             turn,
             planned,
             find_rule(planned.tool.approval, run.list_policies()),
-            # The arguments have to be shown, since people decide on them; text that awaits its review is not.
+            # Show the arguments even if a review is pending, because people decide on them. Do not show text that
+            # awaits its review.
             "" if run.is_text_withheld() else reply_text,
             run.journal,
             run.recorded,
@@ -188,8 +197,9 @@ class ToolCaller:
     def _make_waiter(
         self, turn: int, planned: PlannedCall, recorded: Mapping[tuple[int, int], Wait], replies: list[int]
     ) -> Waiter | None:
-        """Return the waiter of a call, or None if the run has no connection. ``recorded``: waits from before a restart.
-        ``replies`` takes the seqs of the replies."""
+        """Return the waiter of a call, or None if the run has no connection. ``recorded``: waits from before a
+        restart. ``replies`` collects the seqs of the replies.
+        """
         run, place = self._run, (turn, planned.index)
         if run.replies is None:
             return None
@@ -201,9 +211,9 @@ class ToolCaller:
 
 
 class ToolRun:
-    """One execution of a tool, and what it did: messages, model use, progress, data, agents inside it.
+    """One execution of a tool and its effects: messages, model usage, progress, data, and agents that it called.
 
-    Middleware may run a call several times; each time is a separate execution.
+    Middleware may run a call several times. Each time is a separate execution.
     """
 
     def __init__(
@@ -221,24 +231,24 @@ class ToolRun:
         self._planned = planned
         self._make_waiter = make_waiter
         self._make_inner = make_inner
-        self._inner_ends: list[Finish] = []  # of agents that ran inside the call
-        self._reported_use: list[ModelUse] = []  # by the tool itself
+        self._inner_ends: list[Finish] = []  # ends of the agents that ran inside the call
+        self._reported_use: list[ModelUse] = []  # model usage that the tool itself reported
         self._steps: list[str] = []  # progress to record
-        self._threads: dict[str, None] = {}  # that messages went to
+        self._threads: dict[str, None] = {}  # threads to which messages were sent
         self._data: dict[str, JsonValue] = {}
-        self._sent: dict[str, int] = {}  # messages by address
-        self._reviews: dict[int, Reviewed] = {}  # of messages, by their place
+        self._sent: dict[str, int] = {}  # number of messages by address
+        self._reviews: dict[int, Reviewed] = {}  # reviews of messages, by the message's number
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._is_open = True
         self._has_progress = False
 
     async def run(self) -> ToolResult:
-        """Run the tool to a result that the model can read, whatever the tool does."""
+        """Run the tool and return a result that the model can read, even if the tool fails."""
         tool, run = self._planned.tool, self._run
         policy = run.reaction.agent.policy
         timeout_s = tool.timeout_s if tool.timeout_s is not None else policy.tool_timeout_s
-        # Wait for a busy hub out of the model's sight, but only if the call may be repeated.
+        # Wait for a busy hub without telling the model, but only if the call may be repeated.
         attempts = policy.hub_attempts if tool.effect == "idempotent" else 1
         ok = False
         try:
@@ -247,18 +257,18 @@ class ToolRun:
             )
             ok = DISABLED not in self._data
             if ok and self._data.get(SAVE) is False and not run.reaction.agent.chain.reduces_results:
-                # Refuse rather than record: the author asked that this content is not saved, and no middleware here
-                # removes it.
+                # Refuse the result instead of recording it. The author requested that this content is not saved, and no
+                # middleware here removes it.
                 ok, content = False, f"{READ_ONCE} (It was {tool.name}'s.)"
                 _logger.error("a result is to be read once: add context to the middleware", extra={"tool": tool.name})
         except CallTimedOut:
             content = (
                 f"{tool.name} took longer than {timeout_s:g} s and was stopped. Whether it took effect is unknown."
             )
-        # Expected errors: the model reads the code and can react, and the log needs no traceback.
+        # These errors are expected. The model reads the code and can react, and the log needs no traceback.
         except RoundelayError as error:
             content = f"{error.code}: {error}"
-        except Exception as error:  # user code: the result of its call
+        except Exception as error:  # user code: its error is the result of the call
             place = {"tool": tool.name, "reaction": run.id, "turn": self._turn}
             _logger.error("tool failed", extra=place, exc_info=redact_error(error))
             content = describe_error(error)
@@ -269,7 +279,8 @@ class ToolRun:
         return self._make_result(ok, replace_surrogates(content))
 
     def _make_result(self, ok: bool, content: str) -> ToolResult:
-        # An escaped character takes at most 6 bytes of a record; the other half is for data and envelope.
+        # An escaped character takes at most 6 bytes of a record. The other half of the record is for data and its other
+        # fields.
         limit = min(self._run.reaction.agent.policy.max_result_chars, self._run.journal.max_body_bytes // 12)
         if any(review.correction is not None for review in self._reviews.values()):
             self._data[CORRECTED] = True
@@ -290,12 +301,13 @@ class ToolRun:
 
     async def _attempt(self) -> str:
         tool = self._planned.tool
-        # A repeated attempt runs agents and sends messages under the same ids: count each of them once.
+        # A repeated attempt runs agents and sends messages under the same ids, so count each of them only once.
         self._inner_ends.clear()
         for address, count in self._sent.items():
             self._run.sent_counts[address] -= count
         self._sent.clear()
-        context = self._make_context()  # a new one: message ids count from the start again, as in the first attempt
+        # a new context counts message ids from the start again, so that they match those of the first attempt
+        context = self._make_context()
         if tool.should_use is not None:
             is_enabled = tool.should_use(context)
             if not (await is_enabled if inspect.isawaitable(is_enabled) else is_enabled):
@@ -306,15 +318,15 @@ class ToolRun:
             self._data.update(data)
             return content
         finally:
-            # Also after an error: the tool may have sent a message before it failed, and the loop must know that it
-            # spoke.
+            # Run this after an error too. The tool may have sent a message before it failed, and the loop must know
+            # about that message.
             self._threads.update(dict.fromkeys(getattr(context.client, "threads", ())))
 
     def _make_context(self) -> ToolContext:
         context = replace(
             self._run.make_call_context(self._turn, self._planned.index),
             run_agent=self._run_agent,
-            waiter=self._make_waiter(),  # a new one for each attempt, which waits for its full time
+            waiter=self._make_waiter(),  # a new waiter for each attempt, with the full waiting time
             tell=self._show,
             take_usage=lambda model, usage: self._reported_use.append(ModelUse(model, usage)),
             read_answers=self._run.reaction.agent.chain.read_answers,
@@ -325,9 +337,10 @@ class ToolRun:
         return context
 
     async def _review_message(self, places: Iterator[int], text: str) -> tuple[str, Mapping[str, JsonValue]]:
-        """Return a message to the requester as it may be sent, and its metadata. Raises `ToolError`, which the model
-        reads, for a message that is not sent."""
-        # The place in the call identifies the message: a repeated attempt sends the same messages in the same order.
+        """Return a message to the requester after its review, and its metadata. Raises `ToolError` for a message
+        that must not be sent. The model reads that error.
+        """
+        # The number in the call identifies the message. A repeated attempt sends the same messages in the same order.
         place = next(places)
         earlier = self._reviews.get(place)
         reviewed = await self._reviewer.review_message(self._turn, self._planned.index, place, text, earlier)
@@ -339,9 +352,9 @@ class ToolRun:
         return reviewed.answer, reviewed.metadata
 
     def _count_message(self, address: str) -> None:
-        """Count a message before it is sent. Raises `ToolError` beyond the limit."""
+        """Count a message before it is sent. Raises `ToolError` if the limit is exceeded."""
         counts, limit = self._run.sent_counts, self._run.reaction.agent.policy.max_messages_per_recipient
-        # Count before sending, without an await between check and count: parallel calls share the limit.
+        # Count before sending, without an await between check and count, because parallel calls share the limit.
         if counts.get(address, 0) >= limit:
             raise ToolError(
                 f"Not sent: {address.removeprefix('agent:')} has got {limit} messages in this work already, and gets no "
@@ -353,7 +366,7 @@ class ToolRun:
     def _show(self, kind: Literal["progress", "piece"], text: str) -> None:
         """Show progress, or a piece of the result, to people. May be called from the tool's own thread."""
         if threading.get_ident() != self._loop_thread:
-            # Events and counters belong to the event loop. Changed from a tool's thread they could be lost.
+            # Events and counters belong to the event loop. Changes from a tool's thread could be lost.
             self._loop.call_soon_threadsafe(self._show, kind, text)
             return
         if not self._is_open:
@@ -375,16 +388,16 @@ class ToolRun:
         run.emit(Progress(run.id, self._turn, text, self._planned.index, is_done=is_done, index=index, path=run.path))
 
     async def _run_agent(self, agent: Agent, text: str) -> Finish:
-        """Run an agent inside the call, on a text alone. Its records stand under the call's path."""
+        """Run an agent inside the call. It sees only ``text``. Its records are stored under the call's path."""
         number = len(self._inner_ends)
         path = path_of_call(self._run.path, self._turn, self._planned.index, number)
         inner = self._make_inner(self._turn, self._planned.index, number, agent, text)
-        # A placeholder: if the run is cancelled, what it has used by then still counts.
+        # Add a placeholder: if the run is cancelled, its usage so far still counts.
         self._inner_ends.append(inner.describe_interrupted())
         try:
             self._inner_ends[number] = await inner.run(self._run.recorded.children.get(path))
             return self._inner_ends[number]
         finally:
-            # The placeholder was made before the run used anything, so read the counts again at the end.
+            # The placeholder was created before the run used anything, so read the usage again at the end.
             if self._inner_ends[number].status == "cancelled":
                 self._inner_ends[number] = inner.describe_interrupted()

@@ -1,9 +1,10 @@
-"""The agent's connection as a tool has it: what a call sends belongs to the incoming message, and is sent once.
+"""The agent's connection for use by tools. Each message that a call sends is linked to the trigger and sent once.
 
-Stands between `tools` and `NetworkClient`. Message ids that the tool does not choose derive from the call's id, in the
-order of its sends. The client remembers where messages went: a reaction that a tool has spoken for in the incoming
-thread does not answer there again. Whatever may reach the requester is an answer, so reviewers see it first
-(``review``). Reads return only what the reaction's own prompt may hold: the hub judges them for the incoming message.
+Stands between `tools` and `NetworkClient`. If the tool does not choose a message id, the id is derived from the call's
+id, in the order of its sends. The client remembers the threads of its messages. If a tool has sent a message to the
+thread of the trigger, the reaction does not answer there again. A message that may reach the requester is treated as an
+answer, so reviewers see it first (``review``). Reads return only messages that the reaction's own prompt may contain.
+The hub checks this for the trigger.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ if TYPE_CHECKING:
     from .inbox import Visibility
 
 SENT_METADATA: ContextVar[Mapping[str, Any]] = ContextVar("roundelay_sent_metadata", default=MappingProxyType({}))
-"""Metadata added to every message that tools send from here on; set by middleware around a call."""
+"""Metadata added to every message that tools send from here on. Middleware sets it around a call."""
 
 _FILTERED = frozenset(
     {"network.history", "network.search", "network.memory", "network.why", "network.impact", "network.window"}
 )
-"""Operations that the hub answers for one incoming message (``trigger``)."""
+"""Operations that the hub answers for one trigger (``trigger``)."""
 
 JUDGED = frozenset({"channels.list", "channels.members"})
-"""Operations about channels, some of which only their members may know. The hub answers them for the people for whom
-the reaction runs."""
+"""Operations about channels, which may be private to their members. The hub limits the answer to what the requesters
+of the reaction may see.
+"""
 
 _UNFILTERED = frozenset(
     {
@@ -52,34 +54,37 @@ _UNFILTERED = frozenset(
         "network.rows",
     }
 )
-"""Operations about other conversations, which cannot be limited to one incoming message."""
+"""Operations about other conversations. Their answers cannot be limited to one trigger."""
 
 
 @dataclass(slots=True)
 class ToolClient:
     """Sends and reads for one call. The methods are those of `NetworkClient`, with ``message_id``, ``call_id`` and
-    ``cause`` filled in."""
+    ``cause`` filled in.
+    """
 
     _client: NetworkClient
     call_id: str
     cause: int
     visibility: Visibility | None = None
     reply_metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Metadata of every reply to the incoming message."""
+    """Metadata of every reply to the trigger."""
 
     askers: Collection[str] = ()
-    """Ids of the sender of the incoming message, and of those who wait for its answer."""
+    """Ids of the trigger's sender, and of the participants that wait for its answer."""
 
     review: Callable[[str], Awaitable[tuple[str, Mapping[str, Any]]]] | None = None
-    """Returns a text to the requester as it may be sent, and the metadata of its message. Raises `ToolError` for a text
-    that must not be sent. None: nobody reviews it."""
+    """Returns the reviewed text for the requester, and the metadata of its message. Raises `ToolError` for a text
+    that must not be sent. None: no review.
+    """
 
     admit: Callable[[str], None] | None = None
-    """Called with the address of each message before it is sent. Raises `ToolError` beyond the limit of messages to one
-    recipient. None: no limit."""
+    """Called with the address of each message before it is sent. Raises `ToolError` if the limit of messages to one
+    recipient is exceeded. None: no limit.
+    """
 
     threads: list[str] = field(default_factory=list)
-    """Ids of the threads that its messages went to."""
+    """Ids of the threads to which it sent messages."""
 
     _sends: int = 0
 
@@ -113,7 +118,8 @@ class ToolClient:
         return await self.send(self._client.find_reply_address(message), text, **{"reply_to": message.seq, **options})
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
-        """Call an operation. Operations that read the conversation return what this reaction may read (see `history`).
+        """Call an operation. Operations that read the conversation return only messages that this reaction may read
+        (see `history`).
 
         Raises `Forbidden` for an operation that would report other conversations.
         """
@@ -132,16 +138,16 @@ class ToolClient:
             self.admit(channel_address(name))
         call = self._client.call(op, args, call_id=call_id if call_id is not None else self._next_id())
         value = await pause_hook_timer(call)
-        match value:  # of a mod's operation that posted
+        match value:  # the result of a mod's operation that posted a message
             case {"seq": int(), "thread_id": str(thread_id)} if self._is_change(op):
                 self.threads.append(thread_id)
         return value
 
     async def read_own_reaction(self, seq: int) -> list[dict[str, Any]]:
-        """Return the records of this agent's reaction to a message, oldest first; empty if there is none.
+        """Return the records of this agent's reaction to a message, oldest first. The list is empty if there is none.
 
-        Raises `RoundelayError` for a message that this reaction may not read: results of other conversations are not
-        for this one.
+        Raises `RoundelayError` for a message that this reaction may not read, because results of other conversations
+        must not reach this one.
         """
         # The hub refuses a message that this reaction may not read, before any record is fetched.
         await self.call("network.why", {"seq": seq})
@@ -151,13 +157,15 @@ class ToolClient:
         return list(value["records"])
 
     def _is_change(self, op: str) -> bool:
-        """Return whether an operation may send a message: not if the hub declares it as a read."""
+        """Return whether an operation may send a message. Operations that the hub declares as reads never do."""
         return not any(
             operation.op == op and operation.kind == "read" for mod in self.welcome.mods for operation in mod.operations
         )
 
     def _may_reach_asker(self, to: str) -> bool:
-        """Return whether the requesters may read a message to this address: all but direct messages to somebody else."""
+        """Return whether the requesters may read a message to this address. Only a direct message to another
+        participant is private.
+        """
         kind, _, name = to.partition(":")
         # Channels and broadcasts count: the requester may read them.
         return kind not in ("agent", "mod") or name in self.askers
@@ -165,7 +173,9 @@ class ToolClient:
     async def _have_reviewed(
         self, review: Callable[[str], Awaitable[tuple[str, Mapping[str, Any]]]], content: Any, options: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Return content and options with their texts as reviewers leave them. Data that is no text stays as it is."""
+        """Return content and options with their texts as the reviewers return them. Values that are not text stay
+        unchanged.
+        """
         made: Mapping[str, Any] = {}
         match content:
             case str():
@@ -185,8 +195,7 @@ class ToolClient:
         await self._client.signal(kind, body, thread_id=thread_id)
 
     async def history(self, thread_id: str, *, before: int | None = None, limit: int = 50) -> History:
-        """Return messages of a thread that may enter the prompt of this reaction: nothing later than the incoming
-        message."""
+        """Return messages of a thread that may enter the prompt of this reaction, up to the trigger."""
         from roundelay.network.client import History
 
         args: dict[str, Any] = {"thread_id": thread_id, "limit": limit, **self._view()}
@@ -203,11 +212,13 @@ class ToolClient:
         )
 
     async def remember(self, body: Mapping[str, Any], *, record_id: str) -> None:
-        """Record a summary of some messages of a thread, which ``network.memory`` returns later."""
+        """Record a summary of some messages of a thread. ``network.memory`` returns it later."""
         await pause_hook_timer(self._client.record(memory_of(body["thread_id"]), "memory", body, record_id=record_id))
 
     def _view(self) -> dict[str, Any]:
-        """Return the arguments that say for whom the hub has to judge. They override the tool's own arguments."""
+        """Return the arguments that tell the hub for whom to limit the answer. They override the tool's own
+        arguments.
+        """
         narrower = {"visibility": self.visibility} if self.visibility is not None else {}
         return {"trigger": self.cause, **narrower}
 
@@ -222,7 +233,7 @@ class ToolClient:
 
     def _next_id(self) -> str:
         self._sends += 1
-        # Counted in the order of the sends: a repeated call sends the same messages under the same ids.
+        # Count in the order of the sends. A repeated call then sends the same messages under the same ids.
         return f"{self.call_id}-{self._sends}"
 
     def _note(self, stored: Stored) -> Stored:

@@ -1,9 +1,9 @@
 """Tools: typed functions that a model may call.
 
-`@tool` makes a `Tool` of a function: its docstring becomes the description, its annotations the JSON Schema. `planner`
-finds the tool of a call and lets it parse the arguments (`tool_arguments`); `tool_call` runs it, within time and size
-limits. `network_tools` has the tools of every agent and those of the hub's mods. Nothing here knows a model or keeps
-state.
+`@tool` makes a `Tool` from a function: its docstring becomes the description, and its annotations become the JSON
+Schema. `planner` finds the tool of a call and lets the tool parse the arguments (`tool_arguments`). `tool_call` runs
+the tool within time and size limits. `network_tools` has the tools of every agent and those of the hub's mods. This
+module knows no model and keeps no state.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .tool_client import ToolClient
     from .values import Finish
 
-    RunAgent = Callable[[Any, str], Awaitable[Finish]]  # not typed by `Agent`: an agent has tools, which imports this
+    RunAgent = Callable[[Any, str], Awaitable[Finish]]  # not typed as `Agent`, because that module imports this one
 
 __all__ = [
     "FINISH",
@@ -58,23 +58,23 @@ __all__ = [
 ]
 
 Effect = Literal["once", "idempotent"]
-"""``once``: an interrupted call never runs again; ``idempotent``: it may, with the same ``call_id``."""
+"""``once``: an interrupted call never runs again. ``idempotent``: it may run again, with the same ``call_id``."""
 
 FINISH = "finish"
-"""Name of the tool by which a model ends its work."""
+"""Name of the tool with which a model ends its work."""
 
 MAX_STREAMED_CHARS = 10_000_000
-"""Maximum characters of a result that a tool streams."""
+"""Maximum characters of a streamed result."""
 
 MAX_ITEMS = 100_000
-"""Maximum items that a generator yields as a result."""
+"""Maximum items of a result that a generator yields."""
 
 MAX_DATA_DEPTH = 48
-"""Maximum nesting of a result's data. A frame may be 64 deep (docs/protocol.md)."""
+"""Maximum nesting of a result's data. A frame may have 64 levels (docs/protocol.md)."""
 
 _logger = logging.getLogger(__name__)
 _DATA = TypeAdapter(dict[str, JsonValue])
-_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}")  # accepted by OpenAI-compatible servers
+_NAME = re.compile(rf"[a-zA-Z0-9_-]{{1,{MAX_NAME_CHARS}}}")  # names that OpenAI-compatible servers accept
 
 ReadAnswers = Callable[
     [Sequence[tuple[str, Mapping[str, JsonValue]]]], Awaitable[tuple[Sequence[str], Mapping[str, JsonValue]]]
@@ -84,18 +84,18 @@ ReadAnswers = Callable[
 async def read_texts(
     answers: Sequence[tuple[str, Mapping[str, JsonValue]]],
 ) -> tuple[Sequence[str], Mapping[str, JsonValue]]:
-    """Return the texts of answers as they are, and no data."""
+    """Return the texts of answers unchanged, and no data."""
     return [text for text, _ in answers], {}
 
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """Context of a call, for the tool. A parameter annotated with it is filled in and hidden from the model.
+    """Context of a call, for the tool. A parameter annotated with this type is filled in and hidden from the model.
 
-    ``call_id`` stays the same when the call is repeated after a restart: use it as the key of an effect that must
+    ``call_id`` stays the same when the call is repeated after a restart. Use it as the key of an effect that must
     happen once. Messages that ``client`` sends have ids derived from it. ``run_agent`` runs another agent on a text, as
     part of this call (`agent_tools.agent_tool`). ``waiter`` waits for replies (`ask`). Both exist only inside a
-    reaction. ``state`` is the runner's ``state`` for its tools; in a scenario, the scenario's.
+    reaction. ``state`` is the runner's ``state`` for its tools. In a scenario it is the ``state`` of the scenario.
     """
 
     agent_id: str
@@ -112,8 +112,9 @@ class ToolContext:
     take_usage: Callable[[str, Usage], None] | None = None
 
     def report_usage(self, model: str, usage: Usage) -> None:
-        """Report what a model used that the tool asked. It counts in the reaction, in budgets and in ``roundelay
-        cost``. Raises `ValueError` for values that are no token counts."""
+        """Report the usage of a model that the tool called. It counts in the reaction, in budgets and in ``roundelay
+        cost``. Raises `ValueError` for values that are not token counts.
+        """
         for name, count in asdict(usage).items():
             if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_TOKENS:
                 raise ValueError(f"The usage of {model}: {name} is {count!r} and must be a number of tokens.")
@@ -121,25 +122,27 @@ class ToolContext:
             self.take_usage(replace_surrogates(str(model)), usage)
 
     read_answers: ReadAnswers = read_texts
-    """Reads other agents' answers to the call, as the agent's middleware does (`Middleware.read_answers`)."""
+    """Processes other agents' answers to the call with the agent's middleware (`Middleware.read_answers`)."""
 
     def report(self, text: str) -> None:
-        """Show people the progress of the call, until the next report or its end. The model does not read it."""
+        """Show people the progress of the call, until the next report or the end of the call. The model does not
+        read it.
+        """
         if self.tell is not None:
             self.tell("progress", str(text))
 
     def stream(self, text: str) -> None:
-        """Show people a piece of the result. The model reads the whole result that the tool returns."""
+        """Show people a piece of the result. The model reads the complete result that the tool returns."""
         if self.tell is not None:
             self.tell("piece", str(text))
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A tool's result with more than a plain value: ``content`` for the model, the rest for others.
+    """A tool's result with more than a plain value. ``content`` is the text for the model.
 
-    ``data`` goes into the record of the result as JSON, by purpose: ``references``, ``fragments``, ``debug``, ... (the
-    middleware of that name documents its form). ``summary`` is what later turns keep of a long result, once there is no
+    ``data`` is stored as JSON in the record of the result, by purpose: ``references``, ``fragments``, ``debug``, ...
+    The middleware of that name documents its form. ``summary`` replaces a long result in later turns when there is no
     room for it.
     """
 
@@ -154,10 +157,10 @@ _Run = Callable[[ToolContext, Mapping[str, object]], Awaitable[object]]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One tool, made by `tool`, of a mod's operation (`network_tools`), or of what an MCP server offers.
+    """One tool, made from a function (`tool`), from a mod's operation (`network_tools`), or from an MCP server's offer.
 
-    ``timeout_s`` None means the time limit of the agent's policy. Tools that only ask the hub have no limit: the hub
-    answers a repeat with the first result, so their answer is worth waiting for, even over a restart of the hub.
+    If ``timeout_s`` is None, the time limit of the agent's policy applies. Tools that only ask the hub have no limit.
+    The hub answers a repeat with the first result, so waiting for it is safe, even if the hub restarts.
     """
 
     name: str
@@ -168,31 +171,32 @@ class Tool:
     _parse: _Parse
     _run: _Run
     function: Callable[..., object] | None = None
-    """The decorated function, for calling it directly."""
+    """The decorated function, for direct calls."""
 
     answers: bool = False
-    """Whether the result of a successful call is the reaction's answer, and ends it."""
+    """Whether the result of a successful call is the reaction's answer and ends the reaction."""
 
     needs_approval: bool = False
     """Whether a person must approve each call."""
 
     approval: ApprovalRule = field(default_factory=ApprovalRule)
-    """The rule that says who approves calls."""
+    """Rule that says who approves calls."""
 
     should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None
-    """Asked before each call. If it returns False, the model reads that the tool is disabled here."""
+    """Called before each call. If it returns False, the model reads that the tool is disabled here."""
 
     selection_rule: str = ""
-    """A sentence that says when to choose the tool. `features.registry` adds it to the system message."""
+    """Sentence that says when to choose the tool. `features.registry` adds it to the system message."""
 
     @property
     def spec(self) -> ToolSpec:
-        """The tool as a model sees it."""
+        """The tool in the form that a model sees."""
         return ToolSpec(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, object]:
-        """Validate the arguments that the model wrote. Raises `ToolArgumentsError` with a text for the model, whatever
-        the tool's own validators raise."""
+        """Validate the arguments that the model wrote. Raises `ToolArgumentsError` with a text for the model, for
+        any exception of the tool's own validators.
+        """
         try:
             return self._parse(arguments)
         except ToolArgumentsError:
@@ -281,17 +285,18 @@ def tool(
     should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None,
     selection_rule: str = "",
 ) -> Tool | Callable[[Callable[..., object]], Tool]:
-    """Make a `Tool` of a typed function. Its docstring is the description, its annotations (with pydantic's ``Field``)
-    are the parameters. Raises `ToolError` for a function that cannot be a tool.
+    """Make a `Tool` from a typed function. Its docstring is the description, and its annotations (with pydantic's
+    ``Field``) are the parameters. Raises `ToolError` for a function that cannot be a tool.
 
-    A tool is ``once`` unless it is ``idempotent``: repeating an effect that nobody vouched for is the worse mistake.
-    With ``answers``, the result of a successful call is the reaction's answer, and ends it. ``should_use`` may disable
-    the tool for a call.
+    A tool is ``once`` unless it is ``idempotent``, because repeating an effect by mistake is worse than not repeating
+    it. With ``answers``, the result of a successful call is the reaction's answer and ends the reaction. ``should_use``
+    may disable the tool for a call.
 
-    With ``needs_approval`` a person must approve each call. ``approvers`` (ids of people, ``role:NAME``) name who may,
-    and imply it. Parts of the rule that the tool leaves out come from the agent's `AgentPolicy`.
+    With ``needs_approval`` a person must approve each call. ``approvers`` (ids of people, ``role:NAME``) names the
+    people who may approve, and implies ``needs_approval``. Parts of the rule that the tool omits come from the agent's
+    `AgentPolicy`.
 
-    An async generator streams: people see each yielded text at once. The result is all of the texts, or the `Output`
+    An async generator streams: people see each yielded text at once. The result is all texts together, or the `Output`
     that the generator yields last.
     """
     if once and idempotent:
@@ -337,12 +342,14 @@ def tool(
 
 
 def as_tool(value: Tool | Callable[..., object]) -> Tool:
-    """Return a tool as it is; make one of a plain function."""
+    """Return a tool unchanged, or make a tool from a plain function."""
     return value if isinstance(value, Tool) else tool(value)
 
 
 def index_tools(tools: Iterable[Tool | Callable[..., object]]) -> dict[str, Tool]:
-    """Return the tools by name, in their order. Raises `ToolError` if two have one name, which providers refuse."""
+    """Return the tools by name, in order. Raises `ToolError` if two tools have the same name, which providers
+    refuse.
+    """
     index: dict[str, Tool] = {}
     for item in map(as_tool, tools):
         if item.name in index:
@@ -353,7 +360,8 @@ def index_tools(tools: Iterable[Tool | Callable[..., object]]) -> dict[str, Tool
 
 def load_tool(spec: str) -> Tool:
     """Import the tool that ``package.module:function`` names. The function need not be decorated. Raises
-    `ToolError`."""
+    `ToolError`.
+    """
     try:
         imported = import_named(spec, "tool", "function")
     except ConfigError as error:
@@ -386,7 +394,9 @@ async def _run_function(
 
 
 async def _collect_pieces(context: ToolContext, pieces: AsyncGenerator[object, None]) -> object:
-    """Show the pieces of an async generator as they come. Return all of them, or the `Output` that comes last."""
+    """Show the pieces of an async generator while it yields them. Return all pieces, or the `Output` that it yields
+    last.
+    """
     texts: list[str] = []
     chars = 0
     result: Output | None = None
@@ -400,9 +410,9 @@ async def _collect_pieces(context: ToolContext, pieces: AsyncGenerator[object, N
                 context.stream(texts[-1])
                 if (chars := chars + len(texts[-1])) > MAX_STREAMED_CHARS:
                     raise ToolError(f"The tool streamed more than {MAX_STREAMED_CHARS} characters and was stopped.")
-                # A generator that never awaits would block the event loop, and all other agents with it.
+                # A generator that never awaits would block the event loop, and thus all other agents.
                 await asyncio.sleep(0)
-    except Exception as error:  # user code; an error while the generator closes does not undo its result
+    except Exception as error:  # user code; an error while the generator closes does not invalidate its result
         if result is None:
             raise
         place = {"reaction": context.reaction}
@@ -411,8 +421,9 @@ async def _collect_pieces(context: ToolContext, pieces: AsyncGenerator[object, N
 
 
 def _collect_items(value: object) -> object:
-    """Return the items of a generator as a list, or the `Output` that comes last; other values as they are. Runs in the
-    tool's thread: an endless generator must not block the event loop."""
+    """Return the items of a generator as a list, or the `Output` that it yields last. Return other values unchanged.
+    Runs in the tool's thread, because an endless generator must not block the event loop.
+    """
     if not inspect.isgenerator(value):
         return value
     items: list[object] = []

@@ -1,6 +1,6 @@
-"""Values of the loop: the trigger, the state of a turn, the outcomes of steps, tool results.
+"""Values of the loop: the trigger, the state of a turn, the outcomes of steps, and tool results.
 
-Plain data that knows no agent, tool or middleware. `reaction` has the steps, which name an agent and tools.
+Plain data that refers to no agent, tool or middleware. Steps that refer to an agent or to tools are in `reaction`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Status = Literal["finished", "stopped", "cancelled", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Task of a run: the incoming message; for an agent inside a call, the text that the caller gave it.
+    """Task of a run: the incoming message, or the text that a caller gave to an agent called as a tool.
 
-    ``seq`` is that of the incoming message in both cases. ``sender_id`` is its sender, or the caller.
+    ``seq`` is the seq of the incoming message in both cases. ``sender_id`` is its sender, or the caller.
     """
 
     seq: int
@@ -40,13 +40,13 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class TurnState:
-    """State of a reaction at a turn, for instructions and hooks. ``path`` is empty except for an agent inside a tool
-    call.
+    """State of a reaction at a turn, for instructions and hooks.
 
-    ``calls`` counts the tool calls that ran so far, by the tool's name. ``values`` belongs to the hooks: one dictionary
-    for the whole reaction, empty again when the reaction resumes. ``history`` is read-only, with system message and
-    prompt first. ``sent_at`` is the time of the incoming message in milliseconds since the Unix epoch, the only time
-    that a resumed reaction finds again. ``trigger`` is None outside a run.
+    ``path`` is empty, except for an agent called as a tool. ``calls`` counts the tool calls that ran so far, by the
+    tool's name. ``values`` belongs to the hooks: one dictionary for the whole reaction, which is empty again when the
+    reaction resumes. ``history`` is read-only and begins with the system message and the prompt. ``sent_at`` is the
+    time of the trigger in milliseconds since the Unix epoch. A resumed reaction can read no other time again.
+    ``trigger`` is None outside of a run.
     """
 
     agent_id: str
@@ -60,24 +60,26 @@ class TurnState:
     sent_at: int = 0
     trigger: Trigger | None = None
     own_turn: int = 1
-    """The turn, counted from when this agent got the conversation."""
+    """Number of the turn, counted from the turn in which this agent received the conversation."""
 
     conversation: Sequence[BaseMessage] = ()
-    """Messages that the prompt shows, the incoming one last; none for an agent inside a call."""
+    """Messages that the prompt shows, the trigger last. Empty for an agent called as a tool."""
 
 
 FAILURE = "failure"
-"""Metadata of a message that says that there is no answer: the cause. A `ModelFailure`; ``error`` (fault in the agent's
-code), ``blocked`` (by a check), ``limit`` (of the agent), ``stopped`` (by a budget of the hub)."""
+"""Metadata key of a message that reports a missing answer. Its value is the cause: a `ModelFailure`, ``error``
+(fault in the agent's code), ``blocked`` (by a check), ``limit`` (of the agent) or ``stopped`` (by a budget of the
+hub).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a reaction. ``answer`` is the text to send to the incoming thread, or None; the record of the end does
-    not hold it.
+    """End of a reaction. ``answer`` is the text to send to the thread of the trigger, or None. The record of the end
+    does not contain it.
 
-    ``reason`` is for records and logs and may quote a provider; ``answer`` never does. ``keeper``: the agent that the
-    thread stays with. ``read_meanwhile``: seqs of messages that arrived and were read while it ran.
+    ``reason`` is for records and logs and may quote a provider; ``answer`` never does. ``keeper`` is the agent that
+    owns the thread from now on. ``read_meanwhile``: seqs of messages that arrived and were read while the reaction ran.
     """
 
     status: Status
@@ -95,13 +97,14 @@ class Finish:
     """The part of ``usage`` that no other record reports: of middleware around turns and the reaction."""
 
     failure: str = ""
-    """Why a reaction failed, if the model or the answer did: a `ModelFailure`, or ``answer_refused``."""
+    """Cause of a failed reaction, if the model or the answer failed: a `ModelFailure`, or ``answer_refused``."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopTrace:
-    """Trace of a person's stop. ``text``: what the model had written of its answer, empty if nobody was shown it.
-    ``used``: use of the interrupted model calls, as the provider reported or as estimated."""
+    """Trace of a person's stop. ``text``: the answer that the model had written so far, or an empty string if nobody
+    saw it. ``used``: usage of the interrupted model calls, reported by the provider or estimated.
+    """
 
     by: str
     turn: int = 0
@@ -111,8 +114,9 @@ class StopTrace:
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """Review the answer before it is sent, and answer with `Reviewed`. ``can_correct``: the model may write another
-    answer."""
+    """Request to review the answer before it is sent. The outcome is `Reviewed`. ``can_correct``: the model may
+    write another answer.
+    """
 
     turn: int
     proposed: Finish
@@ -127,12 +131,12 @@ class Begin:
 
 
 ALTERED = "altered"
-"""In a record, or in the data of a result: it is not kept as it was."""
+"""Key in a record, or in the data of a result: the recorded value differs from the original."""
 
 
 @dataclass(frozen=True, slots=True)
 class Altered:
-    """Parts of a recorded reply that are not as the model wrote them: its text, and the arguments of some calls."""
+    """Parts of a recorded reply that differ from the original: its text, and the arguments of some calls."""
 
     text: bool = False
     calls: frozenset[int] = frozenset()
@@ -140,11 +144,11 @@ class Altered:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A recorded reply, with the records of its turn. They are trusted, whatever the configuration is now.
+    """A recorded reply, with the records of its turn. They apply even if the configuration has changed.
 
-    ``begun``: calls that started, with or without a result; ``once``: those of them that must not run again.
-    ``is_last``: the turn had no tools. ``goes_on``: another turn followed; ``is_corrected``: because of a review.
-    ``altered``: what of the reply was not kept.
+    ``begun``: calls that started, with or without a result. ``once``: those started calls that must not run again.
+    ``is_last``: the turn had no tools. ``goes_on``: another turn followed. ``is_corrected``: that turn followed because
+    of a review. ``altered``: the parts of the reply that were not recorded.
     """
 
     reply: ModelReply
@@ -159,8 +163,9 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class NewMessages:
-    """Messages that arrived in the thread before a model call, as the text that the model reads. ``answers``: somebody
-    who wrote one waits for an answer."""
+    """Messages that arrived in the thread before a model call, as the text that the model reads. ``answers``: the
+    sender of at least one message waits for an answer.
+    """
 
     text: str
     seqs: tuple[int, ...]
@@ -170,19 +175,21 @@ class NewMessages:
 @dataclass(frozen=True, slots=True)
 class ModelFailed:
     """The model gave no reply. ``reason`` is a sentence for the record. ``is_recorded``: this failure ended the
-    reaction before a restart, and ends it again."""
+    reaction before a restart, so it ends the reaction again.
+    """
 
     reason: str
     failure: ModelFailure = "server"
     is_recorded: bool = False
     reported_by: str = ""
-    """Id of the agent whose operators are notified; empty if none are."""
+    """Id of the agent whose operators are notified. Empty if no operators are."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptMessage:
-    """One message of a recorded prompt. ``tool``: name of the tool whose result it is; ``calls``: names and arguments
-    of the calls of a reply."""
+    """One message of a recorded prompt. ``tool``: name of the tool that returned this result. ``calls``: names and
+    arguments of the calls in a reply.
+    """
 
     role: str
     text: str
@@ -192,7 +199,9 @@ class KeptMessage:
 
 @dataclass(frozen=True, slots=True)
 class KeptPrompt:
-    """Recorded prompt of a turn. ``is_cut``: some parts were too long for a record. ``tools``: names of the tools."""
+    """Recorded prompt of a turn. ``is_cut``: some parts were too long for a record and were shortened. ``tools``:
+    names of the tools.
+    """
 
     parts: tuple[KeptMessage, ...]
     tools: tuple[str, ...] = ()
@@ -201,17 +210,17 @@ class KeptPrompt:
 
 @dataclass(frozen=True, slots=True)
 class ToolsDone:
-    """A result for each planned call, by its index."""
+    """Results of the planned calls, keyed by the index of the call."""
 
     results: Mapping[int, ToolResult]
 
 
 @dataclass(frozen=True, slots=True)
 class Reviewed:
-    """The result of a review of an answer, or of a message to the requester: the text to send, or a correction for the
-    model. ``usage`` is that of the reviewers.
+    """Result of a review of an answer, or of a message to the requester: the text to send, or a correction for the
+    model. ``usage`` is the usage of the reviewers.
 
-    ``is_accepted``: no reviewer found a problem. If that is False and there is no correction, the text goes out because
+    ``is_accepted``: no reviewer found a problem. If it is False and there is no correction, the text is sent because
     there is no better one.
     """
 
@@ -222,18 +231,18 @@ class Reviewed:
     is_accepted: bool = False
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
     altered: bool = False
-    """The record does not hold the answer, or its metadata, as it was."""
+    """Whether the recorded answer or metadata differs from the original."""
 
     is_blocked: bool = False
-    """The text must not go out, and the model is not asked for another one."""
+    """Whether the text must not be sent and the model is not asked for another text."""
 
     used: tuple[ModelUse, ...] = ()
-    """The requests that ``usage`` adds up."""
+    """The requests whose usage ``usage`` adds up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Somebody stopped the reaction, before it started or during a step."""
+    """A request to stop the reaction, before it started or during a step."""
 
     reason: str
 
@@ -242,37 +251,39 @@ Outcome = Begin | NewMessages | ModelReply | Replayed | ModelFailed | ToolsDone 
 
 
 DISABLED = "disabled"
-"""Data of a result: the tool may not be used here."""
+"""Key in the data of a result: the tool may not be used here."""
 
 SAVE = "save"
-"""Data of a result: False if it is to be read once. Later turns hold only its summary, or its beginning."""
+"""Key in the data of a result: False if the model reads the result only once. Later turns contain only its summary,
+or its beginning.
+"""
 
 CORRECTED = "corrected"
-"""Data of a result: reviewers kept back what the call wanted to send, and the model has to write it again."""
+"""Key in the data of a result: reviewers withheld a message of the call, and the model must write it again."""
 
 NOT_RUN = "not_run"
-"""Data of a result: the call was planned, but did not start."""
+"""Key in the data of a result: the call was planned, but did not start."""
 
 TOO_LARGE = "too_large"
-"""``finish_reason`` of the empty reply that replaces one too large to record."""
+"""``finish_reason`` of the empty reply that replaces a reply too large to record."""
 
 
 class ToolError(RoundelayError):
-    """A tool cannot be made, or failed in a way that the model should read."""
+    """A tool cannot be created, or failed in a way that the model should read."""
 
     code = "tool"
 
 
 class ToolArgumentsError(ToolError):
-    """The model's arguments do not fit. The text names the place and the parameters."""
+    """The model's arguments are invalid. The text names the position of each problem and the parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """Result of a call as the model reads it.
+    """Result of a call in the form that the model reads.
 
-    ``threads``: ids of the threads that its messages went to. ``usage`` and ``tool_calls``: what agents inside it used.
-    ``is_answer``: it is the reaction's answer, and ends it.
+    ``threads``: ids of the threads to which the call sent messages. ``usage`` and ``tool_calls``: usage and number of
+    calls of agents inside the call. ``is_answer``: the result is the reaction's answer and ends the reaction.
     """
 
     content: str
@@ -282,28 +293,31 @@ class ToolResult:
     tool_calls: int = 0
     is_answer: bool = False
     data: Mapping[str, JsonValue] = field(default_factory=dict)
-    """Values for hooks and readers of the records rather than for the model, by purpose."""
+    """Values for hooks and readers of the records instead of the model, by purpose."""
 
     sent: Mapping[str, int] = field(default_factory=dict)
-    """Number of messages it sent, by address, as far as ``max_messages_per_recipient`` counts them."""
+    """Number of messages that the call sent, by address. Only messages that ``max_messages_per_recipient`` counts."""
 
     whole: str | None = None
-    """The whole result if ``content`` is cut; not recorded."""
+    """The complete result if ``content`` is cut off. Not recorded."""
 
     used: tuple[ModelUse, ...] = ()
-    """The part of ``usage`` that is not from agents inside it; recorded separately."""
+    """The part of ``usage`` that does not come from agents inside the call. Recorded separately."""
 
     steps: tuple[str, ...] = ()
-    """Progress that it reported, if the policy keeps it; recorded separately."""
+    """Progress that the call reported, if the policy stores it. Recorded separately."""
 
 
 Scope = Literal["once", "thread", "always"]
-"""Validity of a person's approval: this call, calls of the tool in this thread, or wherever that person may decide."""
+"""Scope of a person's approval: this call, all calls of the tool in this thread, or all calls that the person may
+decide on.
+"""
 
 
 class Vote(BaseModel):
     """One person's reply to a request for approval: the message's seq, and its time in milliseconds since the Unix
-    epoch."""
+    epoch.
+    """
 
     by: str
     seq: int
@@ -312,12 +326,13 @@ class Vote(BaseModel):
     scope: Scope = "once"
 
     request: int = 0
-    """Seq of the request that the message replies to; 0 if the network reported the decision."""
+    """Seq of the request that the message answers; 0 if the network reported the decision."""
 
 
 class Wait(BaseModel):
-    """The wait of a call: questions (seqs) and their threads, by recipient, until a time in milliseconds since the Unix
-    epoch."""
+    """The wait of a call: questions (seqs) and their threads, by recipient, and a deadline in milliseconds since the
+    Unix epoch.
+    """
 
     questions: dict[str, int]
     threads: dict[str, str] = {}
@@ -325,22 +340,22 @@ class Wait(BaseModel):
     is_approval: bool = False
 
     deciders: list[str] | None = None
-    """People who may approve; None: everybody who reads the request, and operators."""
+    """People who may approve. None: everybody who reads the request, and operators."""
 
     with_operators: bool = False
     """Whether operators may approve too."""
 
     needed: int = 1
-    """Number of different people who have to approve."""
+    """Number of different people who must approve."""
 
     votes: list[Vote] = []
     """Approvals so far, if one is not enough."""
 
     stage: int = 0
-    """Number of times that further people were asked because nobody decided in time."""
+    """Number of times that more people were asked because nobody decided in time."""
 
     def to_record(self) -> dict[str, Any]:
-        """Return the body of its record. Fields that only some approvals have are left out if they hold the default."""
+        """Return the body of the record. Fields that only some approvals use are omitted if they have their default."""
         body = self.model_dump()
         defaults: dict[str, object] = {"deciders": None, "with_operators": False, "needed": 1, "votes": [], "stage": 0}
         return {name: value for name, value in body.items() if name not in defaults or value != defaults[name]}
@@ -348,8 +363,9 @@ class Wait(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """Text about a source of tools in the prompt, for example a server. ``system`` are the source's own words: a
-    stranger's, already escaped. ``user`` are the author's words. The names of its ``tools`` begin with ``name``."""
+    """Text in the prompt about a source of tools, for example a server. ``system`` is the source's own text:
+    untrusted, and already escaped. ``user`` is the author's text. The names of its ``tools`` begin with ``name``.
+    """
 
     name: str
     tools: tuple[str, ...] = ()
@@ -358,7 +374,7 @@ class PromptPart:
 
     @property
     def fenced(self) -> str:
-        """The source's own words in an element, below a sentence that says whose they are; empty if there are none."""
+        """The source's own text in an element, after a sentence that names its author. Empty if there is no text."""
         if not self.system:
             return ""
         return (
@@ -369,13 +385,14 @@ class PromptPart:
 
 
 NoCallsReason = Literal["no_calls", "limit_reached", "tools_disabled"]
-"""Why no tools are called: the model called none; a limit makes the next turn the last one; a call was to a disabled
-tool."""
+"""Reason why no tools are called: the model called none, a limit makes the next turn the last, or a call was to a
+disabled tool.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A hook's result that ends the reaction, with this answer or with none."""
+    """A hook's result that ends the reaction, with this answer or without an answer."""
 
     answer: str | None
     reason: str = "ended by a hook"
@@ -383,8 +400,9 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class AfterTool:
-    """A hook's changes after a tool call: ``content`` that the model reads instead, ``messages`` that replace the
-    history before this turn, and the tool that the next turn must call."""
+    """A hook's changes after a tool call: ``content`` that replaces the result for the model, ``messages`` that
+    replace the history before this turn, and the tool that the next turn must call.
+    """
 
     content: str | None = None
     messages: Sequence[ChatMessage] | None = None

@@ -1,11 +1,10 @@
-"""Adds the images and files of the incoming message to the model's request, from ``images`` and ``files`` of the
-message's content.
+"""Adds the images and files of the trigger to the model's request, from ``images`` and ``files`` in its content.
 
-An image is an ``https:`` URL or the image itself. A file must contain its bytes, as a ``data:`` URL or as base64 under
+An image is an ``https:`` URL or the image data. A file must include its bytes, as a ``data:`` URL or as base64 under
 ``data``, so it must fit into a frame. The accepted kinds are configured, because a model refuses the whole request for
 any other kind. The conversation names all attachments as text. Attachments of an accepted kind that cannot be shown are
-named again behind it, with the reason. No record but the message itself contains attachments, and a resumed reaction
-reads them there again.
+named again after the conversation, with the reason. Only the message itself contains attachments, not the records. A
+resumed reaction reads them from the message again.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ AUDIO = ("wav", "mp3")
 
 MAX_BYTES = 8_000_000
 MAX_NAMED = 10
-"""Maximum number of omitted attachments that are named. Further ones are counted."""
+"""Maximum number of omitted attachments that are named. Further omitted attachments are only counted."""
 
 MAX_NAME_CHARS = 100
 
@@ -55,7 +54,7 @@ _ENDINGS = {
     "gif": "image/gif",
     "webp": "image/webp",
 }
-# Bytes near the beginning of each type. A provider refuses the whole request if the type is wrong.
+# Signatures near the beginning of a file, by media type. A provider refuses the whole request if the type is wrong.
 _MARKS: Mapping[str, tuple[bytes, ...]] = {
     "application/pdf": (b"%PDF-",),
     "audio/wav": (b"RIFF", b"RF64"),
@@ -68,8 +67,8 @@ _ADDRESS = re.compile(r"https://\S+")
 class Attachment:
     """An attachment of a message, as its sender wrote it.
 
-    ``url`` is an ``https:`` URL. ``data`` is base64, not yet validated. ``media_type`` is ``image/*`` for an image of
-    unknown type.
+    ``url`` is an ``https:`` URL. ``data`` is base64 that is not yet validated. ``media_type`` is ``image/*`` for an
+    image of unknown type.
     """
 
     name: str
@@ -83,11 +82,11 @@ _Most = Annotated[int, Field(ge=1, le=64)]
 
 
 class Attachments(Middleware):
-    """Adds the incoming message's attachments of the kinds in ``takes`` to every turn.
+    """Adds the attachments of the trigger whose kinds are in ``takes`` to every turn.
 
     A kind is ``image``, ``pdf``, ``audio`` (WAV and MP3), or a pattern of media types (``text/csv``). ``models`` are
-    patterns of model names that accept them. Each message may have at most ``most`` attachments with ``max_bytes`` in
-    total. Further ones are omitted, and the model is informed.
+    patterns of model names that accept attachments. Each message may have at most ``most`` attachments with
+    ``max_bytes`` in total. Further attachments are omitted, and the model is informed.
     """
 
     @checked()
@@ -107,7 +106,7 @@ class Attachments(Middleware):
 
     async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         index = find_prompt(request.messages, around.state.history)
-        # Agents inside a call have prompts of their own, without the incoming message.
+        # Agents called as tools have their own prompts, which do not contain the trigger.
         if around.path or index is None or not any(fnmatchcase(around.model.name, model) for model in self._models):
             return await proceed(request)
         images, files, omitted = self._select(read_attachments(around.context.trigger.content))
@@ -154,7 +153,7 @@ class Attachments(Middleware):
 
 
 def show_images(most: _Most = 8) -> Attachments:
-    """Return attachments that show images only: ``images`` in an agent's file."""
+    """Return attachments middleware for images only: ``images`` in an agent's file."""
     return Attachments(["image"], most=most)
 
 
@@ -190,7 +189,9 @@ def _read(value: object, *, is_image: bool) -> Attachment | None:
 
 
 def _is_address(text: str) -> bool:
-    """Whether a provider may find an image at this URL. A provider refuses the whole request for an invalid one."""
+    """Return whether a provider can load an image from this URL. A provider refuses the whole request for an invalid
+    URL.
+    """
     try:
         return _ADDRESS.fullmatch(text) is not None and bool(urlsplit(text).hostname)
     except ValueError:  # for example, brackets without an IPv6 address
@@ -202,7 +203,7 @@ def _pick(fields: Mapping[str, object], *keys: str) -> str:
 
 
 def _decode(attachment: Attachment) -> bytes | None:
-    """Return the bytes; None if the data is not base64 or does not match its type."""
+    """Return the bytes, or None if the data is not base64 or does not match its type."""
     try:
         # Mail and some tools break base64 into lines, which strict decoding refuses.
         content = base64.b64decode("".join(attachment.data.split()), validate=True)

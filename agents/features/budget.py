@@ -1,11 +1,11 @@
 """Budgets of tokens and money per turn, reaction, conversation (root) and day.
 
 Each model call reserves its expected usage first and records its actual usage afterwards. If the server reports no
-usage, the estimate counts. The spent sums come from the hub, which adds up the ledger's records (``network.spent``). So
-they survive restarts, and include other agents on the same conversation in any process. Reservations are local to this
-process: calls in other processes are not visible before they end, so they may overrun a budget. An exceeded budget
-raises `ModelError` with ``budget``. Then the reaction ends as `stopped`, waiting callers get an answer, and the hub
-informs the thread's readers.
+usage, the estimate counts. The spent sums come from the hub, which adds up the ledger's records (``network.spent``).
+The sums therefore survive restarts, and include other agents on the same conversation in any process. Reservations are
+local to this process: calls of other processes become visible only when they end, so a budget may be overrun. An
+exceeded budget raises `ModelError` with ``budget``. In that case the reaction ends as `stopped`, waiting callers get an
+answer, and the hub informs the thread's readers.
 """
 
 from __future__ import annotations
@@ -97,11 +97,11 @@ def _check_limits(
 
 
 class Budget(Middleware):
-    """Stops an agent whose ``tokens`` or ``usd`` are spent. ``reserve`` is the expected number of tokens of a reply.
+    """Stops an agent whose ``tokens`` or ``usd`` are used up. ``reserve`` is the expected number of tokens of a reply.
 
-    A resumed conversation (``network.resume_root``) gets its budget once more. An agent that runs as a tool has
-    middleware of its own, but its usage counts in the caller's reaction, conversation and day. Raises `ConfigError` for
-    invalid options.
+    When an operator lets a stopped conversation continue (``network.resume_root``), its budget applies once more. An
+    agent called as a tool has separate middleware, but its usage counts in the caller's reaction, conversation and day.
+    Raises `ConfigError` for invalid options.
     """
 
     @checked(_check_limits)
@@ -215,8 +215,10 @@ class Budget(Middleware):
     def _convert(self, unit: Unit, usage: Usage, calls: int, *choices: Sequence[str]) -> Decimal:
         """Convert a usage into the budget's unit.
 
-        Money uses the first of ``choices`` with a known price, and its most expensive model. Raises `ModelError` if no
-        price is known.
+        Convert a usage into the budget's unit.
+
+        For money, use the first of ``choices`` with a known price, and the most expensive model in it. Raises
+        `ModelError` if no price is known.
         """
         tokens = usage.prompt_tokens + usage.completion_tokens
         if unit == "tokens" or not tokens:

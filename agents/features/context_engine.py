@@ -1,16 +1,16 @@
 """Keeps each request of a reaction within a token limit by the first layout that fits.
 
 The layouts, in order: ``full`` keeps every turn; ``tool_summary`` replaces old results by the summaries of their tools
-(`Output.summary`); ``summary`` lets a model summarize the oldest turns once and stores the text in the ledger. If
-nothing fits, old results are cut.
+(`Output.summary`); ``summary`` lets a model summarize the oldest turns once and stores the text in the ledger. If no
+layout fits, old results are shortened.
 
 A *block* is a message of the model with everything up to its next message. Calls and results are never separated, and
 the newest block is never changed. The size of a request is the provider's count of the previous request plus an
 estimate of the difference. All inputs of a decision are in ``state.values``, so a resumed reaction decides the same.
 
-A summary never leaves its reaction. It contains only what the readers of the incoming message may read (``audience`` in
-the note), and only this reaction reads it. The engine comes first in this file, followed by the pure functions that
-arrange blocks.
+A summary never leaves its reaction. It contains only text that the readers of the trigger may read (``audience`` in the
+note), and only this reaction reads it. The engine comes first in this file, followed by the pure functions that arrange
+blocks.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ SUM_UP = (
 )
 
 SHARE_AFTER = 0.6
-"""Share of the limit that a summarized request may use. The rest is room to grow, so that not every turn needs a
-summary."""
+"""Share of the limit that a summarized request may use. The rest is reserved for growth, so that not every turn
+needs a summary.
+"""
 
 SHORT_CHARS = 200
 """Maximum characters of a read-once result without a summary."""
@@ -215,7 +216,7 @@ class ContextEngine(Middleware):
         self, around: Around, request: ModelRequest, previous: Summary | None, blocks: Sequence[Sequence[ChatMessage]]
     ) -> str | None:
         """Ask the model for a summary. Return None if the model fails."""
-        # A token has at least about 3 characters.
+        # Assume at least about 3 characters per token.
         instruction = write_order(previous, blocks, max_chars=3 * self.limit, max_tokens=self._summary_tokens)
         summary_request = replace(
             request, messages=(SystemMessage(SUM_UP), UserMessage(instruction)), tools=(), tool_choice="auto"
@@ -247,8 +248,9 @@ class ContextEngine(Middleware):
         return self._measure(state, parts, tools) <= self.limit
 
     def _measure(self, state: TurnState, parts: SplitRequest, tools: Sequence[ToolSpec]) -> int:
-        """Return the provider's count of the previous request plus the estimated difference; the estimate alone before
-        the first count."""
+        """Return the provider's count of the previous request plus the estimated difference. Before the first count,
+        return only the estimate.
+        """
         estimate = count_request(parts.join(), tools, self._count)
         match state.values.get(_COUNTED):
             case (int(asked), int(counted)):
@@ -277,8 +279,9 @@ class Summary(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """Form of a result in later turns: its ``summary``. ``save`` False means already in the turn after the first one
-    that reads it."""
+    """Replacement for a result in later turns: its ``summary``. With ``save`` False, the replacement applies from
+    the first turn after the one that reads the result.
+    """
 
     summary: str | None
     save: bool
@@ -286,7 +289,7 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
-    """A request's messages: ``head`` before the run's own turns, and these turns in blocks."""
+    """A request's messages: ``head`` before the run's own turns, and the turns in blocks."""
 
     head: tuple[ChatMessage, ...]
     blocks: tuple[tuple[ChatMessage, ...], ...]
@@ -305,7 +308,9 @@ def split_request(messages: Sequence[ChatMessage], own: int) -> SplitRequest:
 
 
 def count_own(history: Sequence[ChatMessage]) -> int:
-    """Return the number of blocks of a run's history in a request, which has no empty ones (`history.repair`)."""
+    """Return the number of blocks of a run's history in a request. Empty messages are not counted, because a request
+    has none (`history.repair`).
+    """
     return len(_list_own(history))
 
 

@@ -1,15 +1,16 @@
-"""Data policy: what the ledger stores of an agent's work (texts, calls, results), per tool, and what is redacted.
+"""Data policy: selects which parts of an agent's work the ledger stores (texts, calls, results), per tool, and redacts
+them.
 
-Middleware that changes records on their way to the ledger (`Middleware.store`). The live model reads everything
-unchanged. A resumed reaction has only the records. It is informed where something was removed or changed, and never
-gets an empty result. A call whose arguments were not stored is not made. An answer that was not stored is requested
-again. Agents that run inside this one are covered as well.
+This middleware changes records before they are sent to the ledger (`Middleware.store`). The live model reads everything
+unchanged, but a resumed reaction has only the records. The model is informed where data was removed or changed, and
+never gets an empty result. A call whose arguments were not stored does not run. An answer that was not stored is
+requested again. The policy also covers agents that run inside this agent.
 
-Notes of other middleware (`Around.keep`) are stored if texts are stored, and the results of all tools that the note
-names.
+Notes of other middleware (`Around.keep`) are stored only if texts are stored, and also the results of all tools that
+the note names.
 
-Not covered: messages, which are the conversation itself (the answer, messages sent by tools, approval requests and
-decisions), and events, which are not stored.
+Not covered: messages, because they are the conversation itself (the answer, messages sent by tools, approval requests
+and decisions), and events, because they are not stored.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ REDACTED = "[redacted]"
 NOT_KEPT = "[not kept]"
 
 Chosen = bool | Collection[str] | Callable[[str], bool]
-"""Selects tools: all or none, the listed names, or those for whose name a callable returns true."""
+"""Selects tools: all or none, the listed names, or the names for which a callable returns true."""
 
 Redaction = str | re.Pattern[str] | Callable[[str], str]
-"""Selects the text to redact: the matches of a regular expression, or any change that a callable makes. A callable must
-be deterministic."""
+"""Redacts text: the matches of a regular expression are replaced, or a callable returns the changed text. A callable
+must be deterministic.
+"""
 
 _KEPT_DATA = (DISABLED, NOT_RUN, KEEPER)  # data that the loop itself needs
 
@@ -62,10 +64,10 @@ def _check_effect(text: bool, calls: Chosen, results: Chosen, redact: Sequence[s
 
 
 class DataPolicy(Middleware):
-    """Selection of an agent's work that the ledger keeps.
+    """Selects the parts of an agent's work that the ledger stores.
 
-    ``text`` is the model's text, ``thinking`` its reasoning, ``calls`` the arguments of the chosen tools' calls (names
-    are always kept), and ``results`` the results of the chosen tools. ``redact`` applies to everything that is kept.
+    ``text`` is the model's text, ``thinking`` its reasoning, ``calls`` the arguments of the selected tools' calls
+    (names are always stored), and ``results`` the results of the selected tools. ``redact`` applies to all stored text.
     """
 
     def __init__(
@@ -179,9 +181,10 @@ class DataPolicy(Middleware):
         return {**stored, ALTERED: changed} if changed else stored
 
     def _store_origin(self, origin: Mapping[str, Any]) -> Mapping[str, object]:
-        """Keep the fields that the server wants back entirely or not at all.
+        """Store the fields that the server reads back completely or not at all.
 
-        They are reasoning, or sealed reasoning that no redaction can search, and a server refuses changed fields.
+        They contain reasoning, which may be encrypted so that no redaction can search it. A server refuses changed
+        fields.
         """
         is_kept = self._keeps_thinking and self._redact(origin) == origin
         return (
@@ -236,7 +239,7 @@ class DataPolicy(Middleware):
                 return value
 
     def _redact_arguments(self, written: str) -> str:
-        """Redact a call's arguments, which stay JSON. Arguments without a match stay unchanged."""
+        """Redact a call's arguments. The result is valid JSON again, and arguments without a match stay unchanged."""
         try:
             arguments = json.loads(written)
         except (ValueError, RecursionError):

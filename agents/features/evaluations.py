@@ -1,9 +1,9 @@
 """Evaluations: checks of an answer before it is sent, chosen by the tools that the reaction used.
 
 A check returns an instruction to improve the answer, or None. `Evaluations` is middleware that sends the findings back
-to the model, up to the policy's ``max_corrections`` times. Then the answer is sent with the findings in the record,
-unless a check blocks it. A check that fails (its model is down, its code raises) delays no answer; the failure is
-recorded. Results of checks are recorded, so a resumed reaction does not repeat them.
+to the model, up to the policy's ``max_corrections`` times. After that the answer is sent with the findings in the
+record, unless a check blocks it. A check that fails (its model is down, its code raises) does not delay the answer, and
+the failure is recorded. Results of checks are recorded, so a resumed reaction does not repeat them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MAX_FINDING_CHARS = 8000
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Basis of a check: the prompt, and each result that the model read with its tool's name, including references."""
+    """Basis of a check: the prompt, and each result that the model read, with the tool's name and the references."""
 
     prompt: str
     results: Sequence[tuple[str, str]]
@@ -47,7 +47,7 @@ class Check(Protocol):
     """One check; a function with this signature is one. The record shows its name."""
 
     def __call__(self, answer: str, evidence: Evidence, around: Around, /) -> str | Awaitable[str | None] | None:
-        """Return the instruction to improve the answer, or None or a blank text for a good answer."""
+        """Return the instruction to improve the answer. Return None or a blank text for a good answer."""
         ...
 
 
@@ -86,8 +86,8 @@ class Evaluations(Middleware):
     ) -> Evaluations:
         """Return the evaluations of an agent's file.
 
-        ``checks`` defines checks by name, beside the built-in `grounding`; the other options refer to these names.
-        ``call`` imports the check's module. Raises `ConfigError`.
+        ``checks`` defines checks by name, in addition to the built-in `grounding`. The other options refer to these
+        names. ``call`` imports the check's module. Raises `ConfigError`.
         """
         available: dict[str, Check] = {"grounding": Grounding()}
         available |= {name: check.build(name) for name, check in checks.items()}
@@ -104,7 +104,7 @@ class Evaluations(Middleware):
 
     async def review(self, around: Around, answer: str) -> str | Answer | Correction:
         used = [check for tool in around.state.calls for check in self._by_tool.get(tool, ())]
-        # Several used tools may share a check, also with `always`: run it once.
+        # Several used tools may share a check, or ``always`` may contain it too. Run it only once.
         checks = list({id(check): check for check in (*self._always, *used)}.values())
         if not checks:
             return answer
@@ -154,8 +154,9 @@ class Evaluations(Middleware):
 
 
 class Grounding:
-    """Asks a model whether the results and the conversation support everything in the answer. Without results it checks
-    nothing."""
+    """Asks a model whether the results and the conversation support everything in the answer. Does nothing if there
+    are no results.
+    """
 
     name = "grounding"
 

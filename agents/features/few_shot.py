@@ -1,7 +1,7 @@
-"""Examples for models that need them: short conversations with calls and answers, placed before the real one.
+"""Examples for models that need them: short conversations with calls and answers, placed before the real conversation.
 
-The model of a turn selects the examples, so a turn on another model has different ones. They follow the system message
-and stay the same from turn to turn, as providers' caches require. No record and no history contains them.
+The model of a turn determines the examples, so a turn on another model has different ones. They follow the system
+message and stay the same from turn to turn, as providers' caches require. Neither records nor the history contain them.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Example:
 
 
 class FewShot(Middleware):
-    """Gives ``examples`` to the models whose names match one of ``models`` (``*`` matches anything).
+    """Shows ``examples`` to the models whose names match one of ``models`` (``*`` matches anything).
 
-    Examples that call tools which the agent does not have are left out.
+    Examples with calls to tools that the agent does not have are omitted.
     """
 
     @checked()

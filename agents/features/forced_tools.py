@@ -1,11 +1,11 @@
-"""Forced tools: the first turn must call each of them; later turns are free. After a handoff, the new agent has a first
-turn of its own.
+"""Forced tools: the first turn must call each of them, and later turns are free. After a handoff, the rule applies to
+the new agent's first turn.
 
 `ForcedTools` is middleware around the model call. It makes one request per forced tool, concurrently, and merges the
 replies into the reply of the turn: calls and texts in the order of the tools, usage summed. Only the merged reply is
 recorded, so a reaction that is killed earlier repeats all requests. Middleware before it in an agent's list wraps all
-these requests together; middleware after it wraps each of them. A message may force further tools, if the agent's
-author allows these.
+these requests together; middleware after it wraps each of them. A message may force further tools that the agent's
+author allows.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ FORCED_TOOLS = "forced_tools"
 
 def _check_names(tools: Sequence[str], by_message: Sequence[str]) -> None:
     if not tools and not by_message:
-        raise ValueError("forces nothing: name tools, or list in by_message the tools that a message may force")
+        raise ValueError("forces nothing: name tools, or set by_message to the tools that a message may force")
 
 
 class ForcedTools(Middleware):
-    """Makes the first turn call ``tools`` in this order, then the tools of ``by_message`` that the message names in its
-    metadata.
+    """Makes the first turn call ``tools`` in this order, followed by the tools of ``by_message`` that the message's
+    metadata names.
 
-    The metadata is ``{"forced_tools": ["search"]}``; other names in it are ignored. A tool that a hook withholds from
+    The metadata is ``{"forced_tools": ["search"]}``. Other names in it are ignored. A tool that a hook withholds from
     the turn (`Middleware.prepare`) is skipped. A tool that the agent does not have ends the reaction as misconfigured.
     """
 
@@ -47,7 +47,7 @@ class ForcedTools(Middleware):
         self._by_message = frozenset(by_message)
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
-        # The context engine must not take the summed usage of several requests for the size of one.
+        # The context engine must not mistake the summed usage of several requests for the size of one request.
         state.values[SEVERAL_REQUESTS] = state.own_turn == 1 and bool(step.tools) and len(self._find_names(state)) > 1
         return step
 
@@ -84,8 +84,9 @@ class ForcedTools(Middleware):
 
 
 def merge_replies(replies: Sequence[ModelReply]) -> ModelReply:
-    """Merge several replies into one. The first reply gives the model's name, and the first cut reply the finish
-    reason."""
+    """Merge several replies into one. The first reply provides the model's name. The first reply that was cut off
+    provides the finish reason.
+    """
     texts = [reply.text.strip() for reply in replies if reply.text and reply.text.strip()]
     return ModelReply(
         "\n\n".join(texts) or None,

@@ -1,9 +1,9 @@
 """Context fragments: pieces of text from tools, ranked and shown to the model before each turn, and citable.
 
 A tool returns ``Output(content, {"fragments": [{"id", "title", "url", "text", "score"}, ...]})``. The result shows the
-model only the content. The last message of the next request shows the best fragments of the whole reaction, which
-the history does not keep. So the history stays short and the provider's cache stays valid. Fragments share their
-numbers with the references (`features.references`) and are cited like them. Pure.
+model only the content. The last message of the next request shows the best fragments of the whole reaction. The history
+does not keep that message, so it stays short and the provider's cache stays valid. Fragments share their numbers with
+the references (`features.references`) and are cited like them. Pure.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ _GATHERED = "fragments.gathered"  # key in the state's values: fragments by key
 
 
 class Fragment(Reference):
-    """A piece of context. A higher ``score`` is more important; tools that are used together should use the same
-    scale."""
+    """A piece of context. A higher ``score`` is more important. Tools that are used together should use the same
+    scale.
+    """
 
     score: float = 0.0
 
 
 Rank = Callable[[Sequence[Fragment], TurnState], Sequence[Fragment]]
-"""Returns the fragments to show, best first. Must be pure: it runs again when a reaction is resumed."""
+"""Returns the fragments to show, best first. Must be pure, because it runs again when a reaction is resumed."""
 
 
 def rank_by_score(fragments: Sequence[Fragment], state: TurnState) -> Sequence[Fragment]:
@@ -45,7 +46,7 @@ def rank_by_score(fragments: Sequence[Fragment], state: TurnState) -> Sequence[F
 class Fragments(Middleware):
     """Shows the ``limit`` best fragments before each turn, in at most ``max_chars``.
 
-    Needs `References` beside it, which checks the citations and lists the cited sources.
+    Requires `References`, which checks the citations and lists the cited sources.
     """
 
     needs = (References,)

@@ -1,7 +1,7 @@
 """Shows the tool results of earlier reactions in the same thread in later prompts.
 
-The results come from the agent's own records, so nothing appears that a data policy removed. The shown results are kept
-as a note of the reaction, so a resumed reaction reads the same.
+The results come from the agent's own records, so data that a data policy removed does not appear. The shown results are
+stored as a note of the reaction, so a resumed reaction reads the same results.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ _logger = logging.getLogger(__name__)
 
 
 class KeepResults(Middleware):
-    """Shows the results of the last ``reactions`` in the thread that called tools, newest first, in at most
-    ``max_chars``."""
+    """Shows the results of the last ``reactions`` in the thread that called tools. The newest results have priority,
+    up to ``max_chars`` in total.
+    """
 
     @checked()
     def __init__(
@@ -67,7 +68,7 @@ class KeepResults(Middleware):
                 tools = {str(result["tool"]) for result in results if isinstance(result, Mapping)}
                 await around.keep(KEPT, results, of=tools)
         text = _render(values.get(KEPT))
-        if text and not values.get(_PLACED):  # the results were not known yet when the request was prepared
+        if text and not values.get(_PLACED):  # the results were not yet known when the request was prepared
             request = replace(request, messages=add_to_prompt(request.messages, around.state.history, text))
         return await proceed(request)
 

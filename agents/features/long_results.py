@@ -1,9 +1,9 @@
-"""Shows the beginning of a long result. The model reads the rest with `read_result`; the ledger keeps all of it as
-notes.
+"""Shows only the beginning of a long result. The model reads the rest with `read_result`. The ledger stores the whole
+result as notes.
 
-The whole result is kept before the policy's ``max_result_chars`` cuts it, in parts that each fit into a record. So it
-is available again when the reaction resumes. Only its own reaction reads it. The results of a reaction have a total
-limit: the oldest are dropped for new ones, and the model is informed.
+The whole result is stored before the policy's ``max_result_chars`` shortens it, in parts that each fit into a record.
+It is therefore available again when the reaction resumes. Only its own reaction reads it. The results of a reaction
+have a total limit. New results replace the oldest ones, and the model is informed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .references import REFERENCES, find_citations
 READ_RESULT = "read_result"
 WHOLE = "whole"
 """Key in a result's data: ``call`` (its id for `read_result`), its length in ``chars``, the number of characters
-``kept``, and the names of the ``notes`` that hold them."""
+``kept``, and the names of the ``notes`` that contain them.
+"""
 
 MAX_TOTAL_CHARS = 10_000_000
 
@@ -35,8 +36,9 @@ _KEPT = "results.kept"  # key in the values: the kept result of each call, by tu
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The notes that hold a result; empty once it is dropped. ``cited`` holds the sources that its text may cite by its
-    own numbers."""
+    """The notes that contain a result. Empty after the result is dropped. ``cited`` contains the sources that its
+    text may cite with the text's own numbers.
+    """
 
     notes: tuple[str, ...] = ()
     chars: int = 0
@@ -51,9 +53,10 @@ def _check_sizes(max_chars: int, max_kept_chars: int, max_total_chars: int | Non
 
 
 class LongResults(Middleware):
-    """Shows the first ``max_chars`` of a longer result, and adds the tool that reads on.
+    """Shows the first ``max_chars`` of a longer result, and adds a tool that reads the rest.
 
-    At most ``max_kept_chars`` of a result are kept, and ``max_total_chars`` of all results, the newest.
+    At most ``max_kept_chars`` of one result and ``max_total_chars`` of all results are stored. The newest results have
+    priority.
     """
 
     @checked(_check_sizes)

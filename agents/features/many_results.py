@@ -1,7 +1,7 @@
-"""Asks the model to note the important facts after a turn with many results, because older results may be shortened
-later.
+"""Asks the model to write down the important facts after a turn with many results, because older results may be
+shortened later.
 
-Pure. Place it before `context_engine` in an agent's list, so that its sentence is counted.
+Pure. Place it before `context_engine` in an agent's list, so that the added sentence is counted.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from roundelay.agents.values import TurnState
 
 
 class ManyResults(Middleware):
-    """Adds the sentence to the request after a turn with more than ``more_than`` results. The history does not keep
-    it."""
+    """Adds a sentence to the request after a turn with more than ``more_than`` results. The history does not keep
+    the sentence.
+    """
 
     @checked()
     def __init__(self, more_than: Annotated[int, Field(ge=0)] = 2) -> None:

@@ -1,10 +1,10 @@
 """Limits and sanitizes the tools of MCP servers, which are untrusted, and validates arguments in a separate process.
 
-A server chooses the names, descriptions and schemas of its tools. They are part of every request, and some models read
+A server chooses the names, descriptions and schemas of its tools. They are part of every request, and some models treat
 them as lines of the system message. A schema is a small program: its patterns may run forever while they hold Python's
-global lock, and a ``$ref`` may name any URL. So `read_offer` leaves out a tool whose schema is too large or refers
-outside of itself, and turns texts into one escaped line. `SchemaCheck` kills a check that takes too long, with its
-process.
+global lock, and a ``$ref`` may name any URL. `read_offer` therefore omits a tool whose schema is too large or has
+external references. It also turns texts into one escaped line. If a check takes too long, `SchemaCheck` kills the
+process that runs it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ MAX_OFFER_CHARS = 200_000
 """Maximum characters of all descriptions and schemas of one server: about 50,000 tokens in every request."""
 
 CHECK_S = 2.0
-"""Maximum time of one check, once the process runs, in seconds. An ordinary check takes a millisecond."""
+"""Maximum time of one check, in seconds, not including the start of the process. An ordinary check takes a
+millisecond.
+"""
 
 START_S = 30.0
 
@@ -63,7 +65,7 @@ class Unfit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A server's tool, limited and sanitized. ``name`` is the server's own."""
+    """A server's tool, limited and sanitized. ``name`` is the name on the server."""
 
     name: str
     description: str
@@ -76,7 +78,9 @@ class OfferedTool:
 
 
 def read_offer(offered: Iterable[types.Tool]) -> tuple[list[OfferedTool], dict[str, str]]:
-    """Return the tools that can be offered, and the reason for each of the others by name."""
+    """Return the tools that can be offered. Also return the other tools' names, each with the reason for its
+    omission.
+    """
     fitting: list[OfferedTool] = []
     omitted: dict[str, str] = {}
     chars = 0
@@ -149,7 +153,8 @@ def _sanitize_entry(key: str, value: object, levels: int) -> object:
 
 
 def tidy_parameters(parameters: JsonSchema) -> dict[str, object]:
-    """Return a server's schema in the form of our own functions' schemas, without parts that some provider refuses.
+    """Return a server's schema in the same form as the schemas of Python functions, without parts that some provider
+    refuses.
 
     A refused schema fails every request of the agent. OpenAI refuses arrays without ``items`` and ``anyOf`` at the top
     (https://platform.openai.com/docs/guides/structured-outputs#supported-schemas). Gemini refuses ``$schema`` and names
@@ -161,10 +166,10 @@ def tidy_parameters(parameters: JsonSchema) -> dict[str, object]:
 
 
 def _merge_alternatives(schema: JsonSchema, root: JsonSchema, cache: dict[str, JsonSchema]) -> dict[str, object]:
-    """Return an object schema without alternatives at its top.
+    """Return an object schema without alternatives at its top level.
 
-    It has the properties of all alternatives, and requires those that each alternative requires. ``known`` caches the
-    target of each ``$ref``, so that a repeated or recursive one is merged once.
+    The schema has the properties of all alternatives, and requires only the properties that each alternative requires.
+    ``cache`` contains the target of each ``$ref``, so that a repeated or recursive reference is merged once.
     """
     merged = dict(schema)
     properties = _read_mapping(merged.pop("properties", None))
@@ -221,7 +226,7 @@ def _repair(schema: JsonSchema, root: JsonSchema) -> dict[str, object]:
                 if value:
                     repaired[key] = value
             case "required", _ if not isinstance(value, list):
-                continue  # draft 3 has a boolean beside a property
+                continue  # draft 3 has a boolean inside a property
             case (("properties" | "$defs" | "definitions" | "patternProperties" | "dependentSchemas"), _):
                 repaired[key] = {name: _repair_any(item, root) for name, item in _read_mapping(value).items()}
             case "items", list():  # draft 7: one schema per position
@@ -274,10 +279,10 @@ def _read_names(value: object) -> list[str]:
 
 
 def name_offered(wanted: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the names for the model of tools, given as pairs of server and original name.
+    """Return the names that the model sees, for tools given as pairs of server and original name.
 
     Providers accept at most 64 characters from a small set, so names may collide. Colliding names end with a hash of
-    the original. No name depends on the order of the tools.
+    the original name. No name depends on the order of the tools.
     """
     plain = [tool_name(f"{server}_{name}") for server, name in wanted]
     holders: dict[str, tuple[str, str]] = {}  # tools that keep a colliding name because it is their original one
@@ -298,10 +303,10 @@ def _hash(names: tuple[str, str]) -> str:
 
 
 class SchemaCheck:
-    """A process that validates arguments against the schemas of one server.
+    """Process that validates arguments against the schemas of one server.
 
-    `open` starts it, so that no call waits for the start. `close` ends it. If a check ended it, the next check starts
-    it again.
+    `open` starts the process, so that no call waits for its start. `close` ends it. If a check had to kill the process,
+    the next check starts it again.
     """
 
     def __init__(self, server: str) -> None:
@@ -322,7 +327,7 @@ class SchemaCheck:
         if isinstance(problems, str):
             listed = write_line(problems, MAX_PARAMETER_CHARS)
             raise ToolError(f"Not run: the schema of {name} from the MCP server {self._server} is invalid: {listed}.")
-        if problems:  # they quote the schema, so they are untrusted as well
+        if problems:  # problems quote the schema, so they are untrusted as well
             listed = "; ".join(write_line(problem, MAX_PARAMETER_CHARS) for problem in problems)
             raise ToolError(f"Not run: Wrong arguments for {name}: {listed}.")
 
@@ -354,16 +359,16 @@ class SchemaCheck:
                 pass  # the process has ended: there is no answer
             finally:
                 if not answer:
-                    await self.close()  # otherwise a later check would read the answer of this one
+                    await self.close()  # otherwise a later check would read the answer to this one
             if not answer:
-                raise ToolError(f"Not run: the arguments of {name} could not be checked by its schema.")
+                raise ToolError(f"Not run: the arguments of {name} could not be checked against its schema.")
         problems: list[str] | str = json.loads(answer)
         return problems
 
     async def _start(self) -> asyncio.subprocess.Process:
         pipe, devnull = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-        # -P: do not import a module of the working directory instead of jsonschema. A session of its own: Ctrl-C must
-        # not end the process.
+        # -P: do not import a module named jsonschema from the working directory. Use a separate process session, so
+        # that Ctrl-C does not end the process.
         command = (sys.executable, "-P", str(_WORKER))
         self._process = process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, stderr=devnull, start_new_session=True

@@ -1,10 +1,10 @@
 """Tools of MCP servers, over stdio or HTTP. A model sees the tool ``server.tool`` as ``server_tool``.
 
-`McpServers` is middleware. A server starts when a reaction first needs it, and stays. A call of a dead or slow server
-gets an error as its result, and the next call opens the server again. A tool is `idempotent` if the server says so, or
-if the tool only reads; otherwise an interrupted call is not repeated. Prompts and resources of a server are available
-through tools as well. The server's instructions become a part of the prompt. Needs `roundelay[mcp]`, which is imported
-when the first servers are created. `mcp_session` owns the connections.
+`McpServers` is middleware. A server starts when a reaction first needs it, and stays connected. A call to a dead or
+slow server gets an error as its result, and the next call connects again. A tool is `idempotent` if the server says so,
+or if the tool only reads; otherwise an interrupted call is not repeated. Prompts and resources of a server are
+available through tools as well. The server's instructions become a part of the prompt. Needs `roundelay[mcp]`, which is
+imported when the first servers are created. `mcp_session` owns the connections.
 """
 
 from __future__ import annotations
@@ -43,19 +43,21 @@ if TYPE_CHECKING:
 __all__ = ["McpServers", "ServerOptions"]
 
 MAX_RESULT_CHARS = 1_000_000
-"""Maximum characters of one result, before the policy's ``max_result_chars`` and `LongResults` cut the text for the
-model."""
+"""Maximum characters of one result. The policy's ``max_result_chars`` and `LongResults` may shorten the text further
+for the model.
+"""
 
 MAX_ARGUMENTS = 50
 """Maximum number of a prompt's arguments that are listed."""
 
 _ServerName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,32}$")]
-"""Name of a server, which begins the names of its tools."""
+"""Name of a server. The names of its tools begin with it."""
 
 
 class McpServers(Middleware):
-    """The tools of MCP servers. The runner ends the servers with `close`. Raises `ConfigError` if the extra is not
-    installed."""
+    """The tools of MCP servers. The runner disconnects them with `close`. Raises `ConfigError` if the extra is not
+    installed.
+    """
 
     @checked()
     def __init__(
@@ -103,7 +105,7 @@ class McpServers(Middleware):
         ]
 
     async def close(self) -> None:
-        """End all sessions. A session that is needed later opens again."""
+        """End all sessions. A session opens again when it is needed."""
         for session in self._sessions.values():
             await session.close()
 
@@ -113,7 +115,8 @@ class McpServers(Middleware):
         sessions = self._sessions.values()
         offers: list[object] = [item for session in sessions for item in (session.tools, *_list_readers(session))]
         if [*map(id, offers)] != [*map(id, self._built_from)] or not self._tools:
-            # Name the tools of all servers together: `a_b` of a server and `b` of a server `a` have the same name.
+            # Name the tools of all servers together: a tool `a_b` of a server and a tool `b` of a server `a` may get
+            # the same name.
             wanted = [
                 (session.name, own)
                 for session in sessions
@@ -152,9 +155,10 @@ def _make_tool(session: ServerSession, name: str, offered: OfferedTool, timeout_
             raise ToolError(text or "the tool failed without a message")
         return Output(text)
 
-    # Name the source of the description: a template, or a model without tool calls, places it among the author's words.
+    # Name the source of the description. Otherwise it could look like the author's text in a template, or for a model
+    # without tool calls.
     about = f"The MCP server {session.name} says: {offered.description}"
-    # The server's own schema decides about further arguments.
+    # The server's own schema decides about additional arguments.
     named = {**parameters, "additionalProperties": offered.parameters.get("additionalProperties", True)}
     read = partial(read_object, name, named)
     return Tool(name, about, parameters, effect, timeout_s, read, run)
@@ -180,9 +184,9 @@ def _write_content(result: Any) -> str:
 
 
 def _has_structured(structured: object, texts: Sequence[str]) -> bool:
-    """Whether the texts of a result already contain its structured content.
+    """Return whether the texts of a result already contain its structured content.
 
-    Servers should repeat it there as JSON
+    Servers should repeat structured content in the texts as JSON
     (https://modelcontextprotocol.io/specification/2025-11-25/server/tools#structured-content). The SDK for Python does,
     and wraps values other than objects as ``{"result": ...}``.
     """

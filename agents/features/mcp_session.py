@@ -1,10 +1,10 @@
 """Connections to MCP servers: options, secrets and the session with one server.
 
-A task of its own owns each `ServerSession` from the connection to its end. All code that enters or leaves the SDK's
-client runs in that task; other tasks only send requests. The session reads the server's tools after connecting, and
-again when the server announces a change. It also reads the server's instructions again, if the protocol version allows
-it. Servers are untrusted: every text is limited and sanitized before a model or a person reads it (`mcp_schemas` does
-so for the tools).
+One separate task owns each `ServerSession` from the connection to its end. All code that enters or leaves the SDK's
+client runs in that task. Other tasks only send requests. The session reads the server's tools after connecting, and
+again when the server announces a change. If the protocol version allows it, the session also reads the server's
+instructions again. Servers are untrusted: every text is limited and sanitized before a model or a person reads it (for
+tools in `mcp_schemas`).
 """
 
 from __future__ import annotations
@@ -49,30 +49,32 @@ _logger = logging.getLogger(__name__)
 
 MAX_PAGES = 100
 MAX_LISTED = 1000
-"""Maximum number of tools, resources or prompts that are read from one server."""
+"""Maximum number of tools, resources or prompts read from one server."""
 
 MAX_INSTRUCTIONS_CHARS = 4000
 MAX_ERROR_CHARS = 500
 """Maximum characters of an error or of a progress report."""
 
 MAX_REPLY_BYTES = 8_000_000
-"""Maximum bytes of one HTTP reply that is not a stream. The SDK limits an event of a stream to 1 MiB."""
+"""Maximum bytes of one HTTP reply that is not a stream. The SDK limits each event of a stream to 1 MiB."""
 
 RETRY_AFTER_S = 30.0
-"""Time during which reactions begin without a server that failed, in seconds. A call of its tools retries at once."""
+"""Time during which reactions start without a server that failed, in seconds. A call to one of its tools reconnects
+at once.
+"""
 
 STDERR_BYTES = 2000
 
 MIN_ENV_SECRET_CHARS = 12
-"""Minimum length of a secret among the values of a server's environment. Shorter values are settings."""
+"""Minimum length of a value in a server's environment that is treated as a secret. Shorter values are settings."""
 
 _Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
 class ServerOptions(Strict):
-    """One server: a ``command`` to start, or the ``url`` of a running one.
+    """One server: a ``command`` to start, or the ``url`` of a running server.
 
-    ``env_from`` and ``headers_from`` name the environment variables to pass on. The server gets no others.
+    ``env_from`` and ``headers_from`` name the environment variables to pass to the server. It gets no other variables.
     """
 
     command: str | None = None
@@ -86,7 +88,7 @@ class ServerOptions(Strict):
     """Names of the tools to offer; all tools if None."""
 
     user_prompt: str = ""
-    """Text about the server behind the conversation, once the server is connected."""
+    """Text about the server, placed after the conversation once the server is connected."""
 
     timeout_s: _Seconds = 60.0
     connect_timeout_s: _Seconds = 20.0
@@ -99,7 +101,7 @@ class ServerOptions(Strict):
 
 
 def _read_headers(name: str, options: ServerOptions) -> dict[str, str]:
-    """Return the headers of a server's requests. Raises `ConfigError` for a value that no header can contain."""
+    """Return the headers of a server's requests. Raises `ConfigError` for a value that is not valid in a header."""
     source = f"of the MCP server {name}"
     return {
         header: read_secret(os.environ.get(variable, ""), f"the variable {describe_variable(variable)} {source}")
@@ -122,7 +124,7 @@ def remember_secrets(name: str, options: ServerOptions) -> None:
 
 
 class ServerSession:
-    """One server. ``tools`` is its last known offer, without the tools that cannot be offered."""
+    """Connection to one server. ``tools`` is its last known offer, without the tools that cannot be offered."""
 
     def __init__(self, name: str, options: ServerOptions) -> None:
         self.name = name
@@ -132,10 +134,10 @@ class ServerSession:
         self.has_resources = False
         self.has_prompts = False
         self.is_known = False
-        """Whether the server's offer is known. Stays true while the server is away."""
+        """Whether the server's tools are known. Stays true while the server is disconnected."""
 
         self.failure: str | None = None
-        """Reason for the missing connection."""
+        """Reason why there is no connection."""
 
         self._options = options
         self._client: Client | None = None
@@ -147,8 +149,9 @@ class ServerSession:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def _follow_loop(self) -> None:
-        """Reset the connection in a different event loop: connections, tasks and locks belong to the loop that created
-        them."""
+        """Reset the connection if the event loop has changed: connections, tasks and locks belong to the loop that
+        created them.
+        """
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._client, self._task, self._attempt = loop, None, None, None
@@ -156,9 +159,9 @@ class ServerSession:
             self.schemas = SchemaCheck(self.name)
 
     async def open(self, *, now: bool = True) -> None:
-        """Connect if necessary and wait for the result, which takes bounded time. An error is stored in ``failure``.
+        """Connect if necessary and wait for the result for a limited time. An error is stored in ``failure``.
 
-        ``now`` False leaves a server alone that failed within the last `RETRY_AFTER_S`.
+        With ``now`` False, do not reconnect to a server that failed within the last `RETRY_AFTER_S` seconds.
         """
         self._follow_loop()
         # Otherwise each reaction would wait for the timeout of a server that is down.
@@ -176,7 +179,7 @@ class ServerSession:
             await asyncio.shield(self._attempt)
 
     async def close(self) -> None:
-        """End the session, and with it the server's process. Idempotent."""
+        """End the session, and thus the server's process. Idempotent."""
         self._follow_loop()
         task, self._task = self._task, None
         if task is not None:
@@ -194,8 +197,9 @@ class ServerSession:
         await asyncio.wait({task})
 
     async def request(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call a method of the SDK's client. Raises `ToolError` with a sentence for the model for every failure of the
-        server."""
+        """Call a method of the SDK's client. Every failure of the server raises `ToolError` with a sentence for the
+        model.
+        """
         import httpx2
         import mcp_types as types
         from mcp import MCPError
@@ -223,14 +227,14 @@ class ServerSession:
             raise ToolError(self._explain_loss()) from error
 
     async def list_all(self, method: str, kind: str) -> list[Any]:
-        """Return all items of a list method, page by page. ``kind`` is the field of a page that holds them."""
+        """Return all items of a list method, page by page. ``kind`` is the field of a page that contains the items."""
         return await _read_pages(partial(self.request, method), kind)
 
     def _explain_loss(self) -> str:
         return f"The connection to the MCP server {self.name} broke during the call. It may have taken effect."
 
     async def _run(self, attempt: asyncio.Future[None]) -> None:
-        """Own the session: enter and leave everything of the SDK in this task."""
+        """Own the session: enter and exit all context managers of the SDK in this task."""
         with tempfile.TemporaryFile() as stderr:
             try:
                 async with asyncio.timeout(self._options.connect_timeout_s) as deadline:
@@ -267,13 +271,13 @@ class ServerSession:
         options = self._options
         timeout_s = options.timeout_s
         if options.command is not None:
-            remember_secrets(self.name, options)  # again, because the variables may have changed
+            remember_secrets(self.name, options)  # repeat this, because the variables may have changed
             # Only named variables: the server is untrusted, and the environment holds the keys of models.
             variables = {name: os.environ[name] for name in options.env_from if name in os.environ}
             parameters = StdioServerParameters(
                 command=options.command, args=list(options.args), env={**variables, **options.env}, cwd=options.cwd
             )
-            # The SDK wants a text file. The log gets the server's last line in it.
+            # The SDK requires a text file. The log shows the server's last line in this file.
             with os.fdopen(os.dup(stderr.fileno()), "w") as errors:
                 transport = stdio_client(parameters, errlog=errors)
                 async with Client(
@@ -319,7 +323,7 @@ class ServerSession:
             except MCPError:
                 return  # the server does not offer subscriptions
             except SubscriptionLost:
-                await self._read_changes(client)  # the server does not repeat changes of the meantime
+                await self._read_changes(client)  # the server does not repeat changes from before the subscription
 
     async def _handle_notification(self, message: Any) -> None:
         import mcp_types as types
@@ -378,7 +382,7 @@ async def _skip_validation(*_: object) -> None:
 
 
 async def _bound_reply(response: Any) -> None:
-    """Make a reply fail while it is read if it grows too large. A stream has no limit of its own."""
+    """Raise an error while reading a reply that grows too large. Streams are not limited here."""
     import httpx2
 
     if response.headers.get("content-encoding", "identity") != "identity":

@@ -1,8 +1,9 @@
 """Postprocessors: additions to an answer that passed its evaluations, such as follow-up questions.
 
 A postprocessor takes the answer and returns a new text, or an `Answer` with metadata for its message. The text becomes
-the message and appears in later prompts; the metadata appears in none. A postprocessor that fails leaves the answer
-unchanged, and the failure is recorded. Results are recorded, so a resumed reaction does not run postprocessors again.
+the message and appears in later prompts. The metadata never appears in prompts. A postprocessor that fails leaves the
+answer unchanged, and the failure is recorded. Results are recorded, so a resumed reaction does not run postprocessors
+again.
 """
 
 from __future__ import annotations
@@ -82,15 +83,15 @@ class Postprocessors(Middleware):
                 _logger.warning("postprocessor failed", extra=extra, exc_info=redact_error(error))
                 notes.append(f"{name} failed ({describe_error(error)})")
                 continue
-            # Each postprocessor gets the answer of the one before, and its metadata wins.
+            # Each postprocessor gets the answer of the previous one, and its metadata has priority.
             answer, metadata = processed.text, {**metadata, **processed.metadata}
             notes += processed.notes
         return Answer(answer, metadata, notes)
 
 
 class FollowUps:
-    """Asks a model for questions that the person might ask next. They go into the message's metadata, for `chat` and
-    other readers.
+    """Asks a model for questions that the person might ask next. The questions go into the message's metadata, for
+    `chat` and other readers.
 
     Only people get follow-up questions, not agents.
     """

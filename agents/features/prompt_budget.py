@@ -1,7 +1,8 @@
-"""Limits the tokens of conversation in a reaction's first prompt. The incoming thread comes before all others.
+"""Limits the tokens of the conversation in a reaction's first prompt. The trigger's thread has priority over all
+others.
 
-Pure: the same window of the conversation gives the same prompt, so a resumed reaction rebuilds it. The prompt counts
-omitted messages ("12 earlier messages omitted") and marks cut ones.
+Pure: the same window of the conversation gives the same prompt, so a resumed reaction can rebuild the prompt. The
+prompt counts omitted messages ("12 earlier messages omitted") and marks shortened messages.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ def _check_sizes(max_tokens: int, per_thread: int | None, per_message: int | Non
 
 
 class PromptBudget(Middleware):
-    """Limits the prompt's messages to ``max_tokens``: first the incoming message (at most half), then its thread, then
-    the other threads by their newest message.
+    """Limits the prompt's messages to ``max_tokens``: first the trigger (at most half), followed by its thread, and by
+    the other threads in the order of their newest messages.
 
-    ``per_thread`` limits each thread. ``per_message`` limits each message except the incoming one; longer ones are cut.
-    Tokens are counted by ``count`` or by an ``encoding`` of `tiktoken`; without either they are estimated.
+    ``per_thread`` limits each thread. ``per_message`` limits each message except the trigger; longer messages are
+    shortened. Tokens are counted by ``count`` or by an ``encoding`` of `tiktoken`. Without either option they are
+    estimated.
     """
 
     @checked(_check_sizes)
@@ -56,7 +58,7 @@ class PromptBudget(Middleware):
         trigger = self._cut(trigger, self._max_tokens // 2)
         left = self._max_tokens - self._measure(trigger)
         chosen: dict[str, MessageThread] = {}
-        # Serve the incoming thread first, then the threads with the newest messages.
+        # Fill the trigger's thread first, followed by the threads with the newest messages.
         ordered = sorted(
             threads, key=lambda thread_id: threads[thread_id].messages[-1].seq if threads[thread_id].messages else 0
         )[::-1]

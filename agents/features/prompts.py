@@ -1,12 +1,12 @@
 """System and user prompts as jinja templates, rendered for each turn.
 
-`Prompts` adds to the loop's own texts (the instruction, the agent's id, the conversation, the turn's number):
-``system`` to the system message, ``user`` after the conversation, and ``turn`` to the last message, which the history
-does not keep. The first two precede the history, so providers' caches stay valid as long as they render to the same
-text. The included templates change only when a tool is used for the first time that has a note about the format of its
-results, or when a server changes its instructions. Instructions of servers (`CallModel.parts`) appear once, where the
-templates place them, else where they would without templates. The time is that of the incoming message, so a resumed
-reaction reads the same. Pure.
+`Prompts` adds templates to the loop's own texts (the instruction, the agent's id, the conversation, the turn's number).
+``system`` is added to the system message, ``user`` after the conversation, and ``turn`` to the last message, which the
+history does not keep. The texts of ``system`` and ``user`` precede the history. Providers' caches stay valid as long as
+these texts do not change. The text of the included templates changes in two cases: the first use of a tool with a note
+about its results, and a change of a server's instructions. Instructions of servers (`CallModel.parts`) appear once:
+where the templates place them, or else in their default position. The time is the trigger's, so a resumed reaction
+reads the same time. Pure.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _SHOWN = "prompts.tools"  # key in the state's values: tool names of the last tu
 
 @dataclass(frozen=True, slots=True)
 class ToolNotes:
-    """A prompt's notes about a tool beside its description.
+    """A prompt's notes about a tool, in addition to its description.
 
-    ``display_name`` is its name for people. ``system_prompt`` has instructions for the system message, ``user_prompt``
-    a reminder after the conversation. ``format`` says how to show its results, once it was used.
+    ``display_name`` is the tool's name for people. ``system_prompt`` contains instructions for the system message,
+    ``user_prompt`` a reminder after the conversation. ``format`` says how to show its results after it was used.
     """
 
     display_name: str = ""
@@ -54,11 +54,11 @@ class ToolNotes:
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """Facts for the templates beside the turn: see docs/prompts.md.
+    """Facts for the templates, in addition to the turn: see docs/prompts.md.
 
-    ``server_prompts`` and ``server_user_prompts`` are the author's words. The latter precede the servers' instructions,
-    which never join the former, because those are part of the system message. Both are read in each turn, so a list may
-    be filled later.
+    ``server_prompts`` and ``server_user_prompts`` are the author's texts about servers. The instructions of the servers
+    follow ``server_user_prompts``. They never join ``server_prompts``, because those are part of the system message.
+    Both lists are read in each turn, so they may be filled later.
     """
 
     custom_instructions: str = ""
@@ -71,11 +71,11 @@ class PromptFacts:
 
 
 class Prompts(Middleware):
-    """Templates around the conversation. A `Path` is read; a text is the template itself; None uses the included
-    template, or none for ``turn``.
+    """Templates around the conversation.
 
-    Place it after middleware that changes a turn's tools. Raises `ConfigError` for a template that cannot be read,
-    parsed or rendered.
+    A `Path` is read from its file, and a text is the template itself. None uses the included template, or no template
+    for ``turn``. Place this middleware after middleware that changes a turn's tools. Raises `ConfigError` for a
+    template that cannot be read, parsed or rendered.
     """
 
     def __init__(
@@ -96,7 +96,9 @@ class Prompts(Middleware):
         self._by_server = {
             name for name in ("system", "user") if any({"servers", name} <= source.words for source in sources)
         }
-        """Parts of each server's instructions that the templates place by ``servers``. The list of texts omits them."""
+        """Parts of each server's instructions that the templates place with ``servers``. The list of texts omits
+        these parts.
+        """
 
         is_listed = any({"server_user_prompts", "mcp_server_user_prompts"} & source.words for source in sources)
         self._placed = {"system", "user"} if is_listed else self._by_server
@@ -149,7 +151,7 @@ class Prompts(Middleware):
         """Return the templates' variables."""
         if step.tools:
             state.values[_SHOWN] = [spec.name for spec in step.tools]
-        # The last turn has no tools. Render the earlier ones, so that the system message and its cache stay the same.
+        # The last turn has no tools. Render the earlier tools, so that the system message and its cache stay the same.
         shown = state.values.get(_SHOWN)
         specs = step.tools or [spec for spec in step.agent.specs if not isinstance(shown, list) or spec.name in shown]
         agent, facts, model = step.agent, self._facts, step.model or step.agent.model
@@ -193,7 +195,7 @@ class Prompts(Middleware):
 
 
 class _Source:
-    """A template and its origin. ``words`` are the names in its expressions: variables and their attributes."""
+    """A template and its origin. ``words`` contains the names in its expressions: variables and their attributes."""
 
     def __init__(self, template: str | Path) -> None:
         self._path = template if isinstance(template, Path) else None

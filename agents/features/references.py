@@ -1,14 +1,14 @@
-"""References: sources from tools, numbered for citation across tools and turns, and the sources that an answer cites.
-All code about citations is here.
+"""References: numbers the sources from tools for citation, and lists the sources that an answer cites. All code about
+citations is in this module.
 
 A tool returns ``Output(content, {"references": [{"id", "title", "url", "text"}, ...]})``. `References` is middleware.
-The model reads the numbered sources behind the result. A number without a source is removed from the answer. The cited
+The model reads the numbered sources after the result. A number without a source is removed from the answer. The cited
 sources become metadata of the answer's message (``sources``). Numbers follow the order of the calls, so a resumed
-reaction assigns them again. Citations of an agent inside a call are renumbered in the order of its caller.
+reaction assigns the same numbers. Citations of an agent called as a tool are renumbered for its caller.
 
-A number keeps its source within a thread, as far as the prompt shows it. The citations in its messages are known at the
-start (`find_numbers`), and later sources get other numbers. If two agents gave one number to two sources, the prompt
-renumbers the later message. Messages of other threads appear without citations.
+A number keeps its source in a thread while the prompt shows that citation. The citations in the shown messages are
+known at the start (`find_numbers`), and later sources get other numbers. If two agents gave the same number to two
+sources, the prompt renumbers the later message. Messages of other threads are shown without citations.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SOURCES = "sources"
 """Key in an answer's metadata: the cited sources."""
 
 MAX_SOURCES_CHARS = 40_000
-"""Maximum JSON characters of sources: a quarter of a record is reserved for data beside a result."""
+"""Maximum JSON characters of sources. A quarter of a record is reserved for data that accompanies a result."""
 
 _CITATION = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|(?P<citation> ?\[\d{1,3}(?:\s*[,;]\s*\d{1,3})*\](?!\())", re.DOTALL)
 
@@ -58,7 +58,9 @@ MAX_FIELD_CHARS = 500
 
 
 class Reference(BaseModel):
-    """A source that may be cited. Two are equal if they have the same ``url`` or, without one, the same ``id``."""
+    """A source that may be cited. Two sources are equal if they have the same ``url`` or, without a URL, the same
+    ``id``.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore", coerce_numbers_to_str=True)
 
@@ -91,7 +93,8 @@ MessageT = TypeVar("MessageT", bound=BaseMessage)
 class Numbers:
     """The source of each number in a thread.
 
-    A number that the thread uses without a known source is not assigned: it may belong to a message that is not shown.
+    A number that the thread uses without a known source is not assigned, because it may belong to a message that is not
+    shown.
     """
 
     def __init__(self) -> None:
@@ -100,8 +103,9 @@ class Numbers:
         self._reserved: set[int] = set()
 
     def find(self, reference: Reference, wanted: int | None = None) -> int | None:
-        """Return the number of a source: its existing one, ``wanted`` if that is free, or the next free one. Return
-        None if all are used."""
+        """Return the number of a source: its existing number, ``wanted`` if that number is free, or the next free
+        number. Return None if all numbers are used.
+        """
         number = self._by_key.get(reference.key)
         if number is None:
             number = wanted if wanted is not None and wanted not in self.sources else self._find_free()
@@ -132,7 +136,7 @@ class Numbers:
 
 
 class References(Middleware):
-    """Numbers, shows and checks sources. Place it before evaluations, so that they see the answer as it is sent.
+    """Numbers, shows and checks sources. Place it before evaluations, so that they see the final answer.
 
     ``max_chars`` limits the sources shown with one result. ``in_text`` lists the sources below the answer instead of in
     its metadata, for readers that do not show metadata.
@@ -202,7 +206,7 @@ class References(Middleware):
             answer = map_citations(answer, lambda number: number if number in sources else None, is_json=is_json)
             listed = ", ".join(f"[{number}]" for number in wrong)
             notes = [f"references: {listed} removed, because there is no such source"]
-        # Without `References` of its own, an agent that took over would not list the sources.
+        # An agent that took over may lack `References` and would not list the sources.
         if not any(isinstance(hook, References) for hook in around.agent.chain.middleware):
             cited = [_describe(number, source, with_text=False) for number, source in _find_cited(around, answer)]
             return Answer(answer, {SOURCES: [*cited]} if cited else {}, notes)
@@ -223,14 +227,15 @@ HOW_TO_CITE = "Sources. Cite them by number in brackets, like [1] or [1, 2], rig
 
 
 def fit_found(result: ToolResult, name: str) -> ToolResult:
-    """Fit a result's sources into a record. They are shortened instead of dropped: otherwise the result would cite the
-    wrong sources."""
+    """Fit a result's sources into a record. Shorten them instead of dropping them. Otherwise the result would cite
+    the wrong sources.
+    """
     sources = result.data.get(name)
     return replace(result, data={**result.data, name: fit_sources(sources)}) if isinstance(sources, list) else result
 
 
 def read_found(kind: type[R], listed: JsonValue, tool: str) -> list[R]:
-    """Parse the sources from a tool or another agent. Invalid ones are skipped and logged."""
+    """Parse the sources from a tool or another agent. Invalid sources are skipped and logged."""
     if listed is None:
         return []
     if isinstance(listed, list) and len(listed) > MAX_REFERENCES:
@@ -271,7 +276,7 @@ def _read_sources(message: BaseMessage) -> list[Reference]:
 
 
 def _renumber(message: MessageT, numbers: Numbers | None) -> MessageT:
-    """Return a message with its citations in these numbers; without citations if ``numbers`` is None."""
+    """Return a message with its citations renumbered. If ``numbers`` is None, return it without citations."""
     sources = _read_sources(message)
     if not sources:
         return message
@@ -386,7 +391,7 @@ def _map(text: str, change: Callable[[int], int | None]) -> str:
 
 
 def _read_json(text: str, is_known: bool) -> object | None:
-    """Parse a text that is a JSON object or a list. A list of integers is a citation, unless ``is_known``."""
+    """Parse a text that is a JSON object or a list. Treat a list of integers as a citation, unless ``is_known``."""
     if not is_known and not text.lstrip().startswith(("{", "[")):
         return None
     try:

@@ -1,9 +1,9 @@
 """A registry of tools by name and by set, which may change while the agent runs. It also reports disabled tools.
 
-`ToolRegistry` is middleware. It is asked for its tools once before each turn, so a change during a turn takes effect in
-the next one. There are two kinds of change. `register`, `unregister` and `clear` apply to all reactions of the agent
-and last as long as the process. A result whose data has ``use_sets`` turns on sets for its own reaction. It is in the
-record, so a resumed reaction has these sets again.
+`ToolRegistry` is middleware. The loop asks it for tools once before each turn, so a change during a turn takes effect
+in the next turn. There are two kinds of change. `register`, `unregister` and `clear` apply to all reactions of the
+agent and last as long as the process. A result whose data has ``use_sets`` turns on sets only for its own reaction. The
+record contains this data, so a resumed reaction has the same sets.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DISABLED = "registry.disabled"
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """Tools that are added together. ``replaces`` means that they replace the tools of earlier sets."""
+    """Tools that are added together. With ``replaces``, they replace the tools of earlier sets."""
 
     tools: Sequence[Tool | Callable[..., object]] = ()
     replaces: bool = False
@@ -87,8 +87,8 @@ class ToolRegistry(Middleware):
     ) -> ToolRegistry:
         """Return the registry of an agent's file.
 
-        Tools are ``package.module:function`` and are imported. ``replacing`` names the sets that replace those before
-        them. Raises `ConfigError`.
+        Tools are given as ``package.module:function`` and are imported. ``replacing`` names the sets that replace all
+        earlier sets. Raises `ConfigError`.
         """
         unknown = [name for name in (*replacing, *modes) if name not in sets]
         if unknown:
@@ -103,7 +103,7 @@ class ToolRegistry(Middleware):
     # --- what is registered
 
     def register(self, tool: Tool | Callable[..., object]) -> Tool:
-        """Add a tool, replacing one of the same name. Raises `ToolError` for the name `finish`."""
+        """Add a tool, or replace the tool with the same name. Raises `ToolError` for the name `finish`."""
         registered = as_tool(tool)
         if registered.name == FINISH:
             raise ToolError(f'A registered tool cannot be named "{FINISH}". Rename it with @tool(name=...).')
@@ -115,7 +115,7 @@ class ToolRegistry(Middleware):
         return registered
 
     def unregister(self, name: str) -> None:
-        """Remove a tool, if it is registered."""
+        """Remove a tool if it is registered."""
         self._tools = {known: tool for known, tool in self._tools.items() if known != name}
 
     def clear(self) -> None:

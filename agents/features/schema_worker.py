@@ -1,7 +1,7 @@
-"""Validates values by JSON Schemas, one per line, as the process that `mcp_schemas` starts, watches and ends.
+"""Script that validates values against JSON Schemas. `mcp_schemas` starts it as a process, watches it and ends it.
 
-Runs as a script, so that it loads nothing of this package. The answer to a line ``[schema, value]`` is a list of
-problems, or a text if the schema itself is invalid. References are never fetched.
+It runs as a script, so that it imports nothing else of this package. The answer to a line ``[schema, value]`` is a list
+of problems, or a text if the schema itself is invalid. References are never fetched.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_BYTES = 1 << 30  # maximum memory, where the system can limit a process
 
 
 def find_problems(schema: dict[str, Any], value: Any) -> list[str] | str:
-    """Return the problems of a value with their places, or a text for an unusable schema."""
+    """Return the problems of a value with their positions, or a text for an unusable schema."""
     try:
         kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         kind.check_schema(schema)
@@ -56,8 +56,9 @@ def main() -> None:
 
 
 def _end_after(seconds: int) -> None:
-    """End this process after a time unless 0 resets it. Otherwise it would outlive a parent that was killed during a
-    check."""
+    """End this process after a time, unless 0 resets the timer. Otherwise it would outlive a parent that was killed
+    during a check.
+    """
     if hasattr(signal, "alarm"):  # not on Windows
         signal.alarm(seconds)
 

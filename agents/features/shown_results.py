@@ -1,7 +1,7 @@
 """Wraps results that the person has already seen, and asks the model not to repeat them.
 
-A tool that showed its result itself (it sent a message or a file) returns `Output(content, {"shown": True},
-summary=...)`. The record keeps the content and the summary unchanged. Only the text for the model is wrapped.
+A tool that has already shown its result, as a message or a file, returns `Output(content, {"shown": True},
+summary=...)`. The record contains the content and the summary unchanged. Only the text for the model is wrapped.
 """
 
 from __future__ import annotations

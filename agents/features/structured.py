@@ -1,9 +1,10 @@
-"""Structured answers: the agent's answer is a value of a type. The model is asked again for a value that does not fit.
+"""Structured answers: the agent's answer is a value of a given type. If a value does not match the type, the model is
+asked again.
 
-The model answers by a tool whose parameter has the type, so an invalid value is handled like any invalid argument. In
-the last turn, which has no tools, the model writes JSON. A text is validated in review, so it is requested again up to
-the policy's ``max_corrections`` times. The message contains the value as compact JSON, and as ``structured`` in its
-metadata.
+The model answers by calling a tool whose parameter has the type, so an invalid value is handled like any invalid
+argument. In the last turn, which has no tools, the model writes JSON. A text is validated in the review, so it is
+requested again up to the policy's ``max_corrections`` times. The message contains the value as compact JSON, and as
+``structured`` in its metadata.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ T = TypeVar("T")
 STRUCTURED = "structured"
 MAX_PROBLEMS = 10
 
-# A model writes the alias of a field, as in the schema. The message contains the field's name.
+# A model writes the alias of a field, because the schema shows the alias. The message contains the field's name.
 _BOTH: Any = {"by_alias": True, "by_name": True}
 
 
@@ -37,7 +38,7 @@ class StructuredAnswer(Middleware, Generic[T]):
     """Makes the answer a value of type ``kind``: a pydantic model, a dataclass, or any other type that pydantic
     validates.
 
-    After a handoff, the new agent answers in its own form.
+    After a handoff, the new agent's own configuration decides on the form of the answer.
     """
 
     guards = False
@@ -87,8 +88,9 @@ class StructuredAnswer(Middleware, Generic[T]):
         return step.tell(f"Your answer must be only JSON that matches this JSON Schema: {schema}")
 
     async def around_tool(self, around: Around, call: PlannedCall, proceed: RunTool) -> ToolResult:
-        """Return the whole answer, because a cut one is invalid. It must fit into a record, and twice into a
-        message."""
+        """Return the complete answer, because a shortened value is invalid. It must fit into a record, and twice
+        into a message.
+        """
         result = await proceed(call)
         if call.tool is not self._tool or result.whole is None:
             return result
@@ -111,7 +113,7 @@ class StructuredAnswer(Middleware, Generic[T]):
         return self._adapter.dump_json(value).decode()
 
     async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
-        """Add the value to the message's metadata, as later reviews left the answer."""
+        """Add the value to the message's metadata. Parse it from the answer after all reviews."""
         try:
             value = self._parse(answer)
         except ValidationError:
@@ -120,5 +122,5 @@ class StructuredAnswer(Middleware, Generic[T]):
 
 
 def is_structured(agent: AgentView) -> bool:
-    """Whether the agent's answer is a value, to whose text nothing may be added."""
+    """Return whether the agent's answer is a structured value. No text may be added to such an answer."""
     return any(isinstance(hook, StructuredAnswer) for hook in agent.chain.middleware)

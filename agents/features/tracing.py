@@ -1,9 +1,9 @@
-"""OpenTelemetry traces by the conventions for generative AI (`invoke_agent`, `chat`, `execute_tool`).
+"""OpenTelemetry traces with the conventions for generative AI (`invoke_agent`, `chat`, `execute_tool`).
 
-One trace spans all agents that work on a message; the conversation's id is the thread's. A message sent from inside a
-call carries `traceparent` in its metadata, so a reaction to it continues the trace, in any process. A resumed reaction
-has a span of its own in the trace. Spans contain texts only if `content` is set. Needs `roundelay[otel]`.
-OpenTelemetry's own configuration decides where spans go (a `TracerProvider`, by default the global one).
+One trace covers all agents that work on a message. The id of the conversation is the thread's id. A message sent inside
+a call has `traceparent` in its metadata, so a reaction to it continues the trace in any process. A resumed reaction has
+a separate span in the trace. Spans contain texts only if `content` is set. Requires `roundelay[otel]`. OpenTelemetry's
+own configuration decides where spans go (a `TracerProvider`, by default the global one).
 
 https://github.com/open-telemetry/semantic-conventions-genai (development status; names as of semconv 0.66)
 """
@@ -38,7 +38,9 @@ except ImportError as error:
 
 
 class Tracing(Middleware):
-    """Records spans of an agent's work. Add it to an agent inside a tool as well, to trace its turns."""
+    """Records spans of an agent's work. To trace the turns of an agent called as a tool, add this middleware to that
+    agent too.
+    """
 
     def __init__(self, *, content: bool = False, provider: TracerProvider | None = None) -> None:
         self._content = content
