@@ -171,7 +171,7 @@ def test_forced_tools_are_named_in_the_agents_file(tmp_path: Path) -> None:
     [made] = build_runner(spec).agent.middleware
     assert isinstance(made, ForcedTools)
     path.write_text("{id: bob, instruction: x, model: {rules: []}, middleware: [{forced_tools: {tools: []}}]}")
-    with pytest.raises(ConfigError, match="forces nothing: name tools, or list in by_message"):
+    with pytest.raises(ConfigError, match="forces nothing: name tools, or set by_message to"):
         load_agents(path)
     path.write_text(
         "{id: bob, instruction: x, model: {rules: []}, middleware: [{forced_tools: {by_message: [search]}}]}"
