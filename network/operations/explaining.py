@@ -20,17 +20,39 @@ from roundelay.network.errors import TooLarge, UnknownOperation
 from roundelay.network.frames import Seq, encode
 
 from . import conversation, reactions, views
+from .paging import ListPage
 from .reading import Call, CallSelection, CostGroup, Reading, RunReader
 
 EffectLimit = Annotated[int, Meta(ge=1, le=500)]
+MAX_RESULTS_READ = 16
+"""Maximum size of what one explanation reads and holds in memory, in results of full size (``max_result_bytes``)."""
+
+
+async def messages(reading: Reading, *, seqs: list[Seq]) -> dict[str, Any]:
+    """Those of these messages that the caller may read, as far as they fit into a result."""
+    view, ledger = views.View(reading), reading.hub.ledger
+    page = ListPage(len(seqs), reading.hub.limits.max_result_bytes)
+    for start in range(0, len(seqs), views.ROWS_AT_ONCE):
+        heads = await ledger.heads(set(seqs[start : start + views.ROWS_AT_ONCE]))
+        shown = [seq for seq, head in sorted(heads.items()) if await view.shows(head)]
+        for row in (await ledger.messages(shown)).values():
+            if not row.is_damaged and row.data and not page.add(Raw(row.data)):
+                return {"messages": page.entries}
+    return {"messages": page.entries}
+
+
 _SOURCES: tuple[Callable[..., Any], ...] = (
     conversation.message_status,
+    messages,
     reactions.records,
     reactions.usage,
     views.impact,
     views.why,
 )
-"""The operations that explanations are made from."""
+"""The operations that explanations are made from: those of the protocol, and `messages`."""
+_RIGHTS = {"network.messages": "network.why"}
+"""Operations that the protocol does not have, with those whose right they need."""
+_TOO_LARGE = "The explanation does not fit into one answer. Read it on the node's machine: roundelay why --db FILE."
 
 
 async def explain(reading: Reading, *, seq: Seq) -> dict[str, Any]:
@@ -73,14 +95,23 @@ def _open(reading: Reading) -> tuple[RunReader, Call, int]:
     if reader is None:
         raise UnknownOperation("This hub cannot explain runs. Read network.why, network.records and network.usage.")
 
+    max_bytes = reading.hub.limits.max_result_bytes
+    size = 0
+
     async def call(op: str, args: Mapping[str, object]) -> Any:
+        nonlocal size
         operation = _list_sources()[op]
         # A page of rights may deny an operation: its data must not come out by way of an explanation.
-        check_right(reading.hub.state, reading.origin, "call", op)
-        value = await operation.call(reading, operation.decode(Raw(encode(args))))
-        return msgspec.json.decode(encode(value))
+        check_right(reading.hub.state, reading.origin, "call", _RIGHTS.get(op, op))
+        await reading.take_turns()
+        data = encode(await operation.call(reading, operation.decode(Raw(encode(args)))))
+        # Usage is added up page by page and not held. Everything else stays in memory until the answer is complete.
+        size += len(data) if op != "network.usage" else 0
+        if size > MAX_RESULTS_READ * max_bytes:
+            raise TooLarge(_TOO_LARGE)
+        return msgspec.json.decode(data)
 
-    return reader, call, reading.hub.limits.max_result_bytes
+    return reader, call, max_bytes
 
 
 @cache
@@ -96,9 +127,7 @@ def _fit(value: dict[str, Any], max_bytes: int) -> dict[str, Any]:
         fitted = value if max_chars is None else _cut_texts(value, max_chars)
         if len(encode(fitted)) <= max_bytes:
             return fitted
-    raise TooLarge(
-        "The explanation does not fit into one answer. Read it on the node's machine: roundelay why --db FILE."
-    )
+    raise TooLarge(_TOO_LARGE)
 
 
 def _cut_texts(value: Any, max_chars: int) -> Any:

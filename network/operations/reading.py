@@ -175,6 +175,13 @@ class Reading(Struct, frozen=True):
         if self.place is not None:
             await self.place.acquire()
 
+    async def take_turns(self) -> None:
+        """Let other reads use this read's budget, and wait for it again. Raises `CancelledError` if the caller's session
+        has ended, so that an operation of many reads stops with it."""
+        if self.place is not None:
+            self.place.release()
+            await self.place.acquire()
+
     def get(self, key: str) -> Any:
         """Return the mod's own JSON value under a key, or None."""
         raw: Raw | None = self.hub.state.get("mod", f"{self.mod_id}/{key}")

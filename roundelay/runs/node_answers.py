@@ -8,9 +8,12 @@ thread. Therefore a node starts fast.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from roundelay.network.errors import TooLarge
 
 if TYPE_CHECKING:
     from roundelay.agents.models.tokens import Prices
@@ -22,6 +25,8 @@ MAX_STEPS = 100
 """Maximum number of messages in one explanation."""
 MAX_GROUPS = 1000
 """Maximum number of groups in a cost report: the most expensive ones."""
+MAX_S = 10.0
+"""Time after which an explanation ends with ``next``."""
 
 
 class NodeRunReader:
@@ -33,10 +38,10 @@ class NodeRunReader:
     async def explain(self, call: Call, seq: int, max_bytes: int) -> dict[str, Any]:
         """Return the steps from a message up to its root. ``next`` continues the answer if not all steps fit."""
         prices = await self._load_prices()
-        from roundelay.runs.node_source import NodeSource
+        from roundelay.runs.hub_source import HubSource
         from roundelay.runs.why import explain_step, pair_with_reactions
 
-        source = NodeSource(call)
+        source = HubSource(call)
         page = await call("network.why", {"seq": seq})
         pairs = pair_with_reactions(page["chain"])
         next_seq = None
@@ -44,13 +49,22 @@ class NodeRunReader:
             # The page may end between a message and its reaction, so the next answer starts with the last message.
             next_seq = pairs.pop()[0].seq if len(pairs) > 1 else pairs[0][0].cause
         steps: list[dict[str, Any]] = []
-        size = 0
+        size, end_s = 0, time.monotonic() + MAX_S
         for message, sent_in in pairs:
-            step = _step_to_json(await explain_step(source, message, sent_in), prices)
+            if steps and (len(steps) == MAX_STEPS or time.monotonic() > end_s):
+                next_seq = message.seq
+                break
+            try:
+                step = _step_to_json(await explain_step(source, message, sent_in), prices)
+            except TooLarge:
+                if not steps:
+                    raise
+                next_seq = message.seq  # the next answer has room for it
+                break
             size += len(msgspec.json.encode(step))
             # The first step is given even if it is too large: without it, the caller would ask for the same one for
             # ever.
-            if steps and (size > max_bytes // 2 or len(steps) == MAX_STEPS):
+            if steps and size > max_bytes // 2:
                 next_seq = message.seq
                 break
             steps.append(step)
@@ -60,19 +74,19 @@ class NodeRunReader:
     async def list_effects(self, call: Call, seq: int, limit: int, max_bytes: int) -> dict[str, Any]:
         """Return the tree of the messages and reactions that followed from a message."""
         await self._load_prices()
-        from roundelay.runs.node_source import NodeSource
+        from roundelay.runs.hub_source import HubSource
         from roundelay.runs.why import follow
 
-        effect = await follow(NodeSource(call), seq, limit)
+        effect = await follow(HubSource(call), seq, limit)
         return {**effect.to_json(), "has_more": effect.has_more}
 
     async def read_work(self, call: Call, agent_id: str, reaction: str, max_bytes: int) -> dict[str, Any]:
         """Return one reaction with its work and steps."""
         prices = await self._load_prices()
-        from roundelay.runs.node_source import NodeSource
+        from roundelay.runs.hub_source import HubSource
         from roundelay.runs.work import list_messages, work_to_json
 
-        source = NodeSource(call)
+        source = HubSource(call)
         recorded = await source.reaction(agent_id, reaction)
         messages = await source.messages(sorted(list_messages(recorded.work)))
         work = [work_to_json(it, messages) for it in recorded.work]
@@ -82,10 +96,10 @@ class NodeRunReader:
         """Return the sums of the wanted calls, by group."""
         prices = await self._load_prices()
         from roundelay.runs.cost import CallFilter, read_cost
-        from roundelay.runs.node_source import NodeSource
+        from roundelay.runs.hub_source import HubSource
 
         chosen = CallFilter(wanted.agent_id, wanted.thread_id, wanted.root, since=wanted.since)
-        report = (await read_cost(NodeSource(call), chosen, by, prices)).to_json()
+        report = (await read_cost(HubSource(call), chosen, by, prices)).to_json()
         groups = report["groups"]
         assert isinstance(groups, list)
         is_cut = len(groups) > MAX_GROUPS
@@ -100,7 +114,7 @@ class NodeRunReader:
 def _load() -> Prices:
     """Import the modules and read the price table in a thread. Both would block the hub's event loop for too long."""
     import roundelay.runs.cost
-    import roundelay.runs.node_source
+    import roundelay.runs.hub_source
     import roundelay.runs.why  # noqa: F401
     from roundelay.agents.models.model import Usage
     from roundelay.agents.models.tokens import Prices

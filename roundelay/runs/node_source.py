@@ -16,6 +16,7 @@ from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.client.paging import Call, read_pages
 from roundelay.network.core.rows import Row
 from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
+from roundelay.network.frames import SEQ_LIMIT
 from roundelay.network.ledger.log_file import LogHead, decode_row
 from roundelay.network.messages import BaseMessage, message_from_wire
 from roundelay.runs.lists import list_dead_letters, list_participants, list_threads
@@ -152,7 +153,7 @@ class NodeSource:
     async def messages(self, seqs: Iterable[int]) -> dict[int, BaseMessage]:
         """Return the messages with these seqs that the caller may see, by seq."""
         messages: dict[int, BaseMessage] = {}
-        for seq in seqs:
+        for seq in filter(is_seq, seqs):
             try:
                 messages[seq] = message_from_wire((await self._call("network.why", {"seq": seq}))["chain"][0])
             except UnknownMessage:
@@ -312,6 +313,11 @@ class LiveSource(NodeSource):
             if not messages or messages[0].seq <= after:
                 break
         return newer
+
+
+def is_seq(seq: int) -> bool:
+    """Return whether a message can have this seq. Records of other programs may name any number."""
+    return 0 < seq < SEQ_LIMIT
 
 
 async def read_concurrently(read: Callable[[A], Awaitable[B]], items: Iterable[A]) -> list[B]:

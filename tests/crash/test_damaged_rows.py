@@ -382,3 +382,20 @@ async def test_a_log_whose_pages_come_round_again_is_refused(team: Team) -> None
     with pytest.raises(LedgerError, match="damaged"):
         async with team.node():
             pass
+
+
+async def test_explanations_leave_damaged_messages_out(team: Team) -> None:
+    first, second = await team.send("one", "two")
+    async with team.node() as node:
+        bob = await node.agent("bob", role="reactor")
+        body = {"trigger": second, "thread_id": "direct:alice~bob", "as_of": second, "manifest": [first, second]}
+        await bob.record("r-1", "started", {**body, "config_hash": "c"})
+        answer = (await bob.send("agent:alice", "done", cause=second))["seq"]
+    damage(team.db, first)
+    async with team.node() as node:
+        bob = await node.agent("bob")
+        [step, _] = (await bob.call("network.explain", {"seq": answer}))["steps"]
+        assert [it["seq"] for it in step["messages"]] == [second]
+        assert (await bob.call("network.work", {"reaction": "r-1", "agent_id": "bob"}))["manifest"] == [first, second]
+        for op in ("network.explain", "network.effects"):
+            await bob.call_refused("unknown_message", op, {"seq": first})

@@ -19,8 +19,11 @@ from roundelay.agents.models.scripted import call
 from roundelay.agents.models.tokens import Price, Prices
 from roundelay.agents.tools import tool
 from roundelay.app import Network
+from roundelay.network.client import NetworkClient
 from roundelay.network.config import Limits
-from roundelay.network.errors import Forbidden, UnknownMessage, UnknownOperation
+from roundelay.network.errors import Forbidden, TooLarge, UnknownMessage, UnknownOperation
+from roundelay.network.operations import explaining
+from roundelay.network.operations.reading import Reading
 from roundelay.runs.cost import CallFilter, read_cost
 from roundelay.runs.export import Part
 from roundelay.runs.node_answers import NodeRunReader
@@ -223,6 +226,102 @@ def test_records_of_another_program_break_nothing(body: object) -> None:
     ]
     steps = list_steps(RecordedReaction("r", "ann", records))
     assert {step.kind for step in steps} <= {"tool"}
+
+
+async def write_chain(network: Network, count: int, text: str = "x") -> tuple[NetworkClient, list[int]]:
+    """Let ann and bob answer each other. Return ann's client and the seqs, oldest first."""
+    ann, bob = await network.join("ann", kind="agent", role="reactor"), await network.join("bob", kind="agent")
+    seqs: list[int] = []
+    for number in range(count):
+        sender, recipient = (bob, "ann") if (count - number) % 2 else (ann, "bob")
+        sent = await sender.send_text(recipient, text, cause=seqs[-1] if seqs else None)
+        seqs.append(sent.seq)
+    return ann, seqs
+
+
+async def start_reaction(client: NetworkClient, trigger: int, manifest: list[int]) -> None:
+    """Write the record of a reaction by hand, as any program may."""
+    body = {**STARTED, "trigger": trigger, "thread_id": "direct:ann~bob", "as_of": trigger, "manifest": manifest}
+    await client.record("r-1", "started", body, record_id="start")
+
+
+class CountingPermit:
+    """A read's permit that counts its turns."""
+
+    def __init__(self) -> None:
+        self.acquired = self.released = 0
+
+    async def acquire(self) -> None:
+        self.acquired += 1
+
+    def release(self) -> None:
+        self.released += 1
+
+
+async def test_an_explanation_reads_the_messages_of_a_prompt_without_walking_to_their_root(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By ``network.why`` each message of a prompt would cost its whole chain."""
+    async with Network.open() as network:
+        ann, seqs = await write_chain(network, 60)
+        await start_reaction(ann, seqs[-1], manifest=seqs)
+        answer = await ann.send_text("bob", "done", cause=seqs[-1])
+        count = 0
+        ledger, heads = network.hub.view.ledger, network.hub.view.ledger.heads
+
+        async def count_heads(wanted: Any) -> Any:
+            nonlocal count
+            count += 1
+            return await heads(wanted)
+
+        monkeypatch.setattr(ledger, "heads", count_heads)
+        [step, *_] = (await ann.call("network.explain", {"seq": answer.seq}))["steps"]
+        assert [it["seq"] for it in step["messages"]] == seqs
+        assert count < 10 * len(seqs)
+
+
+async def test_messages_that_a_record_names_wrongly_break_no_explanation() -> None:
+    async with Network.open() as network:
+        ann, seqs = await write_chain(network, 2)
+        await start_reaction(ann, seqs[-1], manifest=[-1, 0, seqs[0], 999, 2**53, 2**70])
+        answer = await ann.send_text("bob", "done", cause=seqs[-1])
+        [step, *_] = (await ann.call("network.explain", {"seq": answer.seq}))["steps"]
+        assert [it["seq"] for it in step["messages"]] == [seqs[0]]
+        [reaction] = await LiveSource(ann).read_reactions([("ann", "r-1")])
+        assert list(await LiveSource(ann).messages(reaction.manifest)) == [seqs[0]]
+
+
+async def test_the_messages_of_a_prompt_are_bounded_by_the_size_of_a_result() -> None:
+    """Anybody can write a record that names a thousand large messages: they must not fill the node's memory."""
+    async with Network.open(limits=Limits(max_result_bytes=65_536)) as network:
+        ann, seqs = await write_chain(network, 8, "x" * 20_000)
+        await start_reaction(ann, seqs[-1], manifest=seqs)
+        answer = await ann.send_text("bob", "done", cause=seqs[-1])
+        [step, *_] = (await ann.call("network.explain", {"seq": answer.seq}))["steps"]
+        assert [it["seq"] for it in step["messages"]] == seqs[:3]
+
+
+async def test_what_effects_read_is_bounded() -> None:
+    async with Network.open(limits=Limits(max_result_bytes=65_536)) as network:
+        ann, [seq, *_] = await write_chain(network, 1)
+        await start_reaction(ann, seq, manifest=[seq])
+        for number in range(20):
+            await ann.record("r-1", "note", {"text": "x" * 60_000}, record_id=f"note-{number}")
+        with pytest.raises(TooLarge):
+            await ann.call("network.effects", {"seq": seq})
+
+
+async def test_an_explanation_takes_turns_with_other_reads() -> None:
+    """It is many reads: others must come in between, and it ends with its session."""
+    place = CountingPermit()
+    async with Network.open() as network:
+        _, seqs = await write_chain(network, 3)
+        hub = network.hub
+        [origin, _] = [it.live_origin() for it in hub.registry.sessions.values()]
+        reading = Reading(origin, hub.view, "network", place)
+        await explaining.explain(reading, seq=seqs[-1])
+    assert place.acquired >= 1
+    assert place.released == place.acquired
 
 
 async def write_rows(client: Any) -> dict[str, Any]:
