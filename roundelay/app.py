@@ -119,6 +119,7 @@ def make_rights(config: NodeConfig, mods: Sequence[Mod]) -> Rights | None:
         place = config.rights_node
         for step in (error.role, error.field, error.index):
             value = place.value if place is not None else None
+            # As deep as the file names it: a role without this field still has a line to point at.
             if isinstance(value, dict) and step in value:
                 place = value[str(step)]
             elif isinstance(value, list) and isinstance(step, int):
@@ -176,6 +177,7 @@ async def serve(
     """
     raise_file_limit()
     add_mod_folder(config.folder)
+    # Before the ledger: a mod that cannot be loaded must leave no new database behind.
     loaded = load_mods([*config.mods, *mods], OWN_MODS)
     rights = make_rights(config, loaded)
     await _check_address(config.host, config.port)
@@ -215,6 +217,7 @@ async def serve(
     try:
         host = f"[{config.host}]" if ":" in config.host else config.host
         try:
+            # Bound before the ledger is opened, so that a second node at this address fails before it touches anything.
             port = await server.bind(config.host, config.port)
             url = f"{'wss' if tls else 'ws'}://{host}:{port}/"
             if shared is not None:  # clients must learn that it waits
@@ -246,6 +249,7 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stopping: asyncio.Eve
         await asyncio.wait((doing, stop_request), return_when=asyncio.FIRST_COMPLETED)
         stop_request.cancel()
         if not doing.done():
+            # A node that waits for leadership may wait for days, and a stop must not.
             doing.cancel()
             await asyncio.gather(doing, return_exceptions=True)
             raise StoppedWaiting

@@ -121,6 +121,7 @@ class ActiveReaction:
         """Handle a call that starts, waits for agents, or is done; then the work inside it is done too."""
         path = path_of_call(seen.path, seen.turn, seen.call)
         if seen.is_active:
+            # A known call may change what it waits for, however many there are.
             if path in self.calls or len(self.calls) < MAX_CALLS:
                 self.calls[path] = ActiveCall(seen.tool, seen.asked)
             if seen.asked == (seen.tool,):
@@ -138,6 +139,7 @@ class ActiveReaction:
 
     def end_answer_text(self) -> None:
         """Remove the text of the answer: it is a message now. Later pieces of it are stale."""
+        # Only the agent's own text becomes the message; the texts of its calls go on growing.
         said = [key for key, it in self.texts.items() if it.kind == "text" and not it.path]
         self._said = max([self._said, *(turn for _, turn, _, _ in said)])
         self.texts = {key: it for key, it in self.texts.items() if key not in said}
@@ -146,6 +148,7 @@ class ActiveReaction:
         """Append a piece to a text. Earlier texts of the same run are complete then, and removed."""
         path, kind = piece.path, piece.kind
         key: _StreamKey = (path, piece.turn, kind, piece.call)
+        # Pieces may arrive after the message, and would draw a text that nobody is writing any more.
         if self._is_over(key):
             return None
         known = self.texts.pop(key, None)
@@ -228,6 +231,7 @@ class LiveActivity:
             case Signal(kind="typing"):
                 self._stop_typing(event.sender_id)
                 loop = asyncio.get_running_loop()
+                # There is no signal for the end of typing, so it ends by itself.
                 self._typing[event.sender_id] = loop.call_later(TYPING_SHOWN_S, self._stop_typing, event.sender_id)
             case Signal(kind="viewing", body={"active": bool(is_active)}):
                 self._take_viewing((event.thread_id, event.sender_id), is_active)
@@ -239,6 +243,7 @@ class LiveActivity:
                 self.requests = {seq: it for seq, it in self.requests.items() if it.thread_id != thread_id}
             case Notice(kind="given", thread_id=str(thread_id)):
                 self.takeovers.pop(thread_id, None)
+            # An agent that was killed sends no end of its work.
             case Presence(state="offline"):
                 self._works = {key: it for key, it in self._works.items() if it.agent_id != event.agent_id}
                 for key in [it for it in self._viewing if it[1] == event.agent_id]:
@@ -251,6 +256,7 @@ class LiveActivity:
 
     def handle_message(self, message: BaseMessage) -> None:
         """Handle a message: it ends the growing text of its sender, and may be a request, a decision or its rejection."""
+        # Somebody speaks again in this thread, so the old silence is no news.
         self.unanswered.pop(message.thread_id, None)
         for work in self._works.values():
             if (work.agent_id, work.thread_id) == (message.sender_id, message.thread_id):
@@ -285,6 +291,7 @@ class LiveActivity:
     def resolve_request(self, request: int, by: int) -> None:
         """Remove a request that was decided by the message with the seq ``by``."""
         known = self.requests.get(request)
+        # The agent's rejection may have come first, and then the request still waits.
         if known is not None and (known.agent_id, by) not in self._refused:
             self._decided[by] = self.requests.pop(request)
         while len(self._decided) > MAX_WORKS:
@@ -386,6 +393,7 @@ class LiveActivity:
     def _take_viewing(self, key: tuple[str, str], is_active: bool) -> None:
         self._stop_viewing(key)
         if is_active:
+            # The oldest goes, since its person has not looked here for the longest time.
             if len(self._viewing) >= MAX_VIEWING:
                 self._stop_viewing(next(iter(self._viewing)))
             loop = asyncio.get_running_loop()
@@ -403,9 +411,11 @@ class LiveActivity:
         match signal:
             case Signal(kind="thinking", body={"active": False} as body):
                 self._works.pop(reaction, None)  # its answer, if any, comes as a message
+                # A reaction that is over waits for nothing, and its requests could not be decided any more.
                 ended = [it.seq for it in self.requests.values() if (it.agent_id, it.reaction) == reaction]
                 for seq in ended:
                     del self.requests[seq]
+                # The end may be told twice, and the news of a silent end must appear once.
                 if reaction not in self._ended:
                     self._ended.append(reaction)
                     if body.get("silent") is True:
@@ -420,6 +430,7 @@ class LiveActivity:
                 return [self._find(reaction, signal.thread_id).handle_call(seen)]
             case Signal(kind="delta", body={"pieces": list()}):
                 work = self._find(reaction, signal.thread_id)
+                # Only a reaction that begins to write can go over the limit.
                 if not work.texts:
                     self._make_room_to_write()
                 return [work.handle_piece(it) for it in read_pieces(signal.body)]

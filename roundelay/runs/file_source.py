@@ -46,6 +46,7 @@ class FileSource:
         return self._log.head.epoch
 
     async def records(self, reaction: str, agent_id: str | None) -> list[Record]:
+        # Several agents may have written under one id, and each of them is a reaction of its own.
         names = [name for name in self._read_places() if name[1] == reaction and agent_id in (None, name[0])]
         records = [record for name in names for record in (await self.reaction(*name)).records]
         return sorted(records, key=lambda record: int(record["seq"]))

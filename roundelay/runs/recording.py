@@ -95,6 +95,7 @@ class Recording:
                 turn = int(body["turn"])
                 if record["kind"] == "model_reply":
                     asked[path] = str(body["agent"])
+                    # Only the first turn answers the message itself; the later ones follow from it.
                     told = self._describe_trigger(reaction) if turn == 1 else ""
                     reply = reaction.runs[path].replies[turn]
                     taped = TapedTurn.of(reply, run=name, turn=turn, request=body.get("request"), for_message=told)

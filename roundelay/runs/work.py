@@ -68,6 +68,7 @@ def list_messages(work: Iterable[RecordedWork]) -> set[int]:
 def find_answer(call: RecordedCall, question: int, messages: Messages) -> BaseMessage | None:
     """Return the answer that a call received to a question, if the caller may see it."""
     answers = (messages[seq] for seq in call.replies if seq in messages)
+    # One call may ask several agents, and its answers come in any order.
     return next((answer for answer in answers if answer.reply_to == question), None)
 
 

@@ -91,6 +91,7 @@ class RecordingLedger(MemoryLedger):
 
     async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         await super().append(rows, puts)
+        # After the write: a row that could not be stored is no part of the run.
         self.all_rows += rows
         new = [row for row in rows if row.type == "message"]
         self._undecoded += new

@@ -72,6 +72,7 @@ async def _wait_for_answers(chat: Chat, wait_s: float | None, open_before: int) 
     Reactions that were open at the start may belong to agents that never return.
     """
     if wait_s is not None:
+        # The caller has said how long, so nothing is guessed from the activity.
         await asyncio.sleep(wait_s)
         return
     try:

@@ -175,6 +175,7 @@ class LiveStage:
 
     async def _is_idle(self) -> bool:
         head = await self._read_head()
+        # What is stored and not read yet may have recipients that are not done.
         if self._log.position < head:
             return False
         for message in list(self.messages):

@@ -328,11 +328,13 @@ class Desk:
         if waiting <= most // 2:
             return
         if self.lacks_marks:
+            # Said once, when the limit is reached: the hub delivers nothing more then.
             if waiting == most:
                 self.show_line(
                     f"{waiting} messages wait in threads that you have not read; no further ones come before."
                 )
             return
+        # The oldest one first: it is the least likely to be read soon.
         seq, thread_id = min((seq, thread_id) for thread_id, held in self._held.items() for seq in held)
         await self._held[thread_id].pop(seq).ack()
 
@@ -434,6 +436,7 @@ class Desk:
 
     def remove_item(self, item: InboxItem) -> None:
         """Remove an item that was handled here."""
+        # Only a hub without an inbox needs these; another one drops the item by itself.
         if item in self._stopped:
             self._stopped.remove(item)
         self._refresh("inbox")

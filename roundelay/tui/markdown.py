@@ -154,6 +154,7 @@ def _read_inline(tokens: Sequence[Token], style: str) -> Text:
             case "softbreak" | "hardbreak":
                 text.append("\n")
             case "image":
+                # Images are not loaded: that would tell a stranger's server who reads this.
                 text.append(f"[image {sanitize(token.content)}]", now)
             case "link_open":
                 address = sanitize(str(token.attrGet("href") or ""))

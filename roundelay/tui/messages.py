@@ -49,6 +49,7 @@ def name_color(agent_id: str) -> str:
 def fold(text: str, width: int, *, is_open: bool = False) -> list[str]:
     """Return a text as sanitized lines of at most ``width`` columns. The last line says how much was left out."""
     most_lines, most_chars = (MAX_OPEN_LINES, MAX_OPEN_CHARS) if is_open else (MAX_LINES, MAX_CHARS)
+    # Cut before it is broken: a message of a megabyte would stop the screen.
     lines = break_lines(sanitize_lines(text[:most_chars]), max(width, 8))
     if len(text) <= most_chars and len(lines) <= most_lines:
         return lines
@@ -101,6 +102,7 @@ class MessageBox(Widget):
         return self.message.seq
 
     def set_below(self, lines: Sequence[str]) -> None:
+        # A new layout for each event of the network would make scrolling jump.
         if tuple(lines) != self.below:
             self.below = tuple(lines)
             self._draw_again()
@@ -148,6 +150,7 @@ class MessageBox(Widget):
         parts.append((f"{place}{answers}", "dim"))
         if self._replaced_by is not None:
             parts.append((f"\n{INDENT}replaced by #{self._replaced_by}", "dim italic"))
+            # The new text stands below; the old one only matters to somebody who asks for it.
             if not self.is_open:
                 return Content.assemble(*parts, ("; Enter shows what it said", "dim italic"))
         text = fold_markdown(it.text, room, is_open=self.is_open)
@@ -302,6 +305,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         while True:
             page = await self._client.history(self.thread_id, before=seq + step + 1, limit=500)
             found = [it for it in page.messages if it.seq > seq]
+            # The page does not reach back to the seq, so messages in between are missing.
             is_cut = page.has_more and len(found) == len(page.messages)
             if found and not is_cut:
                 return found[:PAGE]
