@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from msgspec import UNSET
 
+from .ack_cursor import AckCursor
 from .buckets import Bucket, RecentMessages
 from .entries import Outcome
 from .reserved_ids import skeleton
@@ -28,7 +29,6 @@ from .rights import Rights
 from .tables import (
     COLD_TABLES,
     VOLATILE_TABLES,
-    AckCursor,
     Attempt,
     Channel,
     DayStored,

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from roundelay.network.core.tables import AckCursor
+from roundelay.network.core.ack_cursor import AckCursor
 
 # The counters of one participant with one session; seqs grow to the right. With two sessions there are two outboxes.
 #

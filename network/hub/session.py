@@ -10,8 +10,8 @@ from collections.abc import Coroutine, Iterable
 from enum import Enum
 from typing import Any, Protocol
 
+from roundelay.network.core.ack_cursor import AckCursor
 from roundelay.network.core.entries import Origin, Peer
-from roundelay.network.core.tables import AckCursor
 
 from .delivery import Outbox
 from .read_budget import SessionReads

@@ -20,9 +20,9 @@ from roundelay.app import make_shared_log
 from roundelay.network import platforms
 from roundelay.network.cluster import settings
 from roundelay.network.cluster.replicated import ReplicatedLedger
+from roundelay.network.core.ack_cursor import AckCursor
 from roundelay.network.core.rows import MessageHead, Row, Span, damaged_row
 from roundelay.network.core.tables import (
-    AckCursor,
     CallResult,
     ConversationBudget,
     LookupRequest,

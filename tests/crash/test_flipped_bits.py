@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from roundelay.network.core.ack_cursor import AckCursor
 from roundelay.network.core.rows import MessageHead, Row, Span
 from roundelay.network.core.tables import (
-    AckCursor,
     CallResult,
     Channel,
     ConversationBudget,
