@@ -28,8 +28,8 @@ def describe_active(under_way: LiveActivity, me: str = "") -> str:
     parts = [waits] if asking else []
     parts += [f"{agent_id} {_describe_calls(calls)}" for agent_id, calls in busy.items() if calls]
     thinking = [agent_id for agent_id, calls in busy.items() if not calls]
-    named = ((thinking, "thinking"), ([it for it in under_way.typing if it != me], "typing"))
-    return sanitize("; ".join([*parts, *(f"{', '.join(names)} {verb}" for names, verb in named if names)]))
+    named = ((thinking, "Thinking…"), ([it for it in under_way.typing if it != me], "Typing…"))
+    return sanitize("; ".join([*parts, *(f"{', '.join(names)}: {state}" for names, state in named if names)]))
 
 
 def describe_news(news: ActivityNews) -> str:

@@ -560,7 +560,7 @@ async def test_the_prompt_tells_who_is_at_work(node: Node, bob: WireSession) -> 
         terminal.type("hi\r")
         thread = (await bob.message("hi"))["thread_id"]
         await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r", "active": True}})
-        await terminal.shows(r"\n\(bob thinking\) bob>$")
+        await terminal.shows(r"\n\(bob: Thinking…\) bob>$")
         await bob.send_frame({**THINKING, "thread_id": thread, "body": {"reaction": "r", "active": False}})
         await terminal.shows(r"\nbob>$")
 

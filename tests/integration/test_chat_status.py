@@ -95,7 +95,7 @@ async def test_who_comes_sees_who_is_at_work_and_leaving_is_not_stopping(node: N
     zoe = await node.person("zoe")
     bob, _ = await begin(node, "bob", zoe)
     async with at_terminal(columns=80) as mia:
-        await mia.shows(r"(?m)^\(bob thinking\) broadcast>")
+        await mia.shows(r"(?m)^\(bob: Thinking…\) broadcast>")
         mia.type("\x03")
         await mia.shows(r"bob is at work: /stop THREAD stops that; Ctrl-C again only leaves")
         assert mia.process.returncode is None

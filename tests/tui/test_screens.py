@@ -187,10 +187,10 @@ async def test_work_is_seen_and_stopped() -> None:
     async with room("bob") as it:
         await it.screen.shows("to bob")
         await send(it, "think")
-        await it.screen.shows("^ bob thinking")
+        await it.screen.shows("^ bob: Thinking…")
         await it.screen.press("escape", "s")
         await it.screen.shows("Asked 1 reaction in direct:bob~mia to stop")
-        await it.screen.shows_no("^ bob thinking")
+        await it.screen.shows_no("^ bob: Thinking…")
 
 
 async def test_a_thread_is_taken_over_and_given_back() -> None:
@@ -356,12 +356,12 @@ async def test_saying_anew_stops_the_reaction_to_what_was_said(is_given_back: bo
     async with room("bob") as it:
         await it.screen.shows("to bob")
         await send(it, "think")
-        await it.screen.shows("^ bob thinking")
+        await it.screen.shows("^ bob: Thinking…")
         if is_given_back:  # then another reaction is in the place of the first
             await it.mia.call("network.take", {"thread_id": "direct:bob~mia"})
-            await it.screen.shows_no("^ bob thinking")
+            await it.screen.shows_no("^ bob: Thinking…")
             await it.mia.call("network.give", {"thread_id": "direct:bob~mia"})
-            await it.screen.shows("^ bob thinking")
+            await it.screen.shows("^ bob: Thinking…")
         await it.screen.press("escape", "k", "E")
         await it.screen.shows("In the place of #")
         await it.screen.type("!\n")
@@ -492,7 +492,7 @@ async def test_one_is_not_told_of_what_one_types_at_another_screen() -> None:
             await screen.shows("ann: hi")
             await elsewhere.signal("typing", {}, thread_id=stored.thread_id)
             await ann.signal("typing", {}, thread_id=stored.thread_id)
-            await screen.shows("^ ann typing$")
+            await screen.shows("^ ann: Typing…$")
 
 
 MARKDOWN = """# Order 17

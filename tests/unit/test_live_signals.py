@@ -152,7 +152,7 @@ def test_what_is_at_no_place_is_passed_over(place: dict[str, Any]) -> None:
     for signal in (thinks(True), call(**place), delta("x", **place), call(**place, active=False)):
         assert under_way.handle_event(signal) == []
     assert shown(under_way) == []
-    assert describe_active(under_way) == "bob thinking"
+    assert describe_active(under_way) == "bob: Thinking…"
 
 
 def test_what_is_kept_of_signals_is_bounded() -> None:
@@ -208,7 +208,7 @@ def test_an_agent_that_numbers_no_calls_has_one_at_a_time() -> None:
     assert news == ["bob uses dig"]
     assert describe_active(under_way) == "bob uses dig"
     under_way.handle_event(Signal("bob", "t", "tool", body | {"active": False}))
-    assert describe_active(under_way) == "bob thinking"
+    assert describe_active(under_way) == "bob: Thinking…"
 
 
 def test_only_the_agent_that_asks_says_that_its_request_was_decided_elsewhere() -> None:

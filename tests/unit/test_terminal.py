@@ -329,7 +329,7 @@ def test_all_the_tools_that_an_agent_uses_at_once_are_told() -> None:
     assert describe_active(under_way) == "bob uses look_up, search"
     under_way.handle_event(tool_signal("look_up", 1, active=False))
     under_way.handle_event(tool_signal("search", 2, active=False))
-    assert describe_active(under_way) == "bob thinking"
+    assert describe_active(under_way) == "bob: Thinking…"
 
 
 def test_of_calls_inside_of_calls_the_innermost_is_told_and_ends_with_the_outer_one() -> None:
