@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(
+    0, str(ROOT / "tools")
+)  # also when tests import this module; a folder `tools` may be another package there
 
-from tools.prose import NOT_PROSE, PATHS, SKIPPED, list_sentences  # noqa: E402
+from prose import NOT_PROSE, PATHS, SKIPPED, list_sentences  # noqa: E402
 
 PRODUCT = ("network", "agents", "mods", "templates", "web", "interop", "adapters", "roundelay")
 SCRIPTS = ("web/page", "clients/typescript")

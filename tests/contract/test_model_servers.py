@@ -238,6 +238,7 @@ THREE: list[tuple[type[ModelServer], type[ModelServer], type[ModelServer]]] = [
 ]
 
 
+@pytest.mark.full
 @both_ways
 @pytest.mark.parametrize("kinds", THREE, ids=lambda kinds: "-".join(it.kind for it in kinds))
 async def test_a_reaction_goes_back_and_forth_between_three_servers(

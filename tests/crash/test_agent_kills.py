@@ -171,6 +171,7 @@ async def _kill_again_and_again(folder: Path, note: Note, *, reactions: int) -> 
         note(**check_all(ground, course))
 
 
+@pytest.mark.full
 async def test_a_reaction_that_gets_on_outlives_six_kills(tmp_path: Path, note: Note) -> None:
     await _kill_again_and_again(tmp_path, note, reactions=2)
 
@@ -181,6 +182,7 @@ async def test_reactions_that_get_on_outlive_six_kills_each_at_all_their_boundar
     await _kill_again_and_again(tmp_path, note, reactions=len(SPEAKING))
 
 
+@pytest.mark.full
 async def test_a_reaction_given_up_after_five_kills_goes_on_where_it_was_when_it_is_retried(tmp_path: Path) -> None:
     points = [Point("model 2", "before")] * 5  # what goes on in between would clear the count
     async with stage(tmp_path) as ground:
@@ -211,6 +213,7 @@ async def _kill_anywhere(folder: Path, note: Note, *, kills: int) -> None:
         note(seed=seed, bytes_of_a_reaction=most, **check_all(ground, course))
 
 
+@pytest.mark.full
 async def test_an_agent_killed_anywhere_in_its_traffic_goes_on_where_it_was(tmp_path: Path, note: Note) -> None:
     await _kill_anywhere(tmp_path, note, kills=6)
 
@@ -224,6 +227,7 @@ async def test_an_agent_killed_at_200_places_in_its_traffic_goes_on_where_it_was
 # -- another configuration
 
 
+@pytest.mark.full
 async def test_an_agent_killed_and_started_with_another_configuration_goes_on_and_says_so(tmp_path: Path) -> None:
     course = []
     async with stage(tmp_path) as ground:
@@ -275,6 +279,7 @@ async def _kill_while_it_asks(
     note(**counts)
 
 
+@pytest.mark.full
 async def test_an_agent_killed_while_it_asks_another_asks_once_and_finishes_with_the_answer(
     tmp_path: Path, note: Note
 ) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
+
 from roundelay.network.client import NetworkClient, Notice
 from tests.crash.agent_evidence import tool_result
 from tests.crash.agent_process import AgentProcess, AgentProcesses, agent_processes
@@ -108,6 +110,7 @@ def _dead_letters(client: NetworkClient) -> list[Any]:
     return [it.body for it in client._events if isinstance(it, Notice) and it.kind == "dead_letter"]
 
 
+@pytest.mark.full
 async def test_connections_lost_under_a_process_that_works_are_nobodys_fault(tmp_path: Path) -> None:
     asked, may_answer = asyncio.Event(), asyncio.Event()
 

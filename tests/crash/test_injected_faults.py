@@ -273,6 +273,7 @@ _REOPENING: tuple[tuple[Kind, int], ...] = (("write", 36), ("open", 11), ("trunc
 """Kinds of calls, and how many of each are let fail, one after the other."""
 
 
+@pytest.mark.full
 async def test_whichever_call_of_a_reopening_fails_the_history_is_the_same(
     tmp_path: Path, note: Note, faults_library: Path
 ) -> None:

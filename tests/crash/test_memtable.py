@@ -141,6 +141,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.full
 def test_a_kill_at_any_moment_leaves_every_row_found(tmp_path: Path, note: Note) -> None:
     _kill_again_and_again(tmp_path, 12, note)
 

@@ -188,6 +188,7 @@ async def test_the_work_that_is_interrupted() -> None:
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("other", OTHERS)
 async def test_a_reaction_goes_on_under_any_other_configuration_and_ends(other: str) -> None:
     for after in range(

@@ -74,6 +74,7 @@ class Team:
         assert await process.stdout.readline() == b"ready\n"
 
 
+@pytest.mark.full
 async def test_chat_shows_thinking_streams_and_citations_of_five_processes_and_killed_ones_go_on(
     tmp_path: Path,
 ) -> None:

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
+import pytest
+
 from roundelay.app import serve
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
@@ -161,6 +163,7 @@ def test_the_list_of_examples_is_complete_and_its_files_are_there() -> None:
         assert (EXAMPLES.parent / path).is_file()
 
 
+@pytest.mark.full
 def test_two_coding_agents_and_a_person_are_told_in_mid_turn_what_was_written(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLES / "coding_agents" / "pair.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)

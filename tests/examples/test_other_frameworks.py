@@ -170,6 +170,7 @@ async def stage(name: str, folder: Path) -> AsyncIterator[tuple[Node, Provider, 
             await mia.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["pydantic_ai", *(pytest.param(it, marks=pytest.mark.full) for it in APART)])
 async def test_an_agent_of_another_framework_answers_streams_stops_and_answers_once_after_a_kill(
     name: str, tmp_path: Path

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from websockets import ConnectionClosed
 from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
@@ -255,6 +256,7 @@ time.time_ns = lambda: now_ns() + 30 * 24 * 3600 * 10**9
 """
 
 
+@pytest.mark.full
 async def test_a_node_whose_clock_is_a_month_ahead_takes_over_and_drops_nothing(tmp_path: Path) -> None:
     async with nats_server(tmp_path / "nats") as server:
         made = [ClusterNode(tmp_path / name, name, server.url("lab")) for name in "ab"]

@@ -170,6 +170,7 @@ def test_an_agent_killed_at_its_work_changes_no_message(
     assert re.search(r"^7 messages in 4 threads, 13 turns, 6 tool calls, ", screen, re.MULTILINE)
 
 
+@pytest.mark.full
 async def test_the_same_team_runs_on_a_real_models_api() -> None:
     shown = io.StringIO()
     async with FakeOpenAI(play_a_model) as server:
@@ -300,6 +301,7 @@ async def test_agents_end_when_the_demo_is_killed(tmp_path: Path) -> None:
             os.close(descriptor)
 
 
+@pytest.mark.full
 async def test_with_serve_others_join_and_ask(tmp_path: Path) -> None:
     async with demo_process(tmp_path, "--serve") as process:
         await read_until(process, "stays up until Ctrl-C")

@@ -260,6 +260,7 @@ async def test_the_units_command_runs_and_a_wrong_file_is_not_tried_again(tmp_pa
     await run(*arguments, cwd=config, code=int(service["RestartPreventExitStatus"]), **environment)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("real_processes")
 @pytest.mark.skipif(not MAY_BE_ANOTHER, reason="needs root, and a Python of this version that every user may run")
 async def test_every_command_finds_the_services_node_for_who_may_be_root() -> None:
@@ -392,6 +393,7 @@ def test_the_nodes_of_compose_on_postgresql_are_those_on_nats() -> None:
     assert {it for it in used if not it.startswith(".")} == set(other["volumes"])
 
 
+@pytest.mark.full
 async def test_the_servers_of_the_cluster_take_each_other_and_nodes_with_the_password_alone(tmp_path: Path) -> None:
     ports = {port: [free_port() for _ in range(3)] for port in ("4222", "6222", "8222")}
     routes = ",".join(f"nats-route://roundelay:p4ss@127.0.0.1:{port}" for port in ports["6222"])

@@ -96,6 +96,7 @@ async def test_a_network_moves_into_a_log_and_back_with_every_row_and_who_is_who
         )
 
 
+@pytest.mark.full
 async def test_a_move_that_is_killed_goes_on_and_nobody_serves_what_is_not_whole(
     server: NatsServer, tmp_path: Path
 ) -> None:
@@ -208,6 +209,7 @@ async def test_status_asks_again_while_servers_choose_a_leader(
     assert refused.err.endswith("choosing a leader, which takes up to ten seconds: ask again.\n")
 
 
+@pytest.mark.full
 async def test_a_start_with_an_address_where_no_log_is_leaves_no_file_of_its_own(
     server: NatsServer, tmp_path: Path
 ) -> None:
@@ -236,6 +238,7 @@ async def test_an_index_that_has_followed_nothing_yet_is_what_the_log_said_then(
         assert "up to record 0: 0 rows" in told.out
 
 
+@pytest.mark.full
 async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_there(tmp_path: Path) -> None:
     port = next(port for port in iter(free_port, None) if port < 60_000)
     folder = tmp_path / 'my "nats" {1}'

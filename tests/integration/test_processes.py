@@ -167,6 +167,7 @@ def visible_texts(part: str) -> list[str]:
     return [it.text for it in expect_messages(part) if it.thread != "direct:ann~bob"]
 
 
+@pytest.mark.full
 async def test_a_hub_killed_four_times_loses_repeats_and_reorders_nothing(tmp_path: Path) -> None:
     parts = ["quiet", "writing", "thinking", "answering", "after"]
     async with AsyncExitStack() as stack:

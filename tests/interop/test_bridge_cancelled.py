@@ -104,7 +104,9 @@ async def state(sender: Any, seq: int) -> str:
 BOUNDARIES = ("before the first note", "after the first note", "within its output", "before the second note")
 
 
-@pytest.mark.parametrize("host", ["claude", "codex", "gemini"])
+@pytest.mark.parametrize(
+    "host", ["claude", *(pytest.param(host, marks=pytest.mark.full) for host in ("codex", "gemini"))]
+)
 async def test_a_hook_that_ends_before_its_output_is_complete_hides_nothing(
     host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

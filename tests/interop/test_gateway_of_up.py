@@ -125,6 +125,7 @@ async def list_ids(folder: Path) -> tuple[set[str], list[tuple[str, bool]]]:
     return {it["agent_id"] for it in participants}, [(it["agent_id"], it["revoked"]) for it in tokens]
 
 
+@pytest.mark.full
 async def test_a_webhook_that_is_refused_leaves_no_token_and_nobody_behind(folder: Path) -> None:
     node = await start(folder, "--no-interop")
     try:
@@ -153,6 +154,7 @@ async def test_a_webhook_that_is_refused_leaves_no_token_and_nobody_behind(folde
         await node.wait()
 
 
+@pytest.mark.full
 async def test_a_token_whose_webhook_did_not_come_about_is_taken_back_or_told(folder: Path) -> None:
     node = await start(folder)
     try:

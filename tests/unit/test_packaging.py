@@ -213,6 +213,7 @@ for it in (*found, roundelay.web):
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("way", ["-c", "-m", "script", "PYTHONPATH"])
 def test_a_python_that_is_started_in_a_clone_runs_the_clone(clone: Clone, tmp_path: Path, way: str) -> None:
     """The folder `roundelay/` is found before what is installed; it lacks the folders that are packages of it."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from tools.prose import Sentence, check_message, main, read_markdown, read_python, read_script, split_sentences
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+from prose import Sentence, check_message, main, read_markdown, read_python, read_script, split_sentences
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from tools.size import count_python, count_script, find_large_classes, find_large_files, list_classes
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+from size import count_python, count_script, find_large_classes, find_large_files, list_classes
 
 LARGE_CLASSES = {"State", "NetworkClient", "SQLiteLedger"}
 """The state's tables, the client's operations and the database's queries: many small methods of one kind each."""

@@ -26,6 +26,7 @@ async def ask(team: WebNode, agent_id: str, question: str) -> int:
             return answer.seq
 
 
+@pytest.mark.full
 async def test_the_page_shows_the_dollars_of_the_cost_command(tmp_path: Path, open_window: OpenWindow) -> None:
     """With a hint for a model without a known price."""
     pytest.importorskip("genai_prices")

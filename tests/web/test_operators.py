@@ -67,6 +67,7 @@ async def test_a_broken_key_is_shown_to_operators_and_a_changed_file_is_reloaded
             window.allowed = "ERR_CONNECTION_REFUSED"  # the node ends before the window does
 
 
+@pytest.mark.full
 async def test_operators_make_a_login_link_for_a_person_and_end_a_login(
     tmp_path: Path, open_window: OpenWindow
 ) -> None:
