@@ -1,10 +1,10 @@
 """Remote agents that speak A2A 1.0 as participants: ``a2a: https://agent.example`` in an agent's file, or ``await
 A2AAgent("helper", "https://agent.example").run()``.
 
-The official SDK implements the protocol. Each thread here is one context there. Each message that wakes the agent is
-one message there, with an id that stays the same when it is sent again. The id of its task is recorded, so that a
-process after a kill asks for that task instead of starting a second one. The remote agent's answer is only text: no URL
-in it is fetched, and no host other than the configured one is contacted.
+The official SDK implements the protocol. Each thread in this network corresponds to one context at the remote agent.
+Each message that wakes the agent becomes one remote message. It keeps its id when it is sent again. The id of its task
+is recorded. After a kill, the next process asks for that task instead of starting another. The remote agent's answer is
+only text: no URL in it is fetched, and no host other than the configured host is contacted.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ _logger = logging.getLogger(__name__)
 CARD_TIMEOUT_S = 10.0
 CANCEL_TIMEOUT_S = 10.0
 POLL_S = 2.0
-"""Interval of polling an agent that does not stream, in seconds."""
+"""Poll interval for an agent that does not stream, in seconds."""
 RETRY_BACKOFF = Backoff(0.25, 8.0)
 MAX_RETRIES = 6
-"""Maximum number of retries after a broken connection, without any update in between."""
+"""Maximum number of retries after a broken connection without any update in between."""
 MAX_NAMED, MAX_NAME = 32, 64
-"""Maximum number of a card's skills and tags that others see here, and maximum characters of each."""
+"""Maximum number of skills and tags of a card that other participants see, and maximum characters of each."""
 MAX_RESPONSE_BYTES = 16 << 20
 MAX_ID = 512
 OVER = (
@@ -77,9 +77,9 @@ OVER = (
     TaskState.TASK_STATE_INPUT_REQUIRED,
     TaskState.TASK_STATE_AUTH_REQUIRED,
 )
-"""States after which no update follows."""
+"""Final states, after which no update follows."""
 BROKEN = (ParseError, httpx.InvalidURL, ValueError, TypeError, AttributeError, KeyError, RecursionError)
-"""Exceptions of the SDK for invalid A2A, beside its own errors."""
+"""Exceptions that the SDK raises for invalid A2A data, in addition to its own errors."""
 
 
 @dataclass(slots=True)
@@ -89,8 +89,9 @@ class _Connection:
 
 
 class A2AAgent(AdaptedAgent):
-    """The agent with its card at ``address``, as a participant. ``headers``, such as the token, are sent with each
-    request. Raises `ConfigError` for an invalid header."""
+    """Remote agent whose card is at ``address``, as a participant. ``headers``, such as the token, are sent with
+    each request. Raises `ConfigError` for an invalid header.
+    """
 
     framework = "a2a"
 
@@ -103,10 +104,10 @@ class A2AAgent(AdaptedAgent):
         self._connections = LoopLocal(self._make_connection)
         self._card: AgentCard | None = None
         self._waiting: dict[str, str] = {}
-        """Tasks that wait for an answer, by context."""
+        """Tasks that wait for input from this side, by context."""
 
     async def prepare(self) -> None:
-        """Read the card, which others see here. If that fails, the first message reads it again."""
+        """Read the card that other participants see. If that fails, the first message reads the card again."""
         try:
             await self._connect()
         except (A2AError, ModelError) as error:
@@ -139,7 +140,8 @@ class A2AAgent(AdaptedAgent):
             try:
                 await self._ask(turn, progress)
             except asyncio.CancelledError:
-                # Cancel the remote task only after a stop or a timeout: if the process ends, the next one continues it.
+                # Cancel the remote task only after a stop or a timeout. If only the process ends, the next process
+                # continues the task.
                 connection = self._connections.find()
                 if (turn.is_stopped or now() >= until_s) and connection is not None and connection.client is not None:
                     await self._cancel_remote(connection.client, turn, progress.task_id)
@@ -184,7 +186,7 @@ class A2AAgent(AdaptedAgent):
         return connection.client
 
     async def _ask(self, turn: IncomingTurn, progress: _RemoteTask) -> None:
-        """Send the message, or continue its recorded task, until it is over."""
+        """Send the message, or continue its recorded task, until the task is over."""
         kept = turn.kept.get("task")
         progress.task_id = kept if isinstance(kept, str) else ""
         request: SendMessageRequest | None = None
@@ -196,7 +198,8 @@ class A2AAgent(AdaptedAgent):
                 if progress.task_id:
                     events = self._resume(client, progress.task_id)
                 else:
-                    # Make it once: it takes the waiting task of the context, which a second call would not find again.
+                    # Create the request once. It takes the waiting task of the context, which a second call would not
+                    # find again.
                     request = request or await self._make_request(client, turn)
                     events = client.send_message(request)
                 async with aclosing(_read(events)) as updates:
@@ -204,7 +207,8 @@ class A2AAgent(AdaptedAgent):
                         had_task = bool(progress.task_id)
                         progress.add(event)
                         if progress.task_id and not had_task:
-                            # Record the task at once: after a kill, the next process asks for it, not for a second one.
+                            # Record the task at once. After a kill, the next process then asks for this task instead of
+                            # starting another.
                             await turn.keep("task", progress.task_id)
                         failures = 0
                         if progress.is_over:
@@ -219,7 +223,7 @@ class A2AAgent(AdaptedAgent):
             except TaskNotFoundError:
                 if not progress.task_id or is_forgotten:
                     raise
-                progress.forget()  # the agent stores no tasks: send the message again, with the same id
+                progress.forget()  # the agent stores no tasks: send the message again with the same id
                 is_forgotten = True
             except A2AError as error:
                 failures += 1
@@ -230,7 +234,7 @@ class A2AAgent(AdaptedAgent):
     async def _make_request(self, client: Client, turn: IncomingTurn) -> SendMessageRequest:
         context = _context_of(turn)
         if "continues" not in turn.kept:
-            # Record the choice: a repeated request must continue the same task.
+            # Record the choice, because a repeated request must continue the same task.
             await turn.keep("continues", self._waiting.pop(context, None) or await self._find_waiting(client, context))
         message = turn.message
         if message.kind == "direct":
@@ -249,8 +253,9 @@ class A2AAgent(AdaptedAgent):
         )
 
     async def _find_waiting(self, client: Client, context: str) -> str:
-        """Return the context's task that waits for an answer, even if an earlier process started it; empty if there is
-        none."""
+        """Return the context's task that waits for input, even if an earlier process started it. Return an empty
+        string if there is none.
+        """
         wanted = ListTasksRequest(context_id=context, status=TaskState.TASK_STATE_INPUT_REQUIRED, page_size=1)
         with suppress(A2AError), _as_a2a():  # not every agent can list tasks
             found = await client.list_tasks(wanted)
@@ -262,7 +267,7 @@ class A2AAgent(AdaptedAgent):
         yield StreamResponse(task=task)
         assert self._card is not None, "connected before"
         if task.status.state not in OVER and self._card.capabilities.streaming:
-            with suppress(UnsupportedOperationError, NotImplementedError):  # the task has ended meanwhile
+            with suppress(UnsupportedOperationError, NotImplementedError):  # the task has ended in the meantime
                 async for event in client.subscribe(SubscribeToTaskRequest(id=task_id)):
                     yield event
 
@@ -278,9 +283,9 @@ class A2AAgent(AdaptedAgent):
             _logger.warning("a remote task could not be cancelled", extra=extra)
 
     async def _find_started(self, client: Client, turn: IncomingTurn) -> str:
-        """Return the task of the message if no update of it has arrived yet; empty if there is none."""
+        """Return the task of the message if it has not sent any update yet. Return an empty string if there is none."""
         wanted = ListTasksRequest(context_id=_context_of(turn), page_size=5)
-        for attempt in (1, 2, 3):  # the message may still be on its way
+        for attempt in (1, 2, 3):  # the message may still be in transit
             for task in (await client.list_tasks(wanted)).tasks:
                 if any(message.message_id == turn.reaction for message in task.history):
                     return str(task.id)
@@ -307,7 +312,7 @@ async def _read(events: AsyncIterator[StreamResponse]) -> AsyncGenerator[StreamR
 
 
 class _RemoteTask:
-    """The state of a remote task and its answer so far."""
+    """State of a remote task, and its answer so far."""
 
     def __init__(self, turn: IncomingTurn) -> None:
         self._turn = turn
@@ -321,7 +326,7 @@ class _RemoteTask:
 
         self._streamed = ""
         self._streamed_artifact: str | None = ""
-        """Artifact whose text streams, if the answer continues at the end of the streamed text."""
+        """Id of the artifact that streams, if the answer continues at the end of the streamed text."""
 
         self._is_message = False
 
@@ -330,11 +335,13 @@ class _RemoteTask:
         return self._is_message or self.state in OVER
 
     def forget(self) -> None:
-        """Expect a different task from the next message."""
+        """Expect a new task from the next message."""
         self.task_id = ""
 
     def add(self, event: StreamResponse) -> None:
-        """Process an update. Raises `ModelError` if the answer is too long, or for an update of a different task."""
+        """Process an update. Raises `ModelError` if the answer is too long or the update belongs to a different
+        task.
+        """
         match event.WhichOneof("payload"):
             case "task":
                 self._set_task(event.task)
@@ -353,12 +360,12 @@ class _RemoteTask:
         self._check_id(task.id)
         self.state = task.status.state
         self._set_message(task.status.message)
-        self._artifacts, self._sizes, self._size = {}, {}, 0  # a whole task replaces all earlier updates
+        self._artifacts, self._sizes, self._size = {}, {}, 0  # a complete task replaces all earlier updates
         for artifact in task.artifacts:
             self._store(artifact)
         self._streamed_artifact = None
         text = self._read_artifacts()
-        if text.startswith(self._streamed):  # a rewritten text appears when it is sent
+        if text.startswith(self._streamed):  # a rewritten text is shown when the answer is sent
             self._stream(text[len(self._streamed) :])
             self._streamed_artifact = next(reversed(self._artifacts), "")
 
@@ -407,7 +414,7 @@ class _RemoteTask:
             self._streamed += text
 
     def conclude(self) -> str:
-        """Return the answer. Raises `ModelError` if no answer will come."""
+        """Return the answer. Raises `ModelError` if there will be no answer."""
         status_text = _write(self._parts)
         match self.state:
             case TaskState.TASK_STATE_FAILED:
@@ -455,7 +462,7 @@ class _BoundedStream(httpx.AsyncByteStream):
         self._is_escaped = is_escaped
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        rest, count = b"", 0  # `rest` holds an incomplete character at the end of a piece
+        rest, count = b"", 0  # `rest` is an incomplete character at the end of a piece
         async for piece in self._stream:
             count += len(piece)
             if count > MAX_RESPONSE_BYTES:
@@ -476,7 +483,7 @@ class _BoundedStream(httpx.AsyncByteStream):
 
 
 def _write(parts: list[Part]) -> str:
-    """Return parts as the text of a message: texts joined, files as lines that name them."""
+    """Return parts as the text of a message. Texts are joined, and files become lines with their names."""
     texts = "".join(part.text for part in parts)
     others = [part for part in parts if part.WhichOneof("content") not in ("text", None)]
     try:
@@ -486,7 +493,7 @@ def _write(parts: list[Part]) -> str:
 
 
 def _context_of(turn: IncomingTurn) -> str:
-    """Return the context id of a thread: always the same, and unique to this network."""
+    """Return the context id of a thread. It is stable and unique to this network."""
     parts = "\x1f".join(("a2a-context", turn.epoch, turn.agent_id, turn.message.thread_id))
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 

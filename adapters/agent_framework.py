@@ -1,6 +1,7 @@
 """Agents of Microsoft Agent Framework as participants: ``await AgentFrameworkAgent("helper", agent).run()``.
 
-Each turn passes the thread as messages, without a session. So the agent knows only what the ledger shows it.
+Each turn passes the thread as messages, without a session. The agent therefore knows only the messages that the ledger
+shows to it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Agents of AgentScope as participants: ``await AgentScopeAgent("helper", make_agent).run()``.
 
-Such an agent has one memory for all conversations. So each message creates a new agent, which gets the thread: texts of
-one thread must not reach readers of another. Tools that ask a person for permission do not work. Configure rules, or
-tools that decide without a person.
+Such an agent has one memory for all conversations, and texts of one thread must not reach readers of another. Each
+message therefore creates a new agent, which gets the thread. Tools that ask a person for permission do not work.
+Configure rules, or use tools that decide without a person.
 """
 
 from __future__ import annotations
@@ -61,8 +61,9 @@ class AgentScopeAgent(AdaptedAgent):
 
 
 def _show_event(turn: IncomingTurn, event: AgentEvent, calls: dict[str, int]) -> None:
-    """Show an event. ``calls`` maps the framework's call ids to numbers. Raises `ModelError` if the work ends without
-    an answer."""
+    """Show an event. ``calls`` maps the framework's call ids to numbers. Raises `ModelError` if the work ends
+    without an answer.
+    """
     match event:
         case ModelCallStartEvent():
             turn.model = event.model_name

@@ -1,7 +1,7 @@
 """Agents and teams of AutoGen as participants: ``await AutoGenAgent("helper", make_agent).run()``.
 
-An AutoGen agent has one memory for all conversations. So each message creates a new agent, which gets the conversation
-as one text: texts of one thread must not reach readers of another.
+An AutoGen agent has one memory for all conversations, and texts of one thread must not reach readers of another. Each
+message therefore creates a new agent, which gets the conversation as one text.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ with needs("autogen"):
 
 
 class AutoGenAgent(AdaptedAgent):
-    """The agent or team that ``make`` creates, as a participant. ``model`` names the model of its usage, because
-    AutoGen does not report it."""
+    """The agent or team that ``make`` creates, as a participant. ``model`` is the model name for its usage, because
+    AutoGen does not report the name.
+    """
 
     framework = "autogen"
 
@@ -57,7 +58,7 @@ class AutoGenAgent(AdaptedAgent):
                     else:
                         self._show_event(turn, event, calls)
         except asyncio.CancelledError:
-            token.cancel()  # AutoGen's own tasks do not end with this one
+            token.cancel()  # otherwise AutoGen's own tasks would continue
             raise
         return text
 

@@ -1,8 +1,9 @@
 """Graphs of LangGraph, including LangChain's agents, as participants: ``await LangGraphAgent("helper", graph).run()``.
 
-The graph's state must have ``messages``, whose last one is the answer. Without a checkpointer, the graph gets the
-thread from the ledger. With one, it remembers by itself, under the thread's id as ``thread_id``. Then it gets only the
-messages since its last answer, with the ids of the messages, and continues at its last checkpoint after a kill.
+The graph's state must have ``messages``, and its last message is the answer. Without a checkpointer, the graph gets the
+thread from the ledger. With a checkpointer, the graph remembers earlier messages under the thread's id (``thread_id``).
+In that case it gets only the messages since its last answer, with their ids. After a kill it continues at its last
+checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LEFT_OPEN = "This call was broken off. Whether it took effect is unknown."
 
 
 class LangGraphAgent(AdaptedAgent):
-    """A compiled ``graph`` as a participant. Each run gets ``config`` beside its thread."""
+    """A compiled ``graph`` as a participant. Each run gets ``config`` in addition to its thread."""
 
     framework = "langgraph"
 
@@ -61,9 +62,10 @@ class LangGraphAgent(AdaptedAgent):
         if isinstance(messages, str):
             return messages
         state: dict[str, Any] = {}
-        # Each checkpoint is stored before the next step: with less, a kill could lose a tool's effect and repeat it.
+        # Store each checkpoint before the next step. Otherwise a kill could lose the record of a tool's effect, and the
+        # effect would be repeated.
         options: dict[str, Any] = {"durability": "sync"} if remembers else {}
-        # None continues at the checkpoint. Any input would start the graph from its beginning.
+        # None continues at the checkpoint. Any other input would start the graph from its beginning.
         graph_input = {"messages": messages} if messages is not None else None
         async for mode, value in self.graph.astream(graph_input, config, stream_mode=["messages", "values"], **options):
             if mode == "values":
@@ -75,14 +77,15 @@ class LangGraphAgent(AdaptedAgent):
         return _read_answer(state.get("messages", []))
 
     async def _recall(self, turn: IncomingTurn, config: RunnableConfig) -> list[AnyMessage] | str | None:
-        """Return the messages that the graph does not know; None if it should continue at its checkpoint; its answer if
-        it has one."""
+        """Return the messages that the graph does not know. Return None if the graph should continue at its
+        checkpoint, or its answer if it already has one.
+        """
         snapshot = await self.graph.aget_state(config)
         messages: Sequence[BaseMessage] = snapshot.values.get("messages", [])
         if any(message.id == _make_id(turn.message) for message in messages):
-            # The graph knows this message: an earlier process ran it, to its end or to a checkpoint.
+            # The graph knows this message: an earlier process ran the graph to its end or to a checkpoint.
             return None if snapshot.next else _read_answer(messages)
-        # Providers refuse a history in which a call has no result, as a killed run leaves it.
+        # Providers refuse a history with a call that has no result. A killed run leaves such a history.
         answered = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}
         calls = [call["id"] for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
         return [
@@ -100,7 +103,8 @@ class LangGraphAgent(AdaptedAgent):
 def _make_id(message: ledger.BaseMessage) -> str:
     """Return the id of a message in the graph's memory.
 
-    Senders choose message ids freely. With the bare id, a sender could overwrite another sender's message or the guide.
+    Senders choose message ids freely. With the plain id, a sender could overwrite another sender's message or the
+    guide.
     """
     return f"{message.sender_id}/{message.message_id}"
 

@@ -1,7 +1,7 @@
 """Agents of the OpenAI Agents SDK as participants: ``await OpenAIAgentsAgent("helper", agent).run()``.
 
-Each turn passes the thread as input items, without a session. So the agent knows only what the ledger shows it. The SDK
-sends traces with prompts to OpenAI unless its tracing is disabled (`set_tracing_disabled`).
+Each turn passes the thread as input items, without a session. The agent therefore knows only the messages that the
+ledger shows to it. The SDK sends traces with prompts to OpenAI unless its tracing is disabled (`set_tracing_disabled`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class OpenAIAgentsAgent(AdaptedAgent):
             async for event in result.stream_events():
                 _show_event(turn, event, calls)
         except asyncio.CancelledError:
-            result.cancel()  # otherwise the SDK's own tasks continue
+            result.cancel()  # otherwise the SDK's own tasks would continue
             raise
         if result.interruptions:
             raise ModelError(NEEDS_PERSON, reason="misconfigured")

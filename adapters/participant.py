@@ -1,13 +1,13 @@
 """Base of all adapters: `AdaptedAgent`, a participant whose agent runs in a different framework.
 
 A subclass implements one coroutine, `AdaptedAgent.answer`, which passes an `IncomingTurn` to its framework and returns
-the answer. Everything else belongs to `roundelay.agents`. For its loop, the whole run of a framework is one model call
-of a reaction without tools. So inbox, order, window, resuming, stopping, takeover, time limit, cost, `why` and error
-reports work as for every agent.
+the answer. `roundelay.agents` does everything else. For its loop, the whole run of a framework is one model call of a
+reaction without tools. Inbox, message order, window, resume, stop, takeover, time limit, cost, `why` and error reports
+therefore work as for every agent.
 
 Steps inside the framework's run are not recorded. If the process is killed before the record `model_reply`, the
-framework runs again, including its tools. If it is killed later, the recorded answer is sent without a second run. The
-answer's id derives from the reaction, so there is only one answer, however often this happens.
+framework runs again, including its tools. If the process is killed later, the recorded answer is sent without a second
+run. The answer's id is derived from the reaction, so there is only one answer, even after several kills.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ ELSEWHERE = "Messages in other threads that you may read:"
 class IncomingTurn:
     """A message to answer, the conversation that the agent may see, and methods to report progress.
 
-    ``conversation`` is the thread of ``message``, oldest first and ending with it. ``others`` are further threads. Both
-    are limited by the window of the agent's policy. ``prompt`` is all of it as one text, as other agents' models read
-    it. If somebody stops the work, its task is cancelled.
+    ``conversation`` is the thread of ``message``, oldest first and ending with ``message``. ``others`` are further
+    threads. The window of the agent's policy limits ``conversation`` and ``others``. ``prompt`` contains all of them as
+    one text, in the form that other agents' models read. If somebody stops the work, its task is cancelled.
     """
 
     agent_id: str
@@ -77,7 +77,7 @@ class IncomingTurn:
     usage: Usage = field(default_factory=Usage, init=False)
     model: str = field(default="", init=False)
     _open: dict[int, tuple[str, float]] = field(default_factory=dict, init=False)
-    """Running calls: the tool, and the start time in seconds."""
+    """Running calls, with the tool and the start time in seconds."""
 
     _calls: int = field(default=0, init=False)
     _starts_paragraph: bool = field(default=False, init=False)
@@ -87,7 +87,7 @@ class IncomingTurn:
 
     @property
     def reaction(self) -> str:
-        """Id of this work. It stays the same when the work is repeated after a restart."""
+        """Id of this work. The id stays the same when the work is repeated after a restart."""
         return self._running.id
 
     @property
@@ -103,13 +103,14 @@ class IncomingTurn:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody stopped the work. A cancellation without a stop means that the process ends. Then the next
-        process repeats or continues the work."""
+        """Whether somebody stopped the work. A cancellation without a stop means that the process ends. The next
+        process repeats or continues the work.
+        """
         return self._running.stopped_by is not None
 
     @property
     def max_chars(self) -> int:
-        """Maximum length of an answer. A longer one is cut and marked."""
+        """Maximum length of an answer. A longer answer is cut off and marked."""
         return self._running.journal.max_body_bytes // 12
 
     # --- input of the framework
@@ -137,28 +138,30 @@ class IncomingTurn:
 
     @property
     def guide(self) -> str:
-        """Explanation of the elements for the framework's model, the same in each turn."""
+        """Explanation of the elements for the framework's model. It is the same in each turn."""
         return GUIDE.format(agent_id=self.agent_id)
 
     @property
     def news(self) -> Sequence[BaseMessage]:
-        """Messages of others in the thread since the agent's last one, for a framework with a memory of its own. The
-        same when the work is repeated. Format them with `mark`."""
-        # From the agent's last message and not from a stored position: after a kill, the same messages are new again.
+        """Messages of other participants in the thread since the agent's last message, for a framework with its own
+        memory. The list is the same when the work is repeated. Format each message with `mark`.
+        """
+        # Start at the agent's last message instead of a stored position. After a kill, the same messages are then new
+        # again.
         own_indexes = [index for index, message in enumerate(self.conversation) if message.sender_id == self.agent_id]
         return self.conversation[own_indexes[-1] + 1 if own_indexes else 0 :]
 
     # --- progress reported by the adapter
 
     def stream(self, text: str) -> None:
-        """Show a piece of the answer while it is written."""
+        """Show a piece of the answer while the framework writes it."""
         # Frameworks stream the text before and after a tool call without a separator.
         if text and self._starts_paragraph:
             text, self._starts_paragraph = f"\n\n{text}", False
         self._emit_delta(ModelDelta(text))
 
     def think(self, text: str) -> None:
-        """Show a piece of the reasoning before the answer."""
+        """Show a piece of the reasoning that precedes the answer."""
         self._emit_delta(ModelDelta(reasoning=text))
 
     def begin_call(self, tool: str, arguments: object = None) -> int:
@@ -178,16 +181,16 @@ class IncomingTurn:
             self._emit(ToolCallEnd(self.reaction, self._turn, number, tool, ok, str(content), lasted_s))
 
     def count(self, usage: Usage, model: str = "") -> None:
-        """Add the usage of a model. It is recorded with the answer, under the last given name."""
+        """Add the usage of a model. The usage is recorded with the answer, under the last given name."""
         self.usage += usage
         self.model = model or self.model
 
     async def keep(self, name: str, value: JsonValue) -> None:
-        """Record a value for later runs of this reaction, after a restart. The first value of a name wins."""
+        """Record a value for later runs of this reaction after a restart. For each name, the first value wins."""
         await pause_hook_timer(self._running.journal.record_note(self._turn, name, value))
 
     def close(self, *, ok: bool) -> None:
-        """End open calls and report nothing more."""
+        """End open calls and stop reporting."""
         for number in list(self._open):
             self.end_call(number, ok=ok)
         self._is_over = True
@@ -204,8 +207,8 @@ class IncomingTurn:
 class AdaptedAgent(SimpleAgentRunner, ABC):
     """An agent that runs in a different framework. `run` it until it is stopped. Subclasses implement `answer`.
 
-    Turns and attempts of the policy do not apply: the framework runs once per message, within ``model_timeout_s``, and
-    again only after a restart. Messages that arrive meanwhile wait (``queue``).
+    Turns and attempts of the policy do not apply. The framework runs once per message, within ``model_timeout_s``, and
+    again only after a restart. Messages that arrive during a run wait (``queue``).
     """
 
     framework = "adapted"
@@ -218,16 +221,16 @@ class AdaptedAgent(SimpleAgentRunner, ABC):
                 f"Agent {agent_id} cannot use on_new_message: inject, because its framework reads messages only at the "
                 "start of a run. Use queue."
             )
-        # The last turn of a reaction has no tools, and an empty answer calls `finish`: allow two turns.
+        # The last turn of a reaction has no tools, but an empty answer calls `finish`. Allow two turns.
         options["policy"] = replace(policy, max_turns=2, model_attempts=1)
         super().__init__(agent_id, instruction="", model=_FrameworkModel(self), network_tools=(), **options)
 
     @abstractmethod
     async def answer(self, turn: IncomingTurn) -> str:
-        """Return the answer to a message, empty for none.
+        """Return the answer to a message, or an empty string for no answer.
 
-        An exception ends the reaction like a model's failure. The sender learns only that there was one; the record and
-        the log get the message. Raise `ModelError` to name the category.
+        An exception ends the reaction like a failure of a model. The sender learns only that there was an error. The
+        record and the log contain its text. Raise `ModelError` to name the category.
         """
 
 
@@ -257,11 +260,11 @@ class _FrameworkModel:
         if not text:  # otherwise the loop would ask again
             finish_call = ToolCall(derive_call_id(request, 0), FINISH, json.dumps({"reason": SILENCE}))
             return ModelReply(None, (finish_call,), *details)
-        # An escaped character takes six bytes of a record and of the message: a longer answer would not fit into them.
+        # An escaped character takes six bytes of a record and of the message. A longer answer would not fit.
         return ModelReply(cut(text, turn.max_chars), (), *details)
 
     def _open_turn(self, request: ModelRequest, on_delta: OnDelta | None) -> IncomingTurn:
-        # The model protocol has no message, so fetch it from the reaction that asks.
+        # The model protocol does not pass the message, so read it from the reaction that asks.
         running = self._agent.find_reaction(request.reaction)
         assert running.reaction is not None, "the loop that asks this model has begun"
         threads: dict[str, list[BaseMessage]] = {}
@@ -311,7 +314,7 @@ def classify_status(status: int) -> ModelFailure:
 def name_failure(error: BaseException) -> ModelFailure | None:
     """Classify a framework's error by the status or the class name of its root cause.
 
-    Return None if it may be a fault in the agent's own code.
+    Return None if the cause may be a fault in the agent's own code.
     """
     cause: BaseException | None = error
     while cause is not None:  # frameworks wrap the errors of their HTTP clients

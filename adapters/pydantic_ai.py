@@ -1,7 +1,7 @@
 """Agents of Pydantic AI as participants: ``await PydanticAIAgent("helper", agent).run()``.
 
-The thread becomes the message history, and the latest message the prompt. The agent's `system_prompt` is added before
-the history (`instructions` always are). Outputs other than text are written as JSON.
+The thread becomes the message history, and the latest message becomes the prompt. The agent's `system_prompt` is placed
+before the history, and its `instructions` are always included. Outputs other than text are written as JSON.
 """
 
 from __future__ import annotations

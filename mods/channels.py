@@ -1,6 +1,7 @@
-"""`channels`: named places with members.
+"""`channels`: named channels with members.
 
-The network itself owns the membership, because it decides who gets a message. This mod lets participants change it.
+The network itself owns the membership, because the membership decides who gets a message. This mod lets participants
+change it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Title = Annotated[str, Meta(max_length=100, description="What people call the ch
 Who = Annotated[str, Meta(description="The id of an agent, a person or a service.")]
 PageLimit = Annotated[int, Meta(ge=1, le=1000)]
 MEMBERS_COUNTED = 50_000
-"""Maximum number of channel members and listeners that one page examines. The hub does nothing else meanwhile."""
+"""Maximum number of channel members and listeners that one page examines. The hub is blocked while it examines them."""
 Text = Annotated[str, Meta(min_length=1, description="The text to send.")]
 
 
@@ -209,7 +210,7 @@ class Channels(Mod):
         state, origin = reading.hub.state, reading.origin
         check_right(state, origin, "read", name)
         check_member(state, origin, find_channel(state, origin, name))
-        # Check as if each listener asked, sorted so that every hub refuses for the same one.
+        # Check as if each listener asked. Sort the listeners, so that every hub refuses for the same listener.
         for agent_id in sorted(await find_audience(reading, trigger)):
             listener = state.participant(agent_id)
             kind = listener.kind if listener is not None else origin.kind

@@ -1,4 +1,4 @@
-"""`discovery`: search participants by the skills on their cards."""
+"""`discovery`: finds participants by the skills on their cards."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Discovery(Mod):
     id = "discovery"
 
     def __init__(self) -> None:
-        # Parse each card once: parsing takes 40 us per card, and a search blocks the hub's loop. The cache has one entry
-        # per participant.
+        # Parse each card once: parsing takes 40 us per card, and a search blocks the hub's loop. The cache has one
+        # entry per participant.
         self._indexes: dict[str, _Index] = {}
 
     @operation("read")
@@ -70,7 +70,7 @@ class Discovery(Mod):
 
     def _get_index(self, participant: Participant) -> _Index:
         index = self._indexes.get(participant.agent_id)
-        # Identity is enough: a changed card is a new object, and comparing bytes would cost as much as parsing.
+        # Compare by identity. A changed card is a new object, and comparing bytes would cost as much as parsing.
         if index is None or index.source is not participant.card:
             index = self._indexes[participant.agent_id] = _read_card(participant)
         return index

@@ -1,9 +1,9 @@
-"""`notify_when`: a single notification when a message was answered or an agent's work on it has ended, for callers that
-cannot wait.
+"""`notify_when`: a single notification when a message was answered or an agent's work on it has ended. It is for
+callers that cannot wait.
 
-The notification is part of the same commit as the answer or the end, so it is sent exactly once, even if processes are
-killed. Other facts, such as whether an agent is idle, are not offered: a notified agent could pass them on to
-participants who may not know them.
+The notification is part of the same commit as the answer or the end. It is therefore sent exactly once, even if
+processes are killed. Notifications about other facts, such as whether an agent is idle, are not offered. A notified
+agent could pass them on to participants who may not know them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from roundelay.network.mod import Change, Mod, operation
 MAX_ASKED_BY_ONE, MAX_ASKED = 50, 500
 """Maximum number of open requests of one participant, and of all participants."""
 ASKED_MS = 7 * 86_400_000
-"""Lifetime of a request, in milliseconds. Many reactions never end, and few callers cancel their requests."""
+"""Lifetime of a request, in milliseconds. Requests must expire, because many reactions never end and few callers
+cancel their requests.
+"""
 
 AgentId = Annotated[str, Meta(max_length=64)]
 
@@ -88,7 +90,8 @@ class NotifyWhen(Mod):
         reply = msgspec.json.decode(message.data, type=_Reply)
         if not isinstance(reply.reply_to, int) or not (entries := change.get(key := str(reply.reply_to))):
             return
-        # Only answers of others, and only to participants who may read them: a notice must not reveal a message.
+        # Notify only about answers of others, and only participants who may read the answer: a notice must not reveal a
+        # message.
         notified = [
             entry
             for entry in entries
@@ -108,8 +111,9 @@ class NotifyWhen(Mod):
 
 
 class _Request(Struct, array_like=True, frozen=True):
-    """An open request. Its ``entry`` is also stored under ``key``, where a message or the end of a reaction finds
-    it."""
+    """An open request. Its ``entry`` is also stored under ``key``. A message or the end of a reaction looks up that
+    key.
+    """
 
     key: str
     entry: list[str]
@@ -140,7 +144,7 @@ def _add_request(change: Change, key: str, entry: list[str]) -> None:
     expired = [
         request for request in requests if request.until <= change.stamp or (request.key, request.entry) == (key, entry)
     ]
-    # Expired requests are removed with the next one: nothing calls a mod at a given time.
+    # Remove expired requests together with the next new one, because the hub never calls a mod at a given time.
     requests = _remove_requests(change, requests, expired)
     if sum(request.by == entry[0] for request in requests) >= MAX_ASKED_BY_ONE or len(requests) >= MAX_ASKED:
         raise InvalidArguments(
@@ -152,12 +156,12 @@ def _add_request(change: Change, key: str, entry: list[str]) -> None:
 
 
 def _remove_requests(change: Change, requests: list[_Request], removed: list[_Request]) -> list[_Request]:
-    """Remove requests that were notified, cancelled or have expired. Return the others."""
+    """Remove requests that were notified or cancelled, or that have expired. Return the others."""
     if not removed:
         return requests
     for key in dict.fromkeys(request.key for request in removed):
         entries = [request.entry for request in removed if request.key == key]
-        # None deletes the entry: an empty list for each message ever asked about would stay forever.
+        # None deletes the entry. Otherwise an empty list would stay forever for each message.
         change.put(key, [item for item in change.get(key) or [] if item not in entries] or None)
     remaining = [request for request in requests if request not in removed]
     change.put("asked", remaining or None)

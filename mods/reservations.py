@@ -1,7 +1,7 @@
 """`reservations`: temporary claims on files, so that two participants do not change the same file.
 
-A reservation is advisory: it is visible, conflicting reservations are refused, and its holder learns once of each
-participant that wanted its files. It expires by the hub's timestamps.
+A reservation is advisory. It is visible, conflicting reservations are refused, and its holder is notified once of each
+participant that wanted its files. Reservations expire by the hub's timestamps.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class Reservations(Mod):
             for reservation in held
             if not (reservation["agent_id"] == caller and reservation["path"] in wanted)
         ]
-        # Keep who was named to the holder: extending a reservation must not repeat the notices.
+        # Keep the list of participants about whom the holder was notified. Extending a reservation must not repeat the
+        # notices.
         notified = {
             reservation["path"]: reservation["told"] for reservation in held if reservation["agent_id"] == caller
         }
@@ -121,17 +122,17 @@ class Reservations(Mod):
 
 
 def overlaps(one: str, other: str) -> bool:
-    """Whether two paths or patterns may match the same file.
+    """Return whether two paths or patterns may match the same file.
 
-    A path without a star is a file or a folder with all of its content. Beside a pattern, a path with a file extension
-    (``a.md``) is a file, unless the pattern leads into it. For patterns with several stars the result may be a false
-    positive, because only the text before the first and after the last star is compared.
+    A path without a star is a file or a folder with all of its content. Compared with a pattern, a path with a file
+    extension (``a.md``) is a file, unless the pattern continues below it. For patterns with several stars the result
+    may be a false positive, because only the text before the first and after the last star is compared.
     """
     return _may_meet(one, other) or _contains(one, other) or _contains(other, one)
 
 
 def _contains(folder: str, other: str) -> bool:
-    """Whether a path is a folder that may contain the other path."""
+    """Return whether a path is a folder that may contain the other path."""
     is_file = "*" in other and re.search(r"[^/]\.[A-Za-z]\w*$", folder)
     return "*" not in folder and (other.startswith(f"{folder}/") or (not is_file and _may_meet(f"{folder}/*", other)))
 
@@ -155,7 +156,7 @@ def _may_meet(one: str, other: str) -> bool:
 def _normalize(path: str) -> str:
     """Return a path in a comparable form, relative to the project's root. Raises `InvalidArguments` for a path outside
     of the project."""
-    # The same name has several Unicode forms, and file systems differ in the one that they return.
+    # The same name has several Unicode forms, and file systems return different ones.
     text = unicodedata.normalize("NFC", path.strip()).replace("\\", "/")
     if re.match("/|~|[A-Za-z]:/", text):
         raise InvalidArguments(
@@ -181,7 +182,7 @@ def _read_active(change: Change) -> list[dict[str, Any]]:
 
 
 def _is_news(held: dict[str, Any], caller: str) -> bool:
-    """Whether to notify the holder of this caller, which happens once."""
+    """Return whether to notify the holder of this caller. Each caller is reported once."""
     return caller not in held["told"] and len(held["told"]) < MAX_TOLD
 
 

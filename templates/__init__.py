@@ -1,7 +1,7 @@
-"""The texts that agents send to their models, as jinja templates beside this file.
+"""Texts that agents send to their models, as jinja templates in this folder.
 
-`read_template` returns a template's source. `roundelay.agents.prompt` renders it (sandbox, escaping). Imports nothing
-of this project.
+`read_template` returns a template's source. `roundelay.agents.prompt` renders it in a sandbox and escapes its values.
+Imports nothing of this project.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ CONVERSATION = "conversation.jinja"
 """User message of a reaction: ``message_threads``, ``incoming_thread_id`` and ``incoming_message`` as XML."""
 
 SYSTEM = "system.jinja"
-"""Addition of `features.prompts` to the system message: the date, the tools and their instructions, constraints, custom
-instructions."""
+"""Text that `features.prompts` adds to the system message: the date, the tools and their instructions, constraints,
+and custom instructions.
+"""
 
 USER = "user.jinja"
-"""Addition of `features.prompts` to the user message, after the conversation: notes of tools and servers."""
+"""Text that `features.prompts` adds to the user message, after the conversation: notes of tools and servers."""
 
 
 def read_template(name: str) -> str:

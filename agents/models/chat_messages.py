@@ -7,8 +7,8 @@
 - after tool results a user message, or directly the model's next turn, depending on the server's rules;
 - last a user or tool message.
 
-Call ids and the fields that a server wants back with a reply follow the rules of the endpoint (`endpoint_rules`). Pure:
-the same request and rules give the same messages.
+Call ids, and the fields that a server wants back with a reply, follow the rules of the endpoint (`endpoint_rules`).
+Pure: the same request and rules give the same messages.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .model import (
 
 NOTE_OPEN, NOTE_CLOSE = "<system_note>", "</system_note>"
 NOTE_HEAD = "This note is not part of the result."
-"""First line of a note behind the last result: text from the reaction for the model's next turn."""
+"""First line of a note after the last result. A note is text from the reaction for the model's next turn."""
 
 _NOTE_TAG = re.compile(r"<(?=\s*/?\s*system_note)", re.IGNORECASE)
 GO_ON = "Go on."
@@ -57,7 +57,7 @@ _SUBSTITUTE = "skip_thought_signature_validator"
 
 @dataclass(slots=True)
 class _Result:
-    """A tool's result and the notes behind it."""
+    """A tool's result, with the notes that follow it."""
 
     message: ToolMessage
     notes: list[str] = field(default_factory=list)
@@ -81,7 +81,9 @@ def write_messages(
 
 
 def find_note(content: str) -> int:
-    """Return the index at which a result ends and its notes begin; its length if it has none."""
+    """Return the index at which a result ends and its notes begin, or the length of the content if there are no
+    notes.
+    """
     index = content.find(f"\n\n{NOTE_OPEN}\n")
     return len(content) if index < 0 else index
 
@@ -126,7 +128,8 @@ def _add_user(arranged: list[_Arranged], message: UserMessage, rules: EndpointRu
         case _Result() if rules.notes == "in_results" and not has_files:
             last.notes.append(message.content)
         case _Result() if rules.notes == "in_results":
-            # A result can contain only text. The assistant message keeps the order of roles valid.
+            # A result can contain only text, so the images follow as a user message. The assistant message keeps the
+            # order of roles valid.
             arranged += [AssistantMessage(SEEN), message]
         case _:
             arranged.append(message)
@@ -145,7 +148,7 @@ def _add_assistant(arranged: list[_Arranged], message: AssistantMessage) -> None
 
 
 def _choose_ids(messages: Iterable[ChatMessage], rules: EndpointRules) -> dict[str, str]:
-    """Return the id under which each call is sent."""
+    """Return the id under which each call is sent, by the original id."""
     chosen: dict[str, str] = {}
     used: set[str] = set()
     for message in messages:
@@ -156,7 +159,7 @@ def _choose_ids(messages: Iterable[ChatMessage], rules: EndpointRules) -> dict[s
                 continue
             is_sent = _ID_FORMS[rules.call_ids].fullmatch(call.id) is not None
             sent, salt = call.id, 0
-            while not is_sent or sent in used:  # two long ids may hash to the same short one
+            while not is_sent or sent in used:  # two long ids may have the same short hash
                 sent, salt, is_sent = derive_short_id(call.id, salt), salt + 1, True
             chosen[call.id] = sent
             used.add(sent)
@@ -228,13 +231,15 @@ def _write_call(call: ToolCall, ids: dict[str, str]) -> dict[str, Any]:
 
 
 def _add_fields(call: dict[str, Any], fields: Any) -> dict[str, Any]:
-    """Add the fields that the server wants back to a call. ``function`` holds the fields of that part."""
+    """Add the fields that the server wants back to a call. ``function`` contains the fields of the ``function``
+    part.
+    """
     inner = {name: value for name, value in fields.items() if name != "function"}
     return {**call, **inner, "function": {**fields.get("function", {}), **call["function"]}}
 
 
 _AUDIO: dict[str, Literal["wav", "mp3"]] = {"audio/wav": "wav", "audio/mpeg": "mp3"}
-"""Audio types with a part of their own in the API. Other files become a file part."""
+"""Audio types that have a separate part type in the API. Other files become a file part."""
 
 
 def _write_file(file: File) -> ChatCompletionContentPartParam:

@@ -1,8 +1,8 @@
-"""Parses the replies of OpenAI-compatible servers, whole or as pieces of a stream.
+"""Parses the replies of OpenAI-compatible servers, complete or as pieces of a stream.
 
-Servers differ from OpenAI's in every part: content as a list of parts, calls without an index or an id, streams without
-a finish reason. `read_completion` and `Draft.add_chunk` take parsed JSON. They raise `ValueError` for a reply that
-cannot be read, and `ErrorInside` if the server reports an error instead of a reply. Pure.
+Servers differ from OpenAI's server in every part: content as a list of parts, calls without an index or an id, streams
+without a finish reason. `read_completion` and `Draft.add_chunk` take parsed JSON. They raise `ValueError` for a reply
+that cannot be read, and `ErrorInside` if the server reports an error instead of a reply. Pure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Json = Mapping[str, Any]
 
 
 class ErrorInside(Exception):
-    """An error inside a reply with status 200 or inside a stream. ``body`` is its JSON."""
+    """An error inside a reply with status 200 or inside a stream. ``body`` is the JSON of the error."""
 
     def __init__(self, body: object) -> None:
         super().__init__("the reply holds an error")
@@ -43,12 +43,12 @@ class ErrorInside(Exception):
 
 @dataclass(slots=True)
 class CallDraft:
-    """A call while its pieces arrive. ``index`` is the server's, None if the server gives none."""
+    """A call while its pieces arrive. ``index`` is the index from the server, or None if the server sends none."""
 
     index: int | None = None
     id: str = ""
     name: str = ""
-    # Not a str: adding a piece to a long str copies all of it.
+    # Use a buffer instead of a str: adding a piece to a long str copies all of it.
     arguments: StringIO = field(default_factory=StringIO)
     fields: dict[str, JsonValue] = field(default_factory=dict)
     """Fields that the server wants back with the call."""
@@ -57,7 +57,7 @@ class CallDraft:
         return self.arguments.tell() > 0
 
     def is_whole(self) -> bool:
-        """Whether the arguments so far are a JSON object, so that a further object belongs to another call."""
+        """Whether the arguments so far are a complete JSON object. If so, a further object belongs to another call."""
         arguments = self.arguments.getvalue().strip()
         if not arguments.endswith("}"):
             return False
@@ -69,7 +69,7 @@ class CallDraft:
 
 @dataclass(slots=True)
 class Draft:
-    """A reply while it is parsed. ``is_done`` means that the server marked the end of its stream."""
+    """A reply while it is parsed. ``is_done``: the server has marked the end of its stream."""
 
     tools: Collection[str] = ()
     text: StringIO = field(default_factory=StringIO)
@@ -84,7 +84,7 @@ class Draft:
     model: str = ""
     is_done: bool = False
     _tags: ThinkTags = field(default_factory=ThinkTags)
-    _choice: object = None  # index of the choice that is parsed; others are ignored
+    _choice: object = None  # index of the parsed choice; other choices are ignored
     _last: CallDraft | None = None  # call of the last piece
 
     @property
@@ -110,7 +110,7 @@ class Draft:
         # A server that was asked for one choice may send several. Mixed together they would be no text at all.
         elif index is not None and index != self._choice:
             return ModelDelta()
-        self._add_usage(choice)  # Kimi puts the usage here: https://github.com/earendil-works/pi/issues/2017
+        self._add_usage(choice)  # Kimi sends the usage here: https://github.com/earendil-works/pi/issues/2017
         reason = as_text(choice.get("finish_reason"))
         if reason and self.finish_reason in ("", "stop"):  # a later "stop" must not hide a limit or a filter
             self.finish_reason = reason
@@ -118,14 +118,14 @@ class Draft:
         if isinstance(delta, Mapping):
             return self._add_message(delta, is_piece=True)
         message = choice.get("message")
-        if isinstance(message, Mapping) and self._is_empty():  # otherwise it repeats the pieces
+        if isinstance(message, Mapping) and self._is_empty():  # otherwise the message repeats the pieces
             return self._add_message(message, is_piece=False)
         if delta is not None:
             raise ValueError("a piece of it is not a JSON object")
         return ModelDelta()
 
     def close(self) -> list[ModelDelta]:
-        """Add the held text when the reply has ended. Return the deltas to show."""
+        """Add the remaining text after the reply has ended. Return the deltas to show."""
         text, reasoning = self._tags.close()
         self.text.write(text)
         self.reasoning.write(reasoning)
@@ -136,9 +136,9 @@ class Draft:
     def _extract_unopened_reasoning(self) -> None:
         """Move reasoning that only a closing tag marks from the text to the reasoning.
 
-        The chat templates of some models end with the opening tag, so the reply lacks it
+        The chat templates of some models end with the opening tag, so the reply lacks that tag
         (https://github.com/deepseek-ai/DeepSeek-R1/issues/456, https://github.com/infiniflow/ragflow/issues/5698). A
-        closing tag behind its opening tag or inside a code block is part of the text.
+        closing tag after an opening tag or inside a code block is part of the text.
         """
         text = self.text.getvalue()
         closing = LONE_CLOSE.search(text)
@@ -175,7 +175,7 @@ class Draft:
                 raise ValueError("a call of it has no function")
             if is_piece:
                 self._add_piece(part, place, len(parts))
-            elif part.get("function"):  # check the shape: some servers omit the type
+            elif part.get("function"):  # check the form of the part, because some servers omit the type
                 self._open_call(part)
         call = message.get("function_call")  # older servers send a single call in this field
         if isinstance(call, Mapping) and not parts:
@@ -185,7 +185,7 @@ class Draft:
     # --- calls
 
     def _add_piece(self, part: Json, position: int, count: int) -> None:
-        """Add a piece of a call. ``position`` is its place among the ``count`` calls of its chunk."""
+        """Add a piece of a call. ``position`` is the index of the piece among the ``count`` calls of its chunk."""
         call = self._find_call(part, position, count)
         if call is None:
             self._open_call(part)
@@ -218,10 +218,10 @@ class Draft:
             call.fields["function"] = {**_as_object(call.fields.get("function")), **inner}
 
     def _find_call(self, part: Json, position: int, count: int) -> CallDraft | None:
-        """Return the call that a piece belongs to. None means that the piece begins a new call.
+        """Return the call to which a piece belongs. None means that the piece begins a new call.
 
-        The id decides, then the index, then the position. A server may repeat an id or index, send either in the first
-        piece only, or send neither (https://github.com/open-webui/computer/issues/224).
+        The id decides first, then the index, then the position. A server may repeat an id or index, send it only in the
+        first piece, or send neither (https://github.com/open-webui/computer/issues/224).
         """
         call_id, index, name = as_text(part.get("id")), _read_index(part), _read_name(part)
         if call_id:
@@ -252,7 +252,7 @@ class Draft:
         return None
 
     def _begins_another(self, call: CallDraft, name: str, part: Json) -> bool:
-        """Whether a piece begins another call: it names a tool, and the arguments of ``call`` are complete."""
+        """Return whether a piece begins another call: it names a tool, and the arguments of ``call`` are complete."""
         if not name:
             return False
         if call.has_arguments():
@@ -268,7 +268,7 @@ class Draft:
 
 
 def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
-    """Parse a whole reply."""
+    """Parse a complete reply."""
     if isinstance(body, str):  # the content type was not JSON
         text = body
         try:
@@ -285,7 +285,7 @@ def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
     draft = Draft(tools, model=as_text(body.get("model")), usage=read_usage(body.get("usage")))
     choice, message = choices[0], choices[0].get("message")
     if not isinstance(message, Mapping):
-        # Gemini omits the message if a filter or the length limit left nothing of it.
+        # Gemini omits the message if a filter or the length limit removed all of its content.
         if "message" in choice or not choice.get("finish_reason"):
             raise ValueError("its choice has no message")
         message = {}
@@ -297,7 +297,7 @@ def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
 
 
 def describe_page(text: str) -> str:
-    """Describe a reply without JSON. Most often it is the page of a login, a proxy or a wrong address."""
+    """Describe a reply that is not JSON. In most cases it is the page of a login, a proxy or a wrong address."""
     words = shorten_page(text)[:200]
     return f"it is not JSON: {words!r}; check the address" if words else "it is empty"
 
@@ -324,13 +324,13 @@ def raise_for_list(body: object) -> None:
 
 
 def _is_status(body: Json) -> bool:
-    """Whether an object without choices reports an error, not just that the server is still working."""
+    """Return whether an object without choices reports an error. Otherwise the server is only still working."""
     kind = " ".join(str(body.get(name) or "") for name in ("object", "type", "status"))
     return isinstance(body.get("message") or body.get("msg"), str) and ("code" in body or "error" in kind.lower())
 
 
 def finish_calls(request: ModelRequest, drafts: Iterable[CallDraft]) -> Iterator[ToolCall]:
-    """Give each call a unique id. Servers omit or repeat ids, and results are matched to calls by id."""
+    """Give each call a unique id. Servers omit or repeat ids, but results are matched to calls by id."""
     seen = {
         call.id for message in request.messages if isinstance(message, AssistantMessage) for call in message.tool_calls
     }
@@ -355,8 +355,9 @@ def _unwrap_arguments(text: str) -> str:
 def find_origin(draft: Draft, endpoint: str, learned: Mapping[str, JsonValue], *, is_required: bool) -> ReplyOrigin:
     """Return the origin of a reply, with the fields that the server wants back.
 
-    The fields are kept with tool calls only: no server asks for the reasoning before an answer. ``learned`` holds the
-    rules from refusals. ``is_required`` means that the server refuses requests without the reasoning.
+    The fields are kept only for a reply with tool calls. After an answer in text, no server needs its earlier
+    reasoning. ``learned`` contains the rules learned from refusals. ``is_required``: the server refuses requests
+    without the reasoning.
     """
     if not draft.calls:
         return ReplyOrigin(endpoint, rules=learned)
@@ -369,7 +370,7 @@ def find_origin(draft: Draft, endpoint: str, learned: Mapping[str, JsonValue], *
 
 
 def as_text(value: object) -> str:
-    """Return a value as text. Some servers send an object instead of its JSON."""
+    """Return a value as text. Some servers send an object where JSON text is expected."""
     match value:
         case str():
             return value
@@ -410,7 +411,7 @@ def _read_parts(parts: Iterable[object]) -> tuple[str, str, str]:
 
 
 def _read_inner(value: object) -> str:
-    """Return all text inside a part: ``thinking`` may be a text or again a list of parts."""
+    """Return all text inside a part: ``thinking`` may be a text or a nested list of parts."""
     match value:
         case str():
             return value
@@ -466,7 +467,7 @@ def _join(previous: JsonValue, value: Any) -> JsonValue:
 
 
 def _join_object(previous: JsonValue, value: Any) -> JsonValue:
-    """Merge objects. Signatures arrive whole, so a later value replaces the earlier one."""
+    """Merge objects. Signatures arrive complete, so a later value replaces the earlier one."""
     if isinstance(previous, dict) and isinstance(value, Mapping):
         return {**previous, **{name: _join_object(previous.get(name), item) for name, item in value.items()}}
     copied: JsonValue = json.loads(json.dumps(value, default=str))
@@ -477,7 +478,9 @@ _GROWING = ("text", "thinking", "summary", "data")
 
 
 def _join_blocks(previous: list[JsonValue], pieces: Iterable[Any]) -> list[JsonValue]:
-    """Append pieces to the last block if they continue it: the same kind and index, and not signed yet."""
+    """Append pieces to the last block if they continue it. They continue it if kind and index are equal and the
+    block is not signed yet.
+    """
     blocks = list(previous)
     for piece in pieces:
         last = blocks[-1] if blocks else None
@@ -516,7 +519,7 @@ def _list_objects(where: Json, name: str) -> Iterator[Json]:
 
 
 def _wrap_function(part: Json) -> Json:
-    """Return a call with its name and arguments inside ``function``. Some servers put them beside it."""
+    """Return a call with its name and arguments inside ``function``. Some servers place them outside."""
     if part.get("function") is not None or not isinstance(part.get("name"), str):
         return part
     return {**part, "function": {name: part.get(name) for name in ("name", "arguments")}}

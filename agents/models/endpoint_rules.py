@@ -1,9 +1,9 @@
 """Rules of a model's endpoint: the fields, ids and message order that an OpenAI-compatible server requires.
 
 `find_rules` chooses the rules by the host of the base URL and by the model's name. An agent's file may override each
-rule. For an unknown server, `learn` derives a rule from the words of a refusal. That rule is recorded with the reply
-(`ReplyOrigin.rules`), so a resumed reaction sends the same requests. `name_endpoint` names an endpoint and its model: a
-server's fields go back to that endpoint only. No IO.
+rule. For an unknown server, `learn` derives a rule from the text of a refusal. The rule is recorded with the reply
+(`ReplyOrigin.rules`), so a resumed reaction sends the same requests. `name_endpoint` names an endpoint and its model.
+Fields that a server returns are sent back only to the same endpoint. No IO.
 """
 
 from __future__ import annotations
@@ -187,18 +187,18 @@ _REFUSALS: tuple[tuple[str, dict[str, object]], ...] = (
         {"reasoning": "required"},
     ),
 )
-"""Patterns of refusals and the rule behind each. The first match that changes a rule counts."""
+"""Patterns of refusals, each with the rule that it reveals. The first match that changes a rule applies."""
 
 
 def is_sealed(name: str, value: JsonValue) -> bool:
-    """Whether a reasoning field is signed or encrypted."""
+    """Return whether a reasoning field is signed or encrypted."""
     if isinstance(value, list):
         return any(isinstance(block, dict) and any(block.get(key) for key in ("signature", "data")) for block in value)
     return name in ("reasoning_opaque", "extra_content")
 
 
 def learn(rules: EndpointRules, refusal: str) -> EndpointRules | None:
-    """Return the rules with the one that a refusal reveals; None if its words reveal no new rule."""
+    """Return the rules with the rule that a refusal reveals added. Return None if the text reveals no new rule."""
     words = refusal.lower()
     for pattern, changes in _REFUSALS:
         changed = replace(rules, **changes)  # type: ignore[arg-type]  # of `_REFUSALS` above

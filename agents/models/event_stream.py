@@ -11,7 +11,7 @@ DONE = "[DONE]"
 
 
 MAX_ATTEMPTS = 16
-"""Number of lines up to which an unfinished event is parsed after each line."""
+"""Maximum number of lines up to which an incomplete event is parsed after each line."""
 
 
 MAX_STRAY_CHARS = 2000
@@ -19,18 +19,17 @@ MAX_STRAY_CHARS = 2000
 
 @dataclass(slots=True)
 class EventReader:
-    """Parses a stream incrementally, more leniently than the standard for server-sent events.
+    """Incremental parser that is more lenient than the standard for server-sent events.
 
-    Some servers omit the blank line between events or after the last one, and some send an error as a bare line of
-    JSON.
+    Some servers omit the blank line between events or after the last event. Some send an error as a bare line of JSON.
     """
 
     stray: str = ""
-    """First lines that belong to no event, such as those of a web page."""
+    """First lines that belong to no event, for example the lines of a web page."""
 
     _rest: bytes = b""
     _pending: list[str] = field(default_factory=list)  # lines of an event whose JSON is incomplete
-    _is_bare: bool = False  # whether they are bare JSON without `data:`
+    _is_bare: bool = False  # whether the pending lines are JSON without `data:`
     _name: str = ""  # name of the current event
     _has_begun: bool = False
 
@@ -65,7 +64,7 @@ class EventReader:
         if not text:
             return []
         self._pending.append(text)
-        # Each attempt parses all pending lines again: without a limit, a long event would take quadratic time.
+        # Each attempt parses all pending lines again. Without a limit, a long event would take quadratic time.
         if len(self._pending) > MAX_ATTEMPTS and not (self._is_bare and text in ("}", "]")):
             return []
         try:

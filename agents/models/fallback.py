@@ -1,8 +1,8 @@
-"""Several models as one: the first that answers.
+"""Combines several models into one: the first model that answers is used.
 
-Use it for a provider that may be down, busy or out of credit. Each model gets one try per attempt; the reaction's
-policy decides the number of attempts. Errors that every model would repeat (a request that is rejected, filtered or too
-long) are raised at once.
+Use it for a provider that may be down, busy or out of credit. Each model is asked once per attempt, and the reaction's
+policy sets the number of attempts. Errors that every model would repeat are raised at once: the request is rejected,
+filtered or too long.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _SAME_FOR_ALL = ("rejected", "content_filter", "context_too_long")
 
 
 class FallbackModel:
-    """Asks ``models`` in order. Raises the `ModelError` of the last one, or that of a retryable failure before it."""
+    """Asks ``models`` in order. If all fail, raises the last retryable `ModelError`, or the last error if none is
+    retryable.
+    """
 
     def __init__(self, *models: Model) -> None:
         if not models:
@@ -45,12 +47,12 @@ class FallbackModel:
                     raise
                 _logger.warning("falling back", extra={"model": model.name, "reason": error.reason})
                 failure = error
-                # Streamed pieces of the failed model are on screens already: mark them as void.
+                # Screens already show the streamed pieces of the failed model, so mark these pieces as void.
                 if has_begun and on_delta is not None and model is not self.models[-1]:
                     on_delta(ModelDelta(broken_off=str(error)))
                     has_begun = False
                 retryable = error if error.retryable else retryable
-        raise retryable or failure  # a repeat can help as long as one of the failures was temporary
+        raise retryable or failure  # a retry can help if at least one of the failures was temporary
 
     async def close(self) -> None:
         """Close the models that have a ``close`` method."""
@@ -61,7 +63,7 @@ class FallbackModel:
 
 
 def list_names(model: Model) -> list[str]:
-    """Return the names of the models that may answer for this one; a single name, unless it is a `FallbackModel`."""
+    """Return the names of the models that may answer for this model. This is one name, except for a `FallbackModel`."""
     if not isinstance(model, FallbackModel):
         return [model.name]
     return [name for choice in model.models for name in list_names(choice)]

@@ -1,9 +1,9 @@
-"""Tool calls for servers without them: each step is one JSON object, whose shape ``response_format`` enforces.
+"""Tool calls for servers that do not support them: each step is one JSON object, whose form ``response_format``
+enforces.
 
-`encode_steps` turns a request into plain system, user and assistant texts, and the schema that the reply must follow
-(the shape of one tool). `decode_step` turns the reply's text into a `ToolCall`. `openai_model` sends and receives.
-Pure. If a model ignores the schema, its reply is read as far as possible. The reaction loop answers the invalid calls
-that remain.
+`encode_steps` turns a request into plain system, user and assistant texts, and into the schema that the reply must
+follow. `decode_step` turns the reply's text into a `ToolCall`. `openai_model` sends and receives. Pure. If a model
+ignores the schema, its reply is parsed as far as possible. The reaction loop answers the remaining invalid calls.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ PlainMessage = SystemMessage | UserMessage | AssistantMessage
 class StepRequest:
     """A request as plain texts with their images and files.
 
-    ``schema`` is the reply's schema, None for free text. ``is_strict`` means that the strict mode of a server accepts
-    the schema.
+    ``schema`` is the schema of the reply, or None for free text. ``is_strict``: the strict mode of a server accepts the
+    schema.
     """
 
     messages: tuple[PlainMessage, ...]
@@ -64,14 +64,15 @@ def encode_steps(request: ModelRequest) -> StepRequest:
     if tools:
         schema = _build_step_schema(tools)
     elif any(isinstance(message, AssistantMessage) and message.tool_calls for message in request.messages):
-        # The history contains steps as JSON, which a model imitates: give its closing answer a shape as well.
+        # The history contains steps as JSON, and a model imitates them. Give its closing answer a schema as well.
         schema = _build_object({"answer": {"type": "string"}})
     return StepRequest(tuple(messages), schema, schema is not None and _fits_strict_mode(schema))
 
 
 def decode_step(request: ModelRequest, text: str) -> tuple[str | None, tuple[ToolCall, ...]]:
-    """Parse a reply into (text, calls). A reply without a step is text. A step with broken arguments is a call with
-    these arguments, which the loop answers."""
+    """Parse a reply into (text, calls). A reply without a step is text. A step with broken arguments becomes a call
+    with these arguments, and the loop answers that call with an error.
+    """
     unfenced = strip_code_fence(text)
     try:
         return _decode_step(request, text, json.loads(unfenced))
@@ -127,8 +128,9 @@ _ANSWER_HEAD = re.compile(r'\{\s*"answer"\s*:\s*"')
 
 
 def _decode_broken_step(request: ModelRequest, text: str, written: str) -> tuple[str | None, tuple[ToolCall, ...]]:
-    """Parse a step that a length limit cut off, or that a model without the schema garbled. ``written`` is the text
-    without a fence."""
+    """Parse a step that is incomplete because of a length limit, or that a model garbled. ``written`` is the text
+    without a code fence.
+    """
     if step := _STEP_HEAD.match(written):
         return None, (ToolCall(derive_call_id(request, 0), json.loads(step["name"]), written[step.end() :]),)
     if answer := _ANSWER_HEAD.match(written):
@@ -145,7 +147,8 @@ def _render(messages: Iterable[ChatMessage]) -> Iterable[PlainMessage]:
     for position, message in enumerate(messages):
         match message:
             case SystemMessage(content):
-                # Chat templates of local models accept one system text, at the start: send later ones as user texts.
+                # Chat templates of local models accept one system text at the start. Send later system texts as user
+                # texts.
                 yield message if position == 0 else UserMessage(content)
             case UserMessage():
                 yield message
@@ -176,8 +179,9 @@ def _merge(messages: Iterable[PlainMessage]) -> Iterable[PlainMessage]:
 
 
 def _write_result(content: str) -> str:
-    """Return a result as JSON, unchanged if it is JSON already. Inside a user message, a tool's text must not look like
-    the text behind it."""
+    """Return a result as JSON, unchanged if it already is JSON. In a user message, the text of a tool must be
+    distinguishable from the text that follows.
+    """
     try:
         json.loads(content)
     except (ValueError, RecursionError):
@@ -223,7 +227,8 @@ def _build_step_schema(tools: Sequence[ToolSpec]) -> JsonSchema:
     for tool in tools:
         arguments = {key: value for key, value in tool.parameters.items() if key != "$defs"}
         own = tool.parameters.get("$defs")
-        # `#/$defs/X` is relative to the root, which differs here: move each tool's definitions up, under its name.
+        # `#/$defs/X` is relative to the root, which differs here. Move each tool's definitions to the root, under the
+        # tool's name.
         if isinstance(own, dict):
             definitions.update((f"{tool.name}.{name}", _rename_refs(shape, tool.name)) for name, shape in own.items())
         shapes.append(

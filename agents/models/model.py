@@ -1,9 +1,9 @@
 """The interface between a reaction and a model: the request, the reply and the errors.
 
 A reaction builds a `ModelRequest`. A `Model` answers it with a `ModelReply` or raises `ModelError`. The implementations
-stand beside this module: `openai_model` (any OpenAI-compatible server), `scripted` (rules or a callable), `local` (a
-small model on the CPU), `tape` (recorded replies) and `fallback` (several models as one). All types are frozen. A reply
-converts to JSON and back, because it is recorded before its tools run. No IO, no provider, no clock.
+are other modules of this folder: `openai_model` (any OpenAI-compatible server), `scripted` (rules or a callable),
+`local` (a small model on the CPU), `tape` (recorded replies) and `fallback` (several models as one). All types are
+frozen. A reply converts to JSON and back, because it is recorded before its tools run. No IO, no provider, no clock.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ ToolChoice = Literal["auto", "none", "required"]
 
 
 MAX_TOKENS = 10**12
-"""Maximum token count of one call. A larger count from a server is cut to it, so that the hub's sums cannot
-overflow."""
+"""Maximum token count of one call. Larger counts from a server are reduced to this maximum, so that the hub's sums
+cannot overflow.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class NamedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that a model asks for. ``arguments`` is the text that the model wrote, which may be invalid JSON."""
+    """A call in the model's reply. ``arguments`` is the text that the model wrote, which may be invalid JSON."""
 
     id: str
     name: str
@@ -66,7 +67,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """Tokens of one model call outside of a turn, such as a tool's, a check's or a summary's."""
+    """Tokens of one model call outside of a turn, for example of a tool, a check or a summary."""
 
     model: str
     usage: Usage
@@ -74,7 +75,7 @@ class ModelUse:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as a model sees it. ``parameters`` is the JSON Schema of an object."""
+    """A tool in the form that a model sees. ``parameters`` is the JSON Schema of an object."""
 
     name: str
     description: str
@@ -108,11 +109,11 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True)
 class ReplyOrigin:
-    """The endpoint that a reply came from, and the fields which that endpoint wants back with the reply.
+    """The endpoint that sent a reply, and the fields that this endpoint wants back with the reply.
 
-    ``endpoint`` names the server and its model (`endpoint_rules.name_endpoint`). ``message`` holds fields of the
-    reply's message, such as ``reasoning_content``. ``calls`` holds those of each call by position, such as a signature.
-    They are sent to that endpoint only.
+    ``endpoint`` names the server and its model (`endpoint_rules.name_endpoint`). ``message`` contains fields of the
+    reply's message, such as ``reasoning_content``. ``calls`` contains the fields of each call by position, such as a
+    signature. The fields are sent back only to the same endpoint.
     """
 
     endpoint: str
@@ -156,11 +157,11 @@ ChatMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """One model call. ``agent_id``, ``reaction`` and ``turn`` identify its purpose. They seed generated call ids and
-    are not sent.
+    """Request for one model call. ``agent_id``, ``reaction`` and ``turn`` identify its purpose. They seed generated
+    call ids and are not sent.
 
-    ``prompt`` is the beginning of the conversation's message, identical in every turn of the reaction. Text behind it
-    may belong to this turn alone.
+    ``prompt`` is the beginning of the message with the conversation, identical in every turn of the reaction. Text
+    after ``prompt`` may be specific to this turn.
     """
 
     messages: Sequence[ChatMessage]
@@ -174,8 +175,9 @@ class ModelRequest:
 
 @dataclass(frozen=True, slots=True)
 class ModelReply:
-    """The model's answer. ``text`` is None instead of empty. ``finish_reason`` is the provider's word (``stop``,
-    ``length``, ...)."""
+    """The model's answer. ``text`` is None if there is no text. ``finish_reason`` is the provider's value (``stop``,
+    ``length``, ...).
+    """
 
     text: str | None
     tool_calls: tuple[ToolCall, ...] = ()
@@ -183,14 +185,13 @@ class ModelReply:
     finish_reason: str = "stop"
     model: str = ""
     reasoning: str = ""
-    """The model's reasoning, if the provider returns it. It goes to a record of its own, if the agent keeps
-    reasoning."""
+    """The model's reasoning, if the provider returns it. If the agent stores reasoning, it has a separate record."""
 
     origin: ReplyOrigin | None = field(default=None, compare=False)
 
     @property
     def is_cut(self) -> bool:
-        """Whether the reply ended at a length limit, whatever the provider calls it."""
+        """Whether the reply ended at a length limit. Providers use different names for this reason."""
         return self.finish_reason.lower() in _CUT
 
     @property
@@ -215,7 +216,7 @@ class ModelReply:
 
 _REPLY = TypeAdapter(ModelReply)
 
-# OpenAI, Anthropic, Google, Mistral, Cohere, Bedrock, and what gateways to them pass on.
+# Values of OpenAI, Anthropic, Google, Mistral, Cohere and Bedrock, and values that gateways to them pass on.
 _CUT = frozenset(
     {"length", "max_tokens", "max_token", "max_length", "model_length", "max_output_tokens", "max_completion_tokens"}
     | {"token_limit", "length_limit", "context_length", "model_context_window_exceeded", "incomplete", "truncated"}
@@ -257,7 +258,7 @@ class ModelDelta:
     """A piece of a reply while it streams.
 
     ``broken_off`` says why the earlier pieces are void: a different reply begins. ``usage`` is the provider's count so
-    far, if it reports one before the end.
+    far, if the provider reports it before the end.
     """
 
     text: str = ""
@@ -270,7 +271,7 @@ OnDelta = Callable[[ModelDelta], None]
 
 
 class Model(Protocol):
-    """Answers requests. One instance serves many reactions at once."""
+    """Answers requests. One instance serves many reactions in parallel."""
 
     name: str
 
@@ -282,7 +283,7 @@ class Model(Protocol):
 
 ModelFailure = Literal[
     "unreachable",  # no connection, or it broke
-    "timeout",  # silence for too long
+    "timeout",  # no data for too long
     "rate_limited",
     "server",  # the provider's own failure (5xx)
     "broken_reply",  # cut off, not JSON, or without a choice
@@ -292,8 +293,8 @@ ModelFailure = Literal[
     "context_too_long",
     "content_filter",
     "rejected",  # the provider refuses the request as malformed
-    "misconfigured",  # on this side: a missing package, a broken script
-    "budget",  # on this side: the budget is exceeded
+    "misconfigured",  # local: a missing package, a broken script
+    "budget",  # local: the budget is exceeded
 ]
 
 FAILURE_SENTENCES: dict[ModelFailure, str] = {
@@ -311,18 +312,20 @@ FAILURE_SENTENCES: dict[ModelFailure, str] = {
     "misconfigured": "my model is not set up right",
     "budget": "the budget for this is used up",
 }
-"""Sentences for other participants. The provider's own words may contain keys and URLs, so only the record and the log
-get them."""
+"""Sentences for other participants. The provider's own text may contain keys and URLs, so only the record and the
+log contain it.
+"""
 
 OF_ONE_CONVERSATION: frozenset[ModelFailure] = frozenset({"budget", "content_filter", "context_too_long"})
-"""Failures of one conversation. They say nothing about the next message, so no operator is notified."""
+"""Failures that concern only one conversation. Other messages may succeed, so no operator is notified."""
 
 _RETRYABLE: frozenset[ModelFailure] = frozenset({"unreachable", "timeout", "rate_limited", "server", "broken_reply"})
 
 
 class ModelError(RoundelayError):
-    """A failed model call. ``reason`` is its category. ``retryable`` means that the same request may succeed later,
-    after ``retry_after_ms`` if known."""
+    """A failed model call. ``reason`` is its category. ``retryable``: the same request may succeed later, after
+    ``retry_after_ms`` if that is known.
+    """
 
     code = "model"
 
@@ -334,8 +337,8 @@ class ModelError(RoundelayError):
 
 
 def derive_call_id(request: ModelRequest, index: int) -> str:
-    """Return an id for the call at ``index`` of this request's reply, for models that give none. The same request gives
-    the same id.
+    """Return an id for the call at ``index`` of this request's reply, for models that send no ids. The same request
+    gives the same id.
 
     The number of messages is part of the hash, so a reaction's calls differ even if the caller leaves ``turn`` at 0.
     """
@@ -343,7 +346,7 @@ def derive_call_id(request: ModelRequest, index: int) -> str:
 
 
 def derive_short_id(*parts: str | int) -> str:
-    """Hash the parts into nine letters and digits: the one form of a call id that every known server accepts.
+    """Hash the parts into nine letters and digits. Every known server accepts call ids of this form.
 
     Mistral accepts no other form (https://github.com/langchain-ai/langchain/pull/24668).
     """

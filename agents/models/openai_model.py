@@ -1,8 +1,8 @@
 """A `Model` over any OpenAI-compatible server, using the HTTP client of the `openai` SDK.
 
-One `complete` is one HTTP request. The SDK's own retries are off, because the reaction decides about retries. Every
-failure becomes a `ModelError` that says whether a repeat can help. A server without tool calls is used through
-`json_schema`. `endpoint_rules` knows what a server requires, `chat_messages` writes messages, `chat_replies` parses
+One `complete` is one HTTP request. The SDK's own retries are disabled, because the reaction decides about retries.
+Every failure becomes a `ModelError` that says whether a retry can help. For a server without tool calls, `json_schema`
+encodes the calls. `endpoint_rules` knows what a server requires, `chat_messages` writes messages, `chat_replies` parses
 replies and `provider_errors` parses errors. This module never runs tools, never keeps a conversation and never logs a
 key or a prompt.
 """
@@ -65,13 +65,15 @@ class OpenAIModel:
     """A model on an OpenAI-compatible server.
 
     ``settings`` are added to each request's body unchanged (``temperature``, ``max_tokens``, ``reasoning_effort``,
-    ...). ``cache_control`` marks in each request where the provider may cache: behind the system message, the
-    conversation and the last result. ``rules`` overrides the known rules of the server (`endpoint_rules`). Replies
-    stream if somebody listens; a server that refuses streams is asked without them from then on. ``stream`` True always
-    asks for streams, False never. ``silence_s`` bounds the time without a byte, ``total_s`` the whole call. Use ``await
-    close()`` or ``async with`` at the end.
+    ...). ``cache_control`` marks where the provider may cache each request: after the system message, the conversation
+    and the last result. ``rules`` overrides the known rules of the server (`endpoint_rules`). ``silence_s`` limits the
+    time without a byte, and ``total_s`` limits the whole call.
 
-    Raises `ModelError` at once if the variable with the key is not set. A server on loopback needs no key.
+    By default, replies stream if somebody listens. If a server refuses to stream, later requests do not stream. With
+    ``stream`` True, every request streams. With False, none does. Call ``await close()`` at the end, or use ``async
+    with``.
+
+    Raises `ModelError` at once if the environment variable with the key is not set. A server on loopback needs no key.
     """
 
     def __init__(
@@ -109,13 +111,13 @@ class OpenAIModel:
         self._cache_control = cache_control
         self._rule_changes = rules
         self.rules = self._first_rules = find_rules(self._base_url, name, rules)
-        """The server's rules: the configured ones and those that its refusals revealed."""
+        """Rules of the server: the configured rules, and the rules that its refusals revealed."""
 
         self.endpoint = name_endpoint(self._base_url, name)
         """Name of the endpoint in recorded replies."""
 
         self.settings: Mapping[str, object] = dict(settings or {})
-        """Fields of each request's body beside messages and tools."""
+        """Fields of each request's body, in addition to messages and tools."""
 
         self._clients = LoopLocal(self._make_client)
         host = urlsplit(self._base_url or "").hostname or ""
@@ -140,7 +142,7 @@ class OpenAIModel:
         # Shares the connections, which are held by event loop.
         other = copy(self)
         other.name = name
-        # Another model has rules and an endpoint of its own, so it never gets the reasoning of this one.
+        # Another model has its own rules and endpoint, so it never gets the reasoning of this model.
         other.rules = other._first_rules = find_rules(self._base_url, name, self._rule_changes)
         other.endpoint = name_endpoint(self._base_url, name)
         return other
@@ -186,7 +188,7 @@ class OpenAIModel:
         )  # fmt: skip
 
     def _check_end(self, draft: Draft) -> None:
-        """Raise `ModelError` for a reply that is incomplete, or that the server gave up on."""
+        """Raise `ModelError` for an incomplete reply, or if the server gave up on the reply."""
         if not draft.is_finished:
             raise ModelError(f"The reply of model {self.name} broke off before its end.", reason="broken_reply")
         reason = draft.finish_reason.lower()
@@ -197,8 +199,8 @@ class OpenAIModel:
             )
 
     async def _ask(self, request: ModelRequest, step: StepRequest | None, on_delta: OnDelta | None) -> Draft:
-        """Ask, and repeat if the server refuses the request by a rule that was not known."""
-        # Apply recorded rules first: a resumed reaction must send the request that the server accepted before.
+        """Send the request. Repeat it if the server's refusal reveals a new rule."""
+        # Apply recorded rules first. A resumed reaction must send the same request that the server accepted before.
         for message in request.messages:
             origin = message.origin if isinstance(message, AssistantMessage) else None
             if origin is not None and origin.endpoint == self.endpoint and origin.rules:
@@ -216,7 +218,8 @@ class OpenAIModel:
             try:
                 return await self._post(request, step, show if on_delta is not None else None)
             except (openai.APIStatusError, ErrorInside) as error:
-                # Shown pieces cannot be taken back, so do not repeat then. Refused rules are never tried again.
+                # Shown pieces cannot be withdrawn, so do not repeat after streaming has begun. Refused rules are never
+                # tried again.
                 learned = None if is_shown else learn(self.rules, _read_refusal(error))
                 if learned is None or learned in tried_rules:
                     if isinstance(error, ErrorInside) or self._stream is not None or on_delta is None:
@@ -224,7 +227,7 @@ class OpenAIModel:
                     if not _refuses_streams(error):
                         raise
                     draft = await self._post(request, step, None)
-                    self._stream = False  # the server answered a request without a stream
+                    self._stream = False  # the server answered a request without streaming
                     return draft
                 changes = learned.list_changes(self.rules)
             _logger.warning(
@@ -235,9 +238,9 @@ class OpenAIModel:
             tried_rules.add(learned)
 
     async def _post(self, request: ModelRequest, step: StepRequest | None, on_delta: OnDelta | None) -> Draft:
-        # Not `chat.completions.create`: it visits every message to rename fields, which already have their names here.
-        # That takes half of a call's CPU, and more as the history grows (docs/performance.md). The reply is parsed from
-        # JSON because servers differ from the SDK's types in every part.
+        # Do not use `chat.completions.create`. It visits every message to rename fields, which is not needed here. That
+        # takes half of a call's CPU time, and more as the history grows (docs/performance.md). Parse the reply from
+        # JSON, because servers differ from the SDK's types in every part.
         client, body = self._clients.get(), self._build_body(request, step, is_heard=on_delta is not None)
         tools = [tool.name for tool in request.tools]
         if not body.get("stream"):
@@ -278,7 +281,7 @@ class OpenAIModel:
 
     def _make_client(self) -> AsyncOpenAI:
         try:
-            check_environment()  # again, because the variables may have changed since the model was created
+            check_environment()  # repeat the check, because the variables may have changed since the model was created
             certificates = load_certificates()
         except ConfigError as error:
             raise ModelError(f"Model {self.name} cannot be used. {error}", reason="misconfigured") from None
@@ -286,7 +289,7 @@ class OpenAIModel:
         return AsyncOpenAI(
             api_key=self._api_key or "none",  # the SDK requires a key; a server on loopback ignores it
             base_url=address or None,
-            # Not as a part of base_url: the SDK would append the path behind the query.
+            # Do not add the query to base_url, because the SDK would append the path after it.
             default_query=dict(parse_qsl(query, keep_blank_values=True)),
             organization=self._organization,
             project=self._project,
@@ -298,7 +301,7 @@ class OpenAIModel:
         )
 
     def _describe_sdk_error(self, error: Exception) -> ModelError:
-        """Convert an error of the SDK into a `ModelError`: what failed, and what to do if that is known."""
+        """Convert an error of the SDK into a `ModelError` that says what failed, and what to do if that is known."""
         where = hide_url_secrets(self._base_url) if self._base_url else "the OpenAI API"
         proxy = describe_proxy(self._base_url or _DEFAULT_URL)
         if proxy and self._is_own and is_from_proxy(error):
@@ -315,7 +318,7 @@ class OpenAIModel:
             case openai.APIConnectionError():
                 advice = describe_tls_mistake(error)
                 text = f"Model {self.name} at {where} cannot be reached ({describe_failure(error)}).{proxy}{advice}"
-                # A refusing proxy, a redirect loop and an untrusted certificate fail again on every repeat.
+                # A refusing proxy, a redirect loop and an untrusted certificate fail again on every retry.
                 is_refused = isinstance(error.__cause__, httpx2.ProxyError | httpx2.TooManyRedirects)
                 return ModelError(text, reason="misconfigured" if advice or is_refused else "unreachable")
             case openai.APIError():
@@ -351,16 +354,16 @@ _STREAM = re.compile(r"(?<![a-z])stream(?!_)", re.IGNORECASE)  # neither "upstre
 def _refuses_streams(error: openai.APIStatusError) -> bool:
     """Return whether the server refuses to stream. No standard code exists for it.
 
-    OpenAI refuses to stream some models to unverified organizations (400, also inside a gateway's error:
+    OpenAI refuses to stream some models to unverified organizations (status 400, or the same error from a gateway:
     https://github.com/BeehiveInnovations/pal-mcp-server/issues/134). Other servers do not know the field ``stream``.
     """
     return error.status_code in (400, 404, 405, 415, 422, 501) and _STREAM.search(error.response.text) is not None
 
 
 def _read_refusal(error: openai.APIStatusError | ErrorInside) -> str:
-    """Return the words of a refused request; empty for any other error.
+    """Return the text of a refused request, or an empty string for any other error.
 
-    Servers that render chat templates refuse with 500, all others with 400 or 422. A stream that has begun has status
+    Servers that render chat templates refuse with 500, all others with 400 or 422. If a stream has begun, the status is
     200 (https://github.com/sterlp/eclipse-peon-ai/issues/75).
     """
     if isinstance(error, ErrorInside):
@@ -373,7 +376,7 @@ MAX_REDIRECTS = 3
 
 
 class _ElsewhereError(httpx2.RequestError):
-    """A redirect to another address. The conversation is not sent there."""
+    """A redirect to another server. The conversation is not sent to that server."""
 
 
 async def _check_redirect(response: httpx2.Response) -> None:
@@ -407,8 +410,9 @@ https://github.com/firebase/flutterfire/issues/17812)."""
 
 
 def _check_address(model: str, url: str) -> str | None:
-    """Return the server's URL without surrounding white space and without the path of its completions, which
-    documentation often shows. Raises `ModelError` for an invalid URL."""
+    """Return the server's URL without surrounding white space and without the completions path, which documentation
+    often includes. Raises `ModelError` for an invalid URL.
+    """
     url = configured = url.strip()
     remember_url(url)
     path, mark, query = url.partition("#")[0].partition("?")
@@ -432,7 +436,9 @@ def _read_variable(name: str) -> str | None:
 
 
 def is_from_proxy(error: Exception) -> bool:
-    """Whether a proxy may have failed instead of the server: no connection, a web page, or a gateway's status."""
+    """Return whether a proxy may have failed instead of the server: no connection, a web page, or a gateway's
+    status.
+    """
     match error:
         case openai.APITimeoutError():
             return isinstance(error.__cause__, httpx2.ConnectTimeout)
@@ -443,14 +449,14 @@ def is_from_proxy(error: Exception) -> bool:
 
 
 def describe_failure(error: Exception) -> str:
-    """Return the words of the HTTP library for a request without an answer, or those of the server's error."""
+    """Return the HTTP library's text for a request without an answer, or the text of the server's error."""
     if isinstance(error, openai.APIStatusError):
         return f"{error.status_code}: {_read_failure(error).description}"
     return describe_error(error.__cause__ if isinstance(error.__cause__, Exception) else error)
 
 
 def describe_tls_mistake(error: Exception) -> str:
-    """Return advice for a failed handshake that a repeat cannot fix; empty otherwise."""
+    """Return advice for a failed TLS handshake that a retry cannot fix. Return an empty string for other errors."""
     cause: BaseException | None = error
     while cause is not None:
         text = str(cause)
@@ -466,7 +472,7 @@ def describe_tls_mistake(error: Exception) -> str:
 
 
 class _Events(AsyncStream[object]):
-    """Events of a stream as JSON. The SDK's own parser hides whether the server marked the end."""
+    """Events of a stream as JSON. The SDK's own parser does not show whether the server marked the end."""
 
     async def read(self) -> AsyncIterator[object]:
         reader, response, is_empty = EventReader(), self.response, True
@@ -499,7 +505,7 @@ async def _read_stream(stream: _Events, draft: Draft, on_delta: OnDelta | None) 
             pieces.append(ModelDelta(usage=draft.usage))
         _show(pieces, on_delta)
     _show(draft.close(), on_delta)
-    # Read the rest, if it is available: only then the connection can serve the next request.
+    # Read the rest if it is available, because the connection can serve the next request only after that.
     with suppress(TimeoutError, openai.APIConnectionError, ValueError, RecursionError):
         async with asyncio.timeout(DRAIN_S):
             async for _ in events:

@@ -1,8 +1,8 @@
 """Parses a prompt back into threads, messages and tool results, for scripts and tests.
 
 `read_prompt` parses the conversation that the runner rendered into the user message (``<conversation>``,
-docs/prompts.md) and the tool calls after it. It reads the request alone, so a script that uses it decides the same when
-a reaction resumes. No IO.
+docs/prompts.md) and the tool calls after it. It reads only the request, so a script that uses it makes the same
+decision when a reaction resumes. No IO.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from xml.etree import ElementTree  # nosec B405  # see where it parses
 from .model import AssistantMessage, ChatMessage, ModelError, ModelRequest, ToolCall, ToolMessage, UserMessage
 
 # XML 1.0 does not allow these characters (https://www.w3.org/TR/xml/#charsets). A prompt may contain them, and the
-# parser would refuse all of it.
+# parser would refuse the whole prompt.
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 EXAMPLE_MARK = "(An example of how to work; it is not from this conversation.)"
 """First line of an example's user message (`features.few_shot`). The example ends at the next user message."""
@@ -51,7 +51,7 @@ class ToolResultView:
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """The content of a request. Without a conversation prompt, ``incoming_text`` is the first user message."""
+    """Content of a request. Without a conversation prompt, ``incoming_text`` is the first user message."""
 
     threads: tuple[ThreadView, ...]
     incoming_thread_id: str
@@ -59,10 +59,10 @@ class PromptView:
     incoming_text: str
     tool_results: tuple[ToolResultView, ...]
     turn: int
-    """Turn that this request begins, from 1."""
+    """Number of the turn that this request begins, from 1."""
 
     def find_thread(self, thread_id: str) -> ThreadView:
-        """Return the thread, empty if the prompt does not show it."""
+        """Return the thread. The result is empty if the prompt does not show the thread."""
         for thread in self.threads:
             if thread.thread_id == thread_id:
                 return thread
@@ -70,8 +70,7 @@ class PromptView:
 
 
 def read_prompt(request: ModelRequest) -> PromptView:
-    """Parse the prompt of a request. Raises `ModelError` if it contains a ``<conversation>`` that is not well
-    formed."""
+    """Parse the prompt of a request. Raises `ModelError` if its ``<conversation>`` is not well-formed."""
     index = _find_prompt(request.messages)
     results, turn = _read_results(request, index)
     prompt_message = request.messages[index] if index < len(request.messages) else None
@@ -81,7 +80,7 @@ def read_prompt(request: ModelRequest) -> PromptView:
     end = prompt.find(_CLOSE)
     text = prompt[prompt.index(_OPEN) : end + len(_CLOSE)] if end >= 0 else prompt
     try:
-        # A DTD cannot appear inside an element, so the text declares no entities that could expand without end.
+        # A DTD cannot appear inside an element, so the text cannot declare entities that expand without end.
         root = ElementTree.fromstring(_NOT_XML.sub("\ufffd", text))  # nosec B314  # no DTD, as said above
     except ElementTree.ParseError as error:
         raise ModelError(
@@ -125,6 +124,6 @@ def _read_results(request: ModelRequest, prompt: int) -> tuple[tuple[ToolResultV
                 results.append(ToolResultView(asked, call.name, call.arguments, content))
             case _:
                 pass
-    # A history that was cut at its beginning (a handoff does that) has fewer turns than the reaction.
+    # A history without its beginning, as after a handoff, has fewer turns than the reaction.
     missing = max(0, request.turn - turn)
     return tuple(replace(result, turn=result.turn + missing) for result in results), turn + missing

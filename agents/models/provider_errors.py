@@ -1,8 +1,8 @@
-"""Parses a provider's error: the category, the provider's words and code, and the delay it asks for.
+"""Parses an error of a provider: the category, the text, the code, and the delay until a retry.
 
-`read_failure` takes the status, the headers and the body of an answer, or the JSON of an error inside a reply.
-Providers use different fields, so each fact is looked up under several names. Pure except for the clock: a delay may be
-a date.
+`read_failure` takes the status, the headers and the body of a response, or the JSON of an error inside a reply.
+Providers use different fields, so each value is searched under several names. Pure except for the clock, because a
+delay may be given as a date.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from typing import Any
 from .model import ModelFailure
 
 MAX_WORDS = 1000
-"""Maximum length of a provider's words, in characters."""
+"""Maximum length of a provider's text, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderFailure:
-    """An error as the provider reports it. ``status`` is the HTTP status or the one inside the body, 0 if there is
-    none."""
+    """An error as reported by the provider. ``status`` is the HTTP status, or the status inside the body. 0 if there
+    is none.
+    """
 
     reason: ModelFailure
     words: str
@@ -34,11 +35,11 @@ class ProviderFailure:
     retry_after_ms: int | None = None
     is_output_limit: bool = False
     lacks_tools: bool = False
-    """Whether the model, or the server as it was started, does not support tools."""
+    """Whether the model, or the server in its current setup, does not support tools."""
 
     @property
     def description(self) -> str:
-        """The provider's words, followed by the code unless they contain it."""
+        """The provider's text, followed by the code unless the text contains the code."""
         words = self.words.rstrip(". ") or "no reason given"
         return words if not self.code or self.code.lower() in words.lower() else f"{words} ({self.code})"
 
@@ -91,7 +92,7 @@ def _find_error(body: object) -> Any:
 
 
 def shorten_page(text: str) -> str:
-    """Return the visible words of a text that may be a web page: without tags, styles and scripts."""
+    """Return the visible text of a possible web page, without tags, styles and scripts."""
     text = re.sub(r"<(style|script)\b.{0,5000}?</\1\s*>", " ", text[: 10 * MAX_WORDS], flags=re.DOTALL | re.IGNORECASE)
     return " ".join(re.sub(r"<[^>]{0,500}>", " ", text).split())[:MAX_WORDS]
 
@@ -119,8 +120,7 @@ def _read_words(error: Any) -> str:
 
 
 def _read_details(value: Any) -> str:
-    """Return the words of a list of validation errors, as FastAPI sends it: ``body.n: Extra inputs are not
-    permitted``."""
+    """Return the text of a list of validation errors in FastAPI's form: ``body.n: Extra inputs are not permitted``."""
     if isinstance(value, Mapping) and isinstance(value.get("detail"), list):
         value = value["detail"]
     if not isinstance(value, list):
@@ -159,7 +159,7 @@ _STATUS_BY_CODE = {
     "invalid_request_error": 400, "invalid_argument": 400, "failed_precondition": 400, "bad_request": 400,
     "billing_error": 402,
 }  # fmt: skip
-"""Status that a code stands for. A stream that has begun cannot change its own status."""
+"""HTTP status that a code corresponds to. A stream that has begun cannot change its HTTP status."""
 
 _CONTEXT = re.compile(
     r"context[ _-]?(length|window|size|limit)|maximum (context|prompt) length|model token limit|too many (input )?tokens"
@@ -193,7 +193,9 @@ _FILTERED = re.compile(r"content (management )?polic|content filter|flagged by|s
 
 
 def _is_output_limit(words: str, param: str) -> bool:
-    """Whether the refusal is about the requested length of the reply, not about the length of the conversation."""
+    """Return whether the refusal is about the requested length of the reply, not about the length of the
+    conversation.
+    """
     if "max" in param and "token" in param and "context" not in words:
         return True
     if _OUTPUT.search(words) is None:
@@ -211,7 +213,7 @@ def _classify(status: int, kinds: set[str], words: str, delay: int | None, is_ou
         return "content_filter"
     if kinds & _BROKEN_CODES:
         return "broken_reply"
-    # Google also says "you exceeded your current quota" for a quota per minute, but then with a delay.
+    # Google also says "you exceeded your current quota" for a quota per minute, but with a delay.
     if kinds & _QUOTA_CODES or status == 402 or (_QUOTA.search(words) and delay is None and status not in (401, 404)):
         return "quota"
     status = status or next((_STATUS_BY_CODE[kind] for kind in sorted(kinds) if kind in _STATUS_BY_CODE), 0)
@@ -260,8 +262,9 @@ def _mentions_limit(words: str) -> bool:
 
 
 def read_retry_after(headers: Mapping[str, str]) -> int | None:
-    """Return the delay that the headers ask for, in ms: ``retry-after-ms``, or ``retry-after`` in seconds or as a date
-    (RFC 9110, 10.2.3)."""
+    """Return the delay that the headers request, in ms: ``retry-after-ms``, or ``retry-after`` in seconds or as a
+    date (RFC 9110, 10.2.3).
+    """
     try:
         if "retry-after-ms" in headers:
             return _bound(float(headers["retry-after-ms"]))
@@ -284,8 +287,9 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 
 
 def _find_delay(error: object, words: str) -> int | None:
-    """Return the delay that a body asks for, in ms: a field such as Google's ``retryDelay: 34s``, or words such as
-    ``try again in 1m30s``."""
+    """Return the delay that a body requests, in ms: a field such as Google's ``retryDelay: 34s``, or a text such as
+    ``try again in 1m30s``.
+    """
     for name, value in _walk(error):
         factor = _FACTORS_MS.get(name.lower())
         if factor is None or isinstance(value, bool):

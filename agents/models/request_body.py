@@ -22,8 +22,7 @@ def encode_request(
     rules: EndpointRules | None = None,
     endpoint: str = "",
 ) -> dict[str, object]:
-    """Return the fields of the body that describe the request. ``step`` is the request as plain text, instead of
-    tools."""
+    """Return the body fields for the request. ``step`` is the request as plain text, used instead of tools."""
     rules = rules or EndpointRules()
     messages = write_messages(request.messages if step is None else step.messages, rules, endpoint)
     if cache_control:
@@ -52,7 +51,7 @@ _NO_PARAMETERS: Mapping[str, object] = {"type": "object", "properties": {}}
 def _mark_caches(messages: Sequence[Any], prompt: str) -> None:
     """Mark the ends of the parts that the next turn repeats. Anthropic's models cache only up to such a mark.
 
-    Three of at most four marks are used (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
+    This uses three of at most four marks (https://platform.claude.com/docs/en/build-with-claude/prompt-caching).
     """
     system = (message for message in messages if message["role"] == "system")
     conversation = (
@@ -62,12 +61,12 @@ def _mark_caches(messages: Sequence[Any], prompt: str) -> None:
     for candidates, end in ((system, None), (conversation, len(prompt)), (results, None)):
         message = next(candidates, None)
         if message is not None:
-            # Mark before the notes behind a result: they belong to this turn, and the next one has others.
+            # Place the mark before the notes after a result, because notes are specific to this turn.
             _mark(message, find_note(message["content"]) if message["role"] == "tool" else end)
 
 
 def _mark(message: Any, end: int | None) -> None:
-    """Mark a message behind the first ``end`` characters of its text, or behind the whole text."""
+    """Mark a message after the first ``end`` characters of its text, or after the whole text."""
     text, content = _read_first_text(message), message["content"]
     stable = text[:end]
     if not stable:  # servers refuse a mark on an empty text

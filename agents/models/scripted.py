@@ -1,8 +1,8 @@
 r"""A model without a provider: a script (a callable, or rules in YAML) reads the request and chooses the actions.
 
 For tests, demos and YAML agents that run without a model. The same request must always get the same answer, because a
-resumed reaction repeats requests whose replies it had not recorded. So a script decides by the request alone
-(`prompt_view.read_prompt`), never by a counter or the time. The only IO is reading files of rules::
+resumed reaction repeats requests whose replies it had not recorded. A script must therefore decide only by the request
+(`prompt_view.read_prompt`), never by a counter or the time. The only IO is reading rule files::
 
     - when: {from: mia, regex: '(?P<a>\d+) times (?P<b>\d+)'}
       do:
@@ -13,9 +13,9 @@ resumed reaction repeats requests whose replies it had not recorded. So a script
         - send: {to: '{{ sender }}', text: 'It is {{ result }}.'}
         - finish: answered
 
-The first matching rule decides the turn. A rule without ``turn`` or ``after`` matches the first turn only, so a
-reaction that has acted and finds no further rule finishes. Texts are jinja templates over the agent's prompt
-(`PromptView`). The text of messages is data in them and never runs.
+The first matching rule decides the turn. A rule without ``turn`` or ``after`` matches only the first turn. A reaction
+that has acted and finds no further rule therefore finishes. Texts are jinja templates over the agent's prompt
+(`PromptView`). The text of messages is data in these templates and is never executed.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ from .prompt_view import PromptView, read_prompt
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Text of the reply, beside its calls."""
+    """Text of the reply, in addition to its calls."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call of the reply. Arguments given as text are sent unchanged, even if they are broken JSON."""
+    """A tool call in the reply. Arguments given as text are sent unchanged, even if they are invalid JSON."""
 
     tool: str
     arguments: Mapping[str, object] | str = field(default_factory=dict)
@@ -71,17 +71,18 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Think:
-    """Reasoning of the reply. It streams and is stored nowhere."""
+    """Reasoning of the reply. It streams, but is not stored."""
 
     text: str
 
 
 Action = Say | Call | Think
-"""One action of a script in a turn. `say`, `call`, `think` and the functions beside them make actions."""
+"""One action of a script in a turn. `say`, `call`, `think` and similar functions create actions."""
 
 Answer = ModelReply | Action | str | Iterable[Action] | None
-"""Return value of a script: a whole reply, one action, several actions of one turn, text, or None for an empty
-reply."""
+"""Return value of a script: a complete reply, one action, several actions of one turn, text, or None for an empty
+reply.
+"""
 
 Script = Callable[[ModelRequest], Answer | Awaitable[Answer]]
 
@@ -117,10 +118,10 @@ def finish(reason: str = "done") -> Action:
 
 
 class ScriptedModel:
-    """Answers by a script, sync or async.
+    """Answers with a script, sync or async.
 
-    An exception of the script becomes a `ModelError` that is not retried; a `ModelError` passes through. Usage is
-    estimated at four characters per token, so that budgets can be tried without a provider.
+    An exception of the script becomes a `ModelError` that is not retried. A `ModelError` of the script is raised
+    unchanged. Usage is estimated at four characters per token, so that budgets can be tried without a provider.
     """
 
     def __init__(self, script: Script, *, name: str = "scripted") -> None:
@@ -132,7 +133,7 @@ class ScriptedModel:
         return ScriptedModel(self._script, name=name)
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
-        """Ask the script once. Its reasoning and its text arrive as one delta each."""
+        """Call the script once. Its reasoning and its text arrive as one delta each."""
         try:
             answer = self._script(request)
             if inspect.isawaitable(answer):
@@ -235,22 +236,24 @@ Pattern = Annotated[str, AfterValidator(_check_pattern)]
 
 
 class When(Strict):
-    """Conditions that must all hold. An omitted condition always holds."""
+    """Conditions of a rule, all of which must be met. An omitted condition is always met."""
 
     sender: str | list[str] | None = Field(None, alias="from")
-    """Sender of the incoming message, or a list of possible senders."""
+    """Sender of the trigger, or a list of possible senders."""
     contains: str | None = None
-    """Substring of the incoming text, regardless of case."""
+    """Substring of the trigger's text, ignoring case."""
     regex: Pattern | None = None
-    """Pattern to find in the incoming text. Its groups are ``match`` in templates, by name and number."""
+    """Pattern to find in the trigger's text. Its groups are available as ``match`` in templates, by name and number."""
     thread: str | None = None
-    """Id of the incoming thread, with ``*`` as in file names."""
+    """Id of the trigger's thread, with ``*`` as in file names."""
     turn: int | None = Field(None, ge=1)
     """Turn of the reaction, from 1."""
     after: str | None = None
     """A tool that the previous turn called."""
     result_regex: Pattern | None = None
-    """Pattern to find in a result of the previous turn. Its groups are ``match`` unless ``regex`` is set."""
+    """Pattern to find in a result of the previous turn. Its groups are available as ``match`` unless ``regex`` is
+    set.
+    """
 
     def find(self, view: PromptView) -> Mapping[str | int, str] | None:
         """Return the captured groups if every condition holds, else None. Raises `PatternOverdue`."""
@@ -264,7 +267,8 @@ class When(Strict):
             return None
         if self.after is not None and self.after not in (result.tool for result in results):
             return None
-        # A rule about the previous turn may match in any turn; all others only in the first, so a reaction ends.
+        # A rule about the previous turn may match in any turn. All other rules match only in the first turn, so that a
+        # reaction ends.
         if view.turn != (self.turn or (view.turn if self.after or self.result_regex else 1)):
             return None
         groups: Mapping[str | int, str] = {}
@@ -343,7 +347,7 @@ class RuleSet(Strict):
         if request.tools and request.tool_choice != "none":
             # Finish instead of an empty reply, which the loop would ask for again.
             return actions or [finish("no rule fits this message" if view.turn == 1 else "done")]
-        # The closing turn has no tools: keep only the rule's text.
+        # The closing turn has no tools, so keep only the rule's text.
         return [action for action in actions if isinstance(action, Say)] or [Say("I have nothing to add.")]
 
     def _apply(self, request: ModelRequest, view: PromptView) -> Iterable[Action]:
@@ -388,8 +392,9 @@ def _render(values: Mapping[str, object], source: str) -> str:
 
 
 def _read_groups(match: re.Match[str]) -> Mapping[str | int, str]:
-    """Return the groups by number and name. A group that did not match is empty, which suits a text better than
-    None."""
+    """Return the groups by number and name. A group that did not match is an empty string, because None would be
+    shown as text.
+    """
     groups: dict[str | int, str] = {number: match[number] or "" for number in range(len(match.groups()) + 1)}
     groups.update(match.groupdict(default=""))
     return groups

@@ -1,8 +1,8 @@
 """Plain chat for a model too small for the conversation prompt and for tools.
 
-Such a model imitates its input: given elements and JSON it writes elements and JSON, given a question it may repeat it.
-`read_chat` reduces a request to the instruction and the last messages of the incoming thread. `remove_echoes` removes
-sentences that people wrote themselves or that repeat. Pure.
+Such a model imitates its input. Given elements and JSON it writes elements and JSON; given a question it may repeat the
+question. `read_chat` reduces a request to the instruction and the last messages of the trigger's thread.
+`remove_echoes` removes sentences that people wrote themselves, and repeated sentences. Pure.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ from .prompt_view import MessageView, read_prompt
 
 MAX_MESSAGES = 4
 MAX_CHARS = 1000
-"""Maximum characters of the instruction and of each message, from its beginning. Reading them takes about one second of
-a core."""
+"""Maximum characters of the instruction and of each message, counted from the beginning. Reading this amount takes
+about one second on one core.
+"""
 
 MAX_SENTENCES = 3
 SHORT = "You are a small language model. Answer the last message in one or two short sentences."
 
-# Follows the instruction and explains elements and ids, which this chat does not have.
+# Begins the text after the instruction, which explains elements and ids. This chat has neither.
 _FRAME = "\n\nYour id in this network is "
 _SENTENCE_END = re.compile(r"(?<=[.!?…])\s+")
 _MANY_WORDS = 4
-"""Minimum words of an echo. A shorter sentence may be a real answer although the question has it: "Tom" to a question
-about Tom."""
+"""Minimum number of words in an echo. A shorter sentence may be a real answer even if the question contains it, such
+as "Tom".
+"""
 
 
 def read_chat(request: ModelRequest) -> tuple[tuple[SystemMessage | UserMessage | AssistantMessage, ...], list[str]]:
@@ -40,21 +42,21 @@ def read_chat(request: ModelRequest) -> tuple[tuple[SystemMessage | UserMessage 
     earlier = view.find_thread(view.incoming_thread_id).messages[-MAX_MESSAGES:]
     chat: list[SystemMessage | UserMessage | AssistantMessage] = [SystemMessage(f"{instruction}\n{SHORT}".strip())]
     shown = [*earlier, MessageView(view.incoming_sender or "someone", incoming)]
-    # Join consecutive messages of one side: chat templates require that roles alternate.
+    # Join consecutive messages of the same side, because chat templates require alternating roles.
     for is_own, group in groupby(shown, key=lambda message: message.sender == request.agent_id):
         text = "\n".join(message.text[:MAX_CHARS] for message in group)
         chat.append(AssistantMessage(text) if is_own else UserMessage(text))
     if isinstance(chat[1], AssistantMessage):
-        del chat[1]  # the window begins in the middle
+        del chat[1]  # the window begins in the middle of the conversation
     return tuple(chat), [message.text for message in shown if message.sender != request.agent_id]
 
 
 def remove_echoes(reply: str, said: Iterable[str], before: Iterable[str] = (), *, is_cut: bool = False) -> str:
-    """Return a reply without echoes and repetitions, at most `MAX_SENTENCES` long; empty if nothing is left.
+    """Return a reply without echoes and repetitions, at most `MAX_SENTENCES` long. The result is empty if nothing is
+    left.
 
-    ``said`` holds the texts of other participants. Sentences that the agent sent ``before`` are removed as well, if
-    something new remains. ``is_cut`` means that the reply broke off: its last sentence is dropped, unless it is the
-    only one.
+    ``said`` contains the texts of other participants. Sentences that the agent sent ``before`` are also removed if
+    something new remains. ``is_cut``: the reply was cut off, so its last sentence is dropped unless it is the only one.
     """
     texts = list(said)
     heard = [_list_words(part) for text in texts for part in (text, *_list_sentences(text))]

@@ -1,14 +1,14 @@
 """Fingerprints of requests, and tapes: recorded replies that `TapeModel` plays.
 
-A fingerprint is a few hashes, enough to notice that a model now gets a different request and to name the difference.
-`fingerprint_request` makes the fingerprint that is stored with each recorded reply (``request`` in the journal's
-``model_reply``). `find_drift` compares it with the request of today. The ids of tool calls count by position, so
-another provider's ids make no difference.
+A fingerprint is a small set of hashes. It is enough to notice that a model now gets a different request, and to name
+the difference. `fingerprint_request` makes the fingerprint that is stored with each recorded reply (``request`` in the
+journal's ``model_reply``). `find_drift` compares a stored fingerprint with the current request. The ids of tool calls
+are replaced by their positions, so another provider's ids make no difference.
 
-A tape has one line per turn, which people can read and edit: the model's text and calls, and a fingerprint of the
-request that it answered. The turns of a reaction belong together. Reactions play in the order of recording, but a
-request that exactly matches a recorded one gets its reply. A line without ``request``, such as one written by hand,
-answers any request. The only IO is reading and writing the file.
+A tape is a file with one line per turn, which people can read and edit. A line contains the model's text and calls, and
+a fingerprint of the request. Reactions play in the order of recording, but a request that exactly matches a recorded
+request gets its reply. A line without ``request``, for example one written by hand, answers any request. The only IO is
+reading and writing the file.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ HASH_CHARS = 16
 
 SHORT_CHARS = 4
 MAX_LINES = 2000
-"""Maximum lines of the instruction, and of the prompt, that are compared."""
+"""Maximum number of compared lines in the instruction and in the prompt."""
 
 MAX_SHOWN_CHARS = 160
 _LINE_DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
@@ -94,7 +94,7 @@ def fingerprint_request(model: Model, request: ModelRequest) -> dict[str, Any]:
 
 
 def find_drift(recorded: Fingerprint, model: Model, request: ModelRequest, *, any_model: bool = False) -> str | None:
-    """Return the most specific difference between the recorded request and this one, None if they are equal.
+    """Return the most specific difference between the recorded request and this request, or None if they are equal.
 
     ``any_model`` ignores the model and its settings.
     """
@@ -112,14 +112,14 @@ def find_drift(recorded: Fingerprint, model: Model, request: ModelRequest, *, an
 
 
 def read_settings(model: Model) -> Mapping[str, object]:
-    """Return the settings that the model sends beside the request (``temperature``, ...), if it exposes them."""
+    """Return the settings that the model sends with each request (``temperature``, ...), if it exposes them."""
     settings = getattr(model, "settings", None)
     return settings if isinstance(settings, Mapping) else {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Hashes:
-    """Full hashes of a request. A fingerprint stores their beginnings."""
+    """Complete hashes of a request. A fingerprint stores only their beginnings."""
 
     model: str
     settings: Mapping[str, str]
@@ -150,7 +150,7 @@ class _Hashes:
 
 
 def _is_same(recorded: object, now: str) -> bool:
-    """Whether a stored hash is the beginning of this one."""
+    """Return whether a stored hash is the beginning of this hash."""
     return isinstance(recorded, str) and recorded != "" and now.startswith(recorded)
 
 
@@ -171,7 +171,7 @@ def _compare_choices(recorded: Fingerprint, now: _Hashes) -> str | None:
 
 
 def _read_tools(recorded: object) -> Mapping[str, str] | None:
-    """Return the hashes of tools by name; None if a fingerprint has only one hash of all tools."""
+    """Return the hashes of tools by name, or None if a fingerprint has only one hash of all tools."""
     match recorded:
         case Mapping():
             return recorded
@@ -341,7 +341,8 @@ def _digest_tool(tool: ToolSpec) -> str:
 
 
 MAX_KNOWN_TOOLS = 4096
-# Digests by the identity of a schema. The cache holds the schema: otherwise another object could get the same identity.
+# Digests by the identity of a schema. The cache also keeps a reference to the schema. Otherwise another object could
+# get the same identity.
 _tools: dict[int, tuple[object, tuple[str, str], str]] = {}
 
 
@@ -366,8 +367,8 @@ class TapedCall(BaseModel):
 class TapedTurn(BaseModel):
     """One line of a tape.
 
-    ``run`` names its reaction. ``for_message`` is for human readers only. ``failure`` replaces a reply: the model
-    failed for good, and ``text`` is the reason.
+    ``run`` names its reaction. ``for_message`` is only for human readers. ``failure`` replaces a reply: the model
+    failed permanently, and ``text`` is the reason.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -405,10 +406,10 @@ class TapedTurn(BaseModel):
         )
 
     def make_reply(self, request: ModelRequest, name: str) -> ModelReply:
-        """Give the reply of this line. Raises `ModelError` where it is a failure."""
+        """Return the reply of this line. Raises `ModelError` if the line is a failure."""
         if self.failure is not None:
             error = ModelError(self.text or "The model failed.", reason=self.failure)
-            error.retryable = False  # it was the end then, whatever had been tried before
+            error.retryable = False  # this failure ended the recorded run, after all its retries
             raise error
         calls = tuple(
             ToolCall(call.id or derive_call_id(request, number), call.tool, _write_arguments(call.arguments))
@@ -468,8 +469,9 @@ class _Run:
 class TapeModel:
     """Plays a tape.
 
-    A request that the tape does not answer, or that differs from the recorded one, fails with its place and the
-    difference. ``is_strict`` False plays on if a request differs. ``problems`` collects all failures for tests.
+    A request that the tape does not answer, or that differs from the recorded request, fails. The error names the
+    position and the difference. With ``is_strict`` False, a request may differ. ``problems`` collects all failures for
+    tests.
     """
 
     def __init__(self, tape: Path | Sequence[TapedTurn], *, is_strict: bool = True) -> None:
@@ -490,7 +492,7 @@ class TapeModel:
 
     @property
     def unplayed(self) -> int:
-        """Number of turns that nobody requested."""
+        """Number of turns that were never requested."""
         runs = (*self._waiting, *self._bound.values())
         return sum(len(run.turns) - run.played for run in {id(run): run for run in runs}.values())
 
@@ -504,7 +506,8 @@ class TapeModel:
     def _find(self, request: ModelRequest) -> TapedTurn:
         request_key = repr((request.messages, request.tools, request.turn))
         reaction_key = (request.reaction, request.agent_id)
-        # A resumed reaction repeats requests that it had not recorded: give the same replies without moving on.
+        # A resumed reaction repeats requests whose replies it had not recorded. Return the same replies without
+        # advancing.
         run = self._bound.get(reaction_key)
         if run is not None and request_key in run.answered:
             return run.answered[request_key]
@@ -528,11 +531,12 @@ class TapeModel:
         return turn
 
     def _bind(self, reaction_key: tuple[str, str], request: ModelRequest) -> _Run:
-        """Choose the recorded run for a new reaction: the run that began with exactly this request, else the next
-        one."""
+        """Choose the recorded run for a new reaction: the run that began with exactly this request, or else the next
+        run.
+        """
         if not self._waiting:
             raise self._report(f"{_name(request)} asks its model, but the tape {self.name} has no further reaction")
-        # Concurrent reactions begin in any order, so prefer the run that began with this request.
+        # Parallel reactions begin in any order, so prefer the run that began with this request.
         run = next((run for run in self._waiting if self._is_exact(run.turns[0], request)), self._waiting[0])
         self._waiting.remove(run)
         self._bound[reaction_key] = run
@@ -553,7 +557,7 @@ class TapeModel:
 
 
 class NamedModel:
-    """Stands for a model of this name in a replay, which never asks one."""
+    """Stand-in for a model of this name in a replay, which never calls a model."""
 
     def __init__(self, name: str, settings: Mapping[str, object] | None = None) -> None:
         self.name = name
@@ -572,8 +576,9 @@ def _make_error(text: str) -> ModelError:
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any] | str:
-    """Return arguments as JSON if writing them again gives the same text; else the text itself, so that nothing is
-    lost."""
+    """Return arguments as JSON if encoding them again gives the same text. Otherwise return the text, so that
+    nothing is lost.
+    """
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

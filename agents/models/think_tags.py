@@ -20,12 +20,12 @@ class ThinkTags:
     (https://github.com/zed-industries/zed/pull/58042).
     """
 
-    _held: str = ""  # text that is not assigned yet
-    _tag: str = ""  # closing tag that must come
+    _held: str = ""  # text that is not yet classified
+    _tag: str = ""  # expected closing tag
     _is_decided: bool = False
 
     def feed(self, piece: str) -> tuple[str, str]:
-        """Return the next text and the next reasoning, as far as they are decided."""
+        """Add a piece. Return the text and the reasoning that are now certain."""
         if self._is_decided or not piece:
             return piece, ""
         self._held += piece
@@ -39,7 +39,7 @@ class ThinkTags:
         thought, closing, text = self._held.partition(self._tag)
         if closing:
             self._held = text.lstrip()
-            # Drop white space after the tag. The next piece may begin with more of it.
+            # Drop white space after the tag. The next piece may begin with more white space.
             return (self._decide() if self._held else self._await_text()), thought
         kept = max(0, len(thought) - len(self._tag) + 1)  # the piece may end inside the closing tag
         self._held = thought[kept:]
@@ -54,6 +54,6 @@ class ThinkTags:
         return text
 
     def close(self) -> tuple[str, str]:
-        """Return the held text and reasoning when the reply has ended."""
+        """Return the remaining text and reasoning after the reply has ended."""
         held, self._held, self._is_decided = self._held, "", True
         return ("", held) if self._tag else (held, "")

@@ -1,9 +1,9 @@
 """Token counts of texts and requests, and the cost of tokens.
 
 Tokens are estimated from characters, or counted by `tiktoken` if it is installed and configured. A provider's own count
-is better than both, so features that decide by size start from that (`context_engine`). Costs are in US dollars.
-Configured prices come first, then those of the package `genai-prices` (``[prices]``), whose tables load with the first
-price. Pure except for these tables; never asks the network.
+is more accurate, so features that depend on the size start from that count (`context_engine`). Costs are in US dollars.
+Configured prices have priority over the prices of the package `genai-prices` (``[prices]``), whose tables load at the
+first use. Pure except for these tables. Never uses the network.
 """
 
 from __future__ import annotations
@@ -28,21 +28,24 @@ Count = Callable[[str], int]
 """Returns the number of tokens of a text."""
 
 MESSAGE_TOKENS = 4
-"""Tokens of a message beside its text: role and delimiters in the chat formats of common models."""
+"""Tokens of a message in addition to its text: role and delimiters in the chat formats of common models."""
 
 IMAGE_TOKENS = 1000
 """Approximate tokens of a large image at common providers."""
 
 FILE_CHARS, AUDIO_CHARS = 40, 2000
-"""Base64 characters per token. Files lie between text and page images; audio assumes common compressed formats."""
+"""Base64 characters per token. The value for files is between text and page images. The value for audio assumes
+common compressed formats.
+"""
 
 CALL_TOKENS = 8
-"""Tokens of a call beside its name and arguments: its id and field names."""
+"""Tokens of a call in addition to its name and arguments: its id and field names."""
 
 
 SEVERAL_REQUESTS = "tokens.several_requests"
-"""Key in a reaction's values. If true, the provider's count of this turn sums several requests, so it says nothing
-about the size of one."""
+"""Key in a reaction's values. If true, the provider's count of this turn is the sum of several requests. It is then
+no measure of one request.
+"""
 
 
 def estimate_tokens(text: str) -> int:
@@ -58,9 +61,10 @@ def estimate_tokens(text: str) -> int:
 
 
 def load_count(name: str | None) -> Count:
-    """Return a counter by an encoding of `tiktoken` (``o200k_base``), or the estimate if ``name`` is None.
+    """Return a counter that uses an encoding of `tiktoken` (``o200k_base``), or the estimate if ``name`` is None.
 
-    The encoding loads here, once. `tiktoken` downloads an encoding that is not on this machine. Raises `ConfigError`.
+    The encoding is loaded here, once. `tiktoken` downloads an encoding that is not on this machine. Raises
+    `ConfigError`.
     """
     if name is None:
         return estimate_tokens
@@ -118,13 +122,14 @@ def _count_tool(tool: ToolSpec, count: Count) -> int:
 # Version suffixes that servers append to a model's name.
 _VERSION = re.compile(r"[-@:](?:\d{4}-\d{2}-\d{2}|\d{8}|\d{4}|latest)\Z")
 _SCRIPT = re.compile(r"rules|scripted|script .+")
-"""Names of models that ask no provider (`scripted`, `team`)."""
+"""Names of models that do not use a provider (`scripted`, `team`)."""
 _Dollars = Annotated[Decimal, Field(ge=0)]
 
 
 class Price(Strict):
-    """US dollars per million tokens. ``cached`` is the price of prompt tokens from the provider's cache, by default
-    ``input``."""
+    """US dollars per million tokens. ``cached`` is the price of prompt tokens from the provider's cache. It defaults
+    to ``input``.
+    """
 
     input: _Dollars
     output: _Dollars
@@ -138,16 +143,18 @@ class Prices(dict[str, Price]):
     """
 
     def cost(self, model: str, usage: Usage, calls: int = 1) -> Decimal | None:
-        """Return the cost of this usage of ``calls`` calls, None if no price is known. Rules and scripts cost nothing.
+        """Return the cost of this usage in ``calls`` calls, or None if no price is known. Rules and scripts cost
+        nothing.
 
-        Some prices depend on the length of a call. For several calls, their average length counts.
+        Some prices depend on the length of a call. For several calls, their average length is used.
         """
         price = self.get(model) or self.get(_VERSION.sub("", model))
         if price is None and _SCRIPT.fullmatch(model):
             return Decimal(0)
         if price is not None:
             cached_price = price.input if price.cached is None else price.cached
-            # Some servers count cached tokens in addition to the prompt's: without the bound, a cost could be negative.
+            # Some servers count cached tokens in addition to prompt tokens. Without this limit, a cost could be
+            # negative.
             cached = min(usage.prompt_tokens, usage.cached_tokens)
             fresh = usage.prompt_tokens - cached
             return (price.input * fresh + cached_price * cached + price.output * usage.completion_tokens) / 1_000_000
