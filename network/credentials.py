@@ -107,7 +107,7 @@ def remember_url(url: str) -> None:
 def hide_secrets(text: str) -> str:
     """Return a text in which `HIDDEN` replaces every known secret, and header values that a library quotes."""
     # The longest first: a secret that contains another one must not leave a part of itself behind.
-    for secret in sorted((it for it in _known if it in text), key=len, reverse=True):
+    for secret in sorted((form for form in _known if form in text), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     if "header" in text or "Header" in text:
         text = _QUOTED_HEADER.sub(rf"\1{HIDDEN}", text)

@@ -142,9 +142,9 @@ class AgentToken:
         if not self._token:
             # The given addresses first: a node to which they redirect may have no saved token, but shares theirs.
             paths = [token_path(address, self._agent_id) for address in (*self._urls, url)]
-            self._path, made = next((path for path in paths if path.exists()), paths[-1]), make_token()
-            self._token = _read_or_make(self._path, lambda: made)
-            self._is_untried = self._token == made
+            self._path, new_token = next((path for path in paths if path.exists()), paths[-1]), make_token()
+            self._token = _read_or_make(self._path, lambda: new_token)
+            self._is_untried = self._token == new_token
         return self._token
 
     def save(self, url: str) -> None:

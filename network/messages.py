@@ -43,7 +43,7 @@ def write_content(content: object) -> str:
         parts.append(rest.pop("text"))
     for key, word in (("files", "file"), ("images", "image")):
         if isinstance(content.get(key), list):
-            parts += [_write_file(word, it) for it in rest.pop(key)]
+            parts += [_write_file(word, file) for file in rest.pop(key)]
     if rest or not parts:
         parts += _write_lines(rest, 0)
     return "\n".join(parts[1:] if len(parts) > 1 and not parts[0] else parts)
@@ -91,7 +91,7 @@ def _write_lines(value: object, depth: int) -> Iterator[str]:
 
 def _write_entry(head: str, value: object, depth: int) -> Iterator[str]:
     pad = "  " * (depth + 1)
-    is_plain = isinstance(value, list) and not any(isinstance(it, str | dict | list) for it in value)
+    is_plain = isinstance(value, list) and not any(isinstance(item, str | dict | list) for item in value)
     if isinstance(value, dict | list) and value and not is_plain and depth + 1 < MAX_DEPTH:
         yield head
         yield from _write_lines(value, depth + 1)

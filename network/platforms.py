@@ -124,9 +124,9 @@ def share_range(descriptor: int, first: int, size: int) -> None:
 def is_range_locked(descriptor: int, first: int, size: int) -> bool:
     """Return whether this process or another one has locked a range of bytes. True if the system cannot say."""
     if sys.platform == "linux" and has_open_file_locks():
-        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, first, size, 0)
+        request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, first, size, 0)
         try:
-            answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked)
+            answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request)
         except OSError:  # SQLite needs more from the file system, and will report the problem
             return True
         return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)

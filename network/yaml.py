@@ -112,7 +112,7 @@ class Settings(BaseModel):
 
         def __init__(self, /, **given: Any) -> None:
             whose = type(self)
-            in_files = {it: value for it, value in given.items() if not _is_in_code(whose, it)}
+            in_files = {name: value for name, value in given.items() if not _is_in_code(whose, name)}
             bind_values(whose, whose.__name__, in_files)
             super().__init__(**given)
 
@@ -128,7 +128,11 @@ def _list_problems(cls: type[BaseModel], node: YamlNode, error: ValidationError)
     """Return the position and error text of each problem, the most helpful first."""
     errors = error.errors(include_url=False)
     # pydantic also reports a list with wrong items as too short
-    wrong = [it for it in errors if it["type"] != "too_short" or not any(_is_inside(other, it) for other in errors)]
+    wrong = [
+        problem
+        for problem in errors
+        if problem["type"] != "too_short" or not any(_is_inside(other, problem) for other in errors)
+    ]
     problems = [_place_problem(cls, node, details) for details in wrong]
     # A misspelled key causes two errors: it is unknown, and the right key is missing. Show the first error, which asks
     # "did you mean".
@@ -220,8 +224,8 @@ def _follow(node: YamlNode, loc: Sequence[int | str]) -> tuple[YamlNode, list[st
 def _models_at(cls: type[Any], loc: Sequence[int | str]) -> list[type[Any]]:
     models = [cls]
     for part in loc:
-        found = [kinds[str(part)] for model in models if part in (kinds := _key_types(model))]
-        models = [inner for annotation in found for inner in _models_in(annotation)] or models
+        annotations = [kinds[str(part)] for model in models if part in (kinds := _key_types(model))]
+        models = [inner for annotation in annotations for inner in _models_in(annotation)] or models
     return models
 
 
@@ -244,13 +248,15 @@ def _suggest(unknown: str, models: Sequence[type[Any]]) -> str:
     """Return a suggestion for an unknown key: a key one level deeper, or a key with a similar name."""
     types = {key: annotation for model in models for key, annotation in _key_types(model).items()}
     outer = [
-        key for key, annotation in types.items() if any(unknown in _key_types(it) for it in _models_in(annotation))
+        key
+        for key, annotation in types.items()
+        if any(unknown in _key_types(model) for model in _models_in(annotation))
     ]
     if len(outer) == 1:
         return f"; it belongs under {show_value(outer[0])}"
-    known = list(types)
-    near = difflib.get_close_matches(unknown, known, n=1, cutoff=0.6)
-    listed = ", ".join(sorted(set(known))) or "none, write {}"
+    names = list(types)
+    near = difflib.get_close_matches(unknown, names, n=1, cutoff=0.6)
+    listed = ", ".join(sorted(set(names))) or "none, write {}"
     return f"; did you mean {show_value(near[0])}?" if near else f"; known here: {listed}"
 
 

@@ -330,7 +330,7 @@ def _why_unfit(peer: Peer, registration: Registration) -> str | None:
 def describe_look_alike(state: State, agent_id: str) -> str | None:
     """Return which known id this id looks like, as a clause, or None. Removed ids and ids with revoked tokens count."""
     # Sorted, so that every replay and every node gives the same sentence.
-    other = next((known for known in sorted(state.look_alikes(agent_id)) if known != agent_id), None)
+    other = next((other_id for other_id in sorted(state.look_alikes(agent_id)) if other_id != agent_id), None)
     return f"looks like {other}, which is known here" if other is not None else None
 
 

@@ -207,12 +207,12 @@ class Mod:
 
     def operations(self) -> list[Operation]:
         """Return the operations of this mod, sorted by name."""
-        found = []
+        declared = []
         for _, method in inspect.getmembers(self, callable):
             mark = getattr(method, "__roundelay_operation__", None)
             if mark is not None:
-                found.append(make_operation(self.id, method, name=mark[1], is_change=mark[0] == "change"))
-        return sorted(found, key=lambda operation: operation.op)
+                declared.append(make_operation(self.id, method, name=mark[1], is_change=mark[0] == "change"))
+        return sorted(declared, key=lambda operation: operation.op)
 
     def describe(self) -> ModInfo:
         """Return the mod's entry in the ``welcome`` frame."""

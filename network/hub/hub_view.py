@@ -119,8 +119,10 @@ class LiveHubView:
         rights = self.state.rights
         if rights is None:
             return False
-        present = (it for _, it in self.state.items("participant") if it.removed_seq is None)
-        return any(rights.decide("administer", it.agent_id, it.kind).allowed for it in present)
+        present = (participant for _, participant in self.state.items("participant") if participant.removed_seq is None)
+        return any(
+            rights.decide("administer", participant.agent_id, participant.kind).allowed for participant in present
+        )
 
     @property
     def has_human_operators(self) -> bool:
@@ -137,7 +139,7 @@ class LiveHubView:
     def count_sessions(self, agent_id: str, token: str) -> int:
         """Return the number of a participant's sessions that joined with a token."""
         sessions = self._registry.participants.sessions_of(agent_id)
-        return sum(it.origin is not None and it.origin.token == token for it in sessions)
+        return sum(session.origin is not None and session.origin.token == token for session in sessions)
 
     def delivered_up_to(self, agent_id: str) -> int:
         return self._registry.participants.delivered_up_to(agent_id)

@@ -52,7 +52,7 @@ def find_inbox_changes(state: State, draft: State) -> InboxChanges | None:
     # A takeover blocks decisions without changing the reactions themselves. Takeovers are rare, so all are compared.
     if tables.get("hold"):
         for _, reaction in state.items("reaction"):
-            was_blocked, is_blocked = (is_blocked_by_takeover(it, reaction) for it in (state, draft))
+            was_blocked, is_blocked = (is_blocked_by_takeover(level, reaction) for level in (state, draft))
             if _requests(reaction) and was_blocked != is_blocked:
                 changes.heads.append(reaction.trigger_head)
                 changes.agent_ids |= _deciders(reaction)
@@ -73,9 +73,9 @@ def _requests(reaction: OpenReaction | None) -> set[CallWait]:
     """Return the decisions that a reaction waits for."""
     if reaction is None or reaction.is_cancelled or not reaction.awaits:
         return set()
-    return {it for it in reaction.awaits.values() if it.request is not None}
+    return {wait for wait in reaction.awaits.values() if wait.request is not None}
 
 
 def _deciders(reaction: OpenReaction | None) -> set[str]:
     """Return the people who are named as deciders. Not all of them read the trigger."""
-    return {agent_id for it in _requests(reaction) for agent_id in it.deciders or ()}
+    return {agent_id for wait in _requests(reaction) for agent_id in wait.deciders or ()}

@@ -411,7 +411,11 @@ class Intake:
         decided by `core.joining.identify`."""
         state = self._registry.state
         tokens, logins = state.tokens(agent_id), state.logins(agent_id)
-        return any(it in logins or (it in tokens and not tokens[it].revoked) for it in hashes if it is not None)
+        return any(
+            token_hash in logins or (token_hash in tokens and not tokens[token_hash].revoked)
+            for token_hash in hashes
+            if token_hash is not None
+        )
 
     def _accept_ack(self, session: Session, origin: Origin, frame: AckFrame) -> None:
         outbox = session.outbox

@@ -41,8 +41,8 @@ class OriginPolicy:
     which the browser connected, and names of the loopback for connections over it."""
 
     def __init__(self, host: str, web_hosts: Sequence[str], *, behind_proxy: bool) -> None:
-        named = (read_web_host(it) for it in web_hosts)
-        self._named = frozenset(it for it in named if it is not None)
+        named = (read_web_host(host) for host in web_hosts)
+        self._named = frozenset(host for host in named if host is not None)
         listens_on = read_web_host(f"[{host}]" if ":" in host else host)
         if listens_on is not None and _read_address(listens_on.name) is None:
             self._named |= {listens_on}
@@ -68,12 +68,12 @@ class OriginPolicy:
         if not origins:
             return None
         hosts = headers.get_all("Host")
-        found = _ORIGIN.fullmatch(origins[0])
-        origin = read_web_host(found[2]) if found is not None else None
+        match = _ORIGIN.fullmatch(origins[0])
+        origin = read_web_host(match[2]) if match is not None else None
         asked = read_web_host(hosts[0]) if len(hosts) == 1 else None
-        if len(origins) != 1 or found is None or origin is None or asked is None:
+        if len(origins) != 1 or match is None or origin is None or asked is None:
             return "A page may connect to the node that shows it, and this one says of itself no such place (Origin)."
-        scheme = found[1]
+        scheme = match[1]
         # A proxy may end TLS, so this node cannot know whether the page was loaded by https.
         is_encrypted = scheme == "https" if self._behind_proxy else is_encrypted
         # The scheme counts too: a page of http://host, which anybody on the network can forge, is not that of
@@ -98,7 +98,9 @@ class OriginPolicy:
 
 def asks_for_session(headers: Headers) -> bool:
     """Return whether a request asks for a WebSocket, and not for a page."""
-    return any(it.strip().lower() == "websocket" for line in headers.get_all("Upgrade") for it in line.split(","))
+    return any(
+        protocol.strip().lower() == "websocket" for line in headers.get_all("Upgrade") for protocol in line.split(",")
+    )
 
 
 def accepts_gzip(headers: Headers) -> bool:

@@ -139,19 +139,20 @@ class Publisher:
         if kind == "broadcast":
             before, excluded = broadcast_readers(head)
             targets = [
-                it
-                for it in participants.online()
-                if (it.registered_seq < before and it.agent_id not in excluded) or it.agent_id == sender
+                recipient
+                for recipient in participants.online()
+                if (recipient.registered_seq < before and recipient.agent_id not in excluded)
+                or recipient.agent_id == sender
             ]
         elif kind == "channel":
             online = participants.online_in(name_of(head.to))
-            targets = [it for it in online if is_recipient(state, it.agent_id, head)]
+            targets = [recipient for recipient in online if is_recipient(state, recipient.agent_id, head)]
         else:
             targets = [live[name] for name in dict.fromkeys(parties(head)) if name in live]
-        others = [session for it in targets if it.agent_id != row.actor for session in it.sessions]
+        others = [session for recipient in targets if recipient.agent_id != row.actor for session in recipient.sessions]
         registry.push(others, (seq, frame, True), sender_session)
         # The sender's other sessions get the message too, but it is not their work: they acknowledge nothing.
-        own = [session for it in targets if it.agent_id == row.actor for session in it.sessions]
+        own = [session for recipient in targets if recipient.agent_id == row.actor for session in recipient.sessions]
         registry.push(own, (seq, frame, False), sender_session)
 
     async def _notify_readers(self, seqs: set[int]) -> None:
@@ -162,7 +163,9 @@ class Publisher:
         except LedgerError as error:
             registry.read_errors.record(error, "a notice of the inbox")
             return
-        registry.notify_inbox({it for head in heads.values() for it in thread_readers(registry.state, head)})
+        registry.notify_inbox(
+            {agent_id for head in heads.values() for agent_id in thread_readers(registry.state, head)}
+        )
 
     def _run_after(self, mod: Mod, row: Row) -> None:
         def submit(payload: object) -> None:
@@ -216,7 +219,11 @@ class Publisher:
         sessions.pop(effect.except_session, None)
         registry.notice(sessions.values(), effect.kind, effect.thread_id, effect.body)
         if effect.sender_id is not None:
-            others = [it for it in registry.participants.sessions_of(effect.sender_id) if it.session_id not in sessions]
+            others = [
+                session
+                for session in registry.participants.sessions_of(effect.sender_id)
+                if session.session_id not in sessions
+            ]
             body = {name: value for name, value in effect.body.items() if name != "reason"}
             registry.notice(others, effect.kind, effect.thread_id, body)
 

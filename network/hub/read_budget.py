@@ -233,9 +233,9 @@ class ReadBudget:
         self._timer = None
         if not self._hub.ready or self._hub.fits(self._read_bytes):
             return
-        unread = {it: sum(reads.unread for reads in it.sessions) for it in self._participants.values()}
+        unread = {budget: sum(reads.unread for reads in budget.sessions) for budget in self._participants.values()}
         # By participant first: a participant with many sessions must not be spared because each of them holds little.
-        participant = max(unread, key=lambda it: unread[it])
+        participant = max(unread, key=lambda budget: unread[budget])
         if unread[participant]:
             max(participant.sessions, key=lambda reads: reads.unread).end()
         self._start_waiting()

@@ -119,7 +119,7 @@ class Redelivery:
                 live.mailbox.cancel_retry(seq)
             return
         # A session that has the message may yet acknowledge it. The one that refused it has it no more.
-        candidates = [it for it in live.sessions if not (it.outbox.is_silent or it.outbox.has(seq))]
+        candidates = [session for session in live.sessions if not (session.outbox.is_silent or session.outbox.has(seq))]
         if not candidates:
             return
         # A session that left the message out of a page relies on this timer, so each of those gets it.

@@ -272,7 +272,7 @@ class SessionRegistry:
     def notify_inbox(self, agent_ids: Iterable[str], *, operators: bool = False) -> None:
         """SendNotice people, and operators if asked, that their inbox changed. Changes before the next write are one
         notice."""
-        sessions = [it for agent_id in agent_ids for it in self.participants.sessions_of(agent_id)]
+        sessions = [session for agent_id in agent_ids for session in self.participants.sessions_of(agent_id)]
         for session in (*sessions, *(self._operators if operators else ())):
             origin = session.origin
             if origin is not None and (origin.kind == "human" or origin.is_operator):

@@ -187,8 +187,8 @@ def _reread_or_refuse(data: bytes, error: Exception) -> ClientFrame:
     fields = _fields(data)
     keys, kind = _valid_keys(fields), _frame_name(fields)
     if isinstance(error, msgspec.ValidationError) and kind is not None and kind not in _NAMES:
-        known = ", ".join(sorted(_NAMES))
-        raise FrameError(InvalidFrame(f"No frame is called {kind!r}; the frames are {known}."), keys) from error
+        names = ", ".join(sorted(_NAMES))
+        raise FrameError(InvalidFrame(f"No frame is called {kind!r}; the frames are {names}."), keys) from error
     where = f"The {kind} frame is wrong" if kind is not None else "The frame is wrong"
     raise FrameError(InvalidFrame(f"{where}: {error}."), keys) from error
 

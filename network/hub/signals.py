@@ -90,7 +90,9 @@ class Signals:
             return BROADCAST, list(subscriptions.list_signal_readers(BROADCAST))
         if kind == "channel" and state.member(name, sender).is_in:
             to = channel_address(name)
-            return to, [it for it in subscriptions.list_signal_readers(to) if hears_channel(state, it, name)]
+            return to, [
+                agent_id for agent_id in subscriptions.list_signal_readers(to) if hears_channel(state, agent_id, name)
+            ]
         if kind == "mod" and name in self._mods:
             return mod_thread(name, sender), [sender]
         raise UnknownRecipient(f"{kind}:{name} is no place where {sender} may signal.")
@@ -161,10 +163,14 @@ class Signals:
                 f"{sender} has more than {MAX_OPEN_REACTIONS} reactions open; a signal names the message that it is "
                 "about as its trigger."
             )
-        own = [it for it in reactions.values() if it.agent_id == sender and it.trigger_head.thread_id == thread_id]
+        own = [
+            reaction
+            for reaction in reactions.values()
+            if reaction.agent_id == sender and reaction.trigger_head.thread_id == thread_id
+        ]
         messages = [newest, *(row.head for row in reversed(page.rows))] if page is not None else [newest]
         readable = next((head for head in messages if head is not None and may_read(state, sender, head)), None)
-        heads = [head for head in (readable, *(it.trigger_head for it in own)) if head is not None]
+        heads = [head for head in (readable, *(reaction.trigger_head for reaction in own)) if head is not None]
         if newest is None or not any(may_read(state, sender, head) for head in heads):
             raise UnknownMessage(f"There is no thread {thread_id[:80]!r} that {sender} may read.")
         return [newest, *heads]

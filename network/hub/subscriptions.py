@@ -50,7 +50,11 @@ class Subscriptions:
     def announce_members(self, channel: str | None, agent_id: str | None) -> None:
         """Report that the members of a channel, or their rights, changed: to its members, to operators, and to the
         participant concerned. Without a channel, report to every presence subscriber."""
-        sessions = [it for it in self._presence if channel is None or self._hears_of_members(it, channel, agent_id)]
+        sessions = [
+            session
+            for session in self._presence
+            if channel is None or self._hears_of_members(session, channel, agent_id)
+        ]
         thread_id = channel_address(channel) if channel is not None else None
         self._output.notice(sessions, "members", thread_id, {"agent_id": agent_id} if agent_id is not None else {})
 

@@ -136,9 +136,9 @@ class MemoryLedger:
     async def lookup(self, request: LookupRequest) -> Facts:
         facts = Facts()
         for key in request.keys:
-            known = self._rows.by_key.get(key)
-            if known is not None:
-                facts.stored[key] = known
+            row = self._rows.by_key.get(key)
+            if row is not None:
+                facts.stored[key] = row
         for seq in request.seqs:
             row = self._rows.by_seq.get(seq)
             if row is not None and row.head is not None:

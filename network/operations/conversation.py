@@ -381,7 +381,9 @@ async def _first_words(reading: Reading, thread_id: str, first: Row | None) -> s
     row = first if first is not None and reads(reading, first.head) else None
     if row is None:  # messages may be large: read several only if the first one may not be shown
         page = await reading.hub.ledger.thread(thread_id, limit=FIRST_LOOKED_AT, newest=False)
-        row = next((found for found in page.rows if not found.is_damaged and reads(reading, found.head)), None)
+        row = next(
+            (candidate for candidate in page.rows if not candidate.is_damaged and reads(reading, candidate.head)), None
+        )
     return describe_thread_message(row)["text"] if row is not None else ""
 
 

@@ -173,7 +173,7 @@ class RecentHeads:
     ) -> NewestHeads:
         """Return the newest messages up to ``until`` that lie in these spans or that the agent sent privately."""
         # other spans need another key: the history of a new channel fills in old messages
-        key = (agent_id, *((it.target, it.after, it.before) for it in spans))
+        key = (agent_id, *((span.target, span.after, span.before) for span in spans))
 
         async def read(after: int, limit: int) -> list[HeadAt]:
             return await ledger.inbox_heads(spans, agent_id, after, until, limit)
@@ -236,10 +236,10 @@ class RecentHeads:
                 return newest
             newer = await read(after, at_most + 1)
             if heads is None or len(newer) > at_most:  # nothing cached would be left
-                made = await self._make(ledger, newer, at_most, until)
+                new_heads = await self._make(ledger, newer, at_most, until)
                 # Nobody has replaced it during the read. Otherwise the newer value stays.
                 if self._kept.get(key) is heads:
-                    self.store(key, made)
+                    self.store(key, new_heads)
             else:
                 labels = await _find_labels(ledger, newer)
                 # a concurrent call may have read the same heads meanwhile
@@ -251,10 +251,10 @@ class RecentHeads:
                     self._evict(key)
 
     async def _make(self, ledger: Ledger, descending_key: list[HeadAt], at_most: int, until: int) -> Heads:
-        made = Heads(at_most, self.is_person)
-        made.is_cut = len(descending_key) > at_most
-        made.add(reversed(descending_key), await _find_labels(ledger, descending_key), until)
-        return made
+        new_heads = Heads(at_most, self.is_person)
+        new_heads.is_cut = len(descending_key) > at_most
+        new_heads.add(reversed(descending_key), await _find_labels(ledger, descending_key), until)
+        return new_heads
 
     def _find_heads(self, key: Hashable) -> Heads | None:
         kept = self._kept.get(key)

@@ -128,14 +128,14 @@ class _Memories:
     ) -> None:
         """Add the next memory, if everything that it covers is there."""
         earlier = None if body.earlier is None else self._known.get(body.earlier)
-        if (body.earlier is not None and earlier is None) or not all(it in heads for it in body.seqs):
+        if (body.earlier is not None and earlier is None) or not all(covered in heads for covered in body.seqs):
             return
         if self._grouping.count + len(body.seqs) > MAX_GROUPS:
             return
-        groups = frozenset(self._find_group(heads[it], labels) for it in dict.fromkeys(body.seqs))
-        made = _Memory(seq, body.seqs, groups, earlier)
-        if made.messages:
-            self._known[seq] = made
+        groups = frozenset(self._find_group(heads[covered], labels) for covered in dict.fromkeys(body.seqs))
+        memory = _Memory(seq, body.seqs, groups, earlier)
+        if memory.messages:
+            self._known[seq] = memory
         if len(self._known) > MAX_KNOWN:
             # Memories that continue it lose nothing: each holds its predecessor itself.
             self._known.popitem(last=False)
@@ -150,16 +150,16 @@ class _Memories:
         """Return the newest one of which everything may be shown."""
         assert view.until is not None, "a memory is asked for with a trigger"
         hidden: set[_Memory] = set()
-        for it in reversed(self._known.values()):
-            if it.upto > view.until:
+        for candidate in reversed(self._known.values()):
+            if candidate.upto > view.until:
                 continue
             path: list[_Memory] = []
-            part: _Memory | None = it
+            part: _Memory | None = candidate
             while part is not None and part not in hidden and all(map(view.shows_group, part.groups)):
                 path.append(part)
                 part = part.earlier
             if part is None:
-                return it
+                return candidate
             # A hidden part hides everything that continues it. Remembering it spares the next candidates the same walk.
             hidden.update(path)
             hidden.add(part)
@@ -181,14 +181,14 @@ async def _read_memories(reading: Reading, thread_id: str) -> _Memories:
         for row in rows:
             body = _read(row)
             # a memory covers only earlier messages, so all of them are stored by now or never will be
-            if body is not None and all(it < row.seq for it in body.seqs):
+            if body is not None and all(covered < row.seq for covered in body.seqs):
                 heads = await ledger.heads(body.seqs)
                 missing = {head.label for head in heads.values()} - heads.keys()
                 read.append((row.seq, body, heads, heads | (await ledger.heads(missing) if missing else {})))
         if memories.upto == after:  # otherwise a concurrent call has read the same rows
             recent.discard(key)
-            for it in read:
-                memories.add(*it)
+            for arguments in read:
+                memories.add(*arguments)
             memories.upto = rows[-1].seq if rows else after
             recent.store(key, memories)
             if not has_more:

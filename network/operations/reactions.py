@@ -269,13 +269,15 @@ async def _find_requesters(reading: Reading, heads: list[MessageHead]) -> set[st
     """Return the people who wrote these messages, or any message that they follow from."""
     requesters: set[str] = set()
     visited: set[int] = set()
-    waiting = {it.seq: it for it in heads}
+    waiting = {head.seq: head for head in heads}
     while waiting and len(visited) < MAX_CAUSES:
-        requesters |= {it.sender_id for it in waiting.values() if it.sender_kind == "human"}
+        requesters |= {head.sender_id for head in waiting.values() if head.sender_kind == "human"}
         # Remembered, so that messages with shared causes are read once.
         visited |= set(waiting)
-        causes = {it.cause for it in waiting.values() if it.cause is not None} - visited
-        causes |= {it.root for it in waiting.values()} - visited  # in case the chain is too long, or cut by retention
+        causes = {head.cause for head in waiting.values() if head.cause is not None} - visited
+        causes |= {
+            head.root for head in waiting.values()
+        } - visited  # in case the chain is too long, or cut by retention
         waiting = await reading.hub.ledger.heads(causes) if causes else {}
     return requesters
 
