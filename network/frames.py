@@ -44,6 +44,7 @@ def format_lost_leadership(leader: str) -> str:
     """Return the close reason (code 4503) of a node that lost leadership. The reason names the new leader if the name
     is known and short enough."""
     sentence = "Another node leads now."
+    # A leader's name comes from another node. Only what is an address may enter a header or a close reason.
     named = f"{sentence} {LEADER}: {leader}"
     return named if is_address(leader) and len(named) <= MAX_REASON_BYTES else sentence
 

@@ -234,6 +234,7 @@ def announce_node(url: str, owner_file: Path, *, certificate: str = "", gateway:
     path = home() / "nodes" / f"{port}.json"
     make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
+    # The absolute path: clients run in other folders.
     node = RunningNode(
         url, str(owner_file.resolve()), os.getpid(), certificate, gateway, find_process_start(os.getpid())
     )
@@ -297,6 +298,7 @@ def find_token(url: str, kind: str) -> str | None:
     """Return the default token of a participant: ``$ROUNDELAY_TOKEN``, or the owner's token. None for an agent if the
     variable is not set: agents then use an `AgentToken`."""
     named = read_secret(os.environ.get("ROUNDELAY_TOKEN", ""), "the variable ROUNDELAY_TOKEN")
+    # Never the owner's token for an agent: it would give a program the rights of an operator.
     return named or (None if kind == "agent" else find_owner_token(url))
 
 

@@ -57,6 +57,7 @@ def _write_file(word: str, file: object) -> str:
     if not isinstance(file, dict):
         return f"[{word} {_write_value(file)}]"
     name, kind, location = (_pick(file, keys) for keys in (_NAMES, _TYPES, _PLACES))
+    # The address is the file itself, and may have megabytes. Its type is all that can be shown.
     if location.startswith("data:"):
         kind, location = kind or location[5:].partition(";")[0].partition(",")[0], ""
     size = next((file[key] for key in _SIZES if isinstance(file.get(key), int)), None)

@@ -27,6 +27,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     text = _read(key, "private key")
     if "PRIVATE KEY-----" not in text:
         raise ConfigError(f"{key} has no private key in PEM form (-----BEGIN PRIVATE KEY-----).")
+    # OpenSSL would ask for the passphrase on the terminal, and a service would wait forever.
     if "ENCRYPTED" in text:
         raise ConfigError(f"{key} is encrypted. Store it without a passphrase, readable by the node only.")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

@@ -61,6 +61,7 @@ class ReadOnlyIndex(IndexReads):
         self._name = name
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
+        # Not opened a second time: the follower holds the file's lock, and its connection sees its own last write.
         meta, writes = await self._index.reload()
         return msgspec.structs.replace(meta, epoch=self._epoch, name=self._name), writes
 

@@ -150,6 +150,7 @@ def read_record(record: bytes) -> tuple[Header, bytes]:
         header = msgspec.json.decode(line, type=Header)
     except _UNREADABLE as error:
         raise UnusableLog(f"This is no record of a Roundelay network: {error}.") from error
+    # Refused and not skipped: a record that this release does not understand may change what follows.
     if header.format != FORMAT:
         raise UnusableLog(f"Its format is {header.format}. This Roundelay reads {FORMAT}: upgrade it.")
     return header, body
@@ -208,6 +209,7 @@ def write_records(
     room = max_bytes - HEADER_ROOM
     parts = [body[start : start + room] for start in range(0, len(body), room)] or [b""]
     records: list[bytes] = []
+    # Each record names the digest of the one before, so the parts are made one after the other.
     for number, part in enumerate(parts, 1):
         header = Header(kind=kind, writer=writer, previous=previous, left=len(parts) - number)
         records.append(write_record(header, part))

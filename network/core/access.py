@@ -35,6 +35,7 @@ def check_right_to_send(state: State, origin: Origin, kind: str, name: str) -> N
     match kind:
         case "agent":
             recipient = state.present(name)
+            # No right is needed for notes to oneself. An unknown recipient fails later, with its own error.
             if recipient is not None and name != origin.agent_id:
                 check_right(state, origin, "send", agent_address(name), recipient.kind)
         case "channel":

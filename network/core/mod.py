@@ -154,6 +154,7 @@ class Operation(Struct, frozen=True):
     def call(self, context: Any, args: Struct) -> Any:
         """Run the operation with a `Change` or a `Reading`, and decoded arguments. A reading operation returns an
         awaitable."""
+        # Checked here, at the one place that every call passes, and not in each operation.
         if self.is_for_operators and not context.origin.is_operator:
             raise Forbidden(
                 "Only operators may call this operation. Use the owner's token, or a token made by: roundelay token create "

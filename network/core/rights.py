@@ -59,6 +59,7 @@ class Rights:
 
     def __init__(self, page: Mapping[str, Role]) -> None:
         self._page = page
+        # Compiled once, since patterns are matched for every new participant and every new address.
         self._ids = {name: tuple(map(_compile, role.ids)) for name, role in page.items()}
         self._rules: dict[tuple[str, Verb], list[tuple[str, re.Pattern[str]]]] = {
             (name, verb): [(text, _compile(text)) for text in getattr(role, verb)]
@@ -137,6 +138,7 @@ def compile_rights(page: Mapping[str, Role], operations: Collection[str], mods: 
             names = {"role": page, "mod": mods}.get(sort, ()) if colon else None
             if names is not None and not any(map(_compile(wanted).fullmatch, names)):
                 raise WrongRuleError(f'"{wanted}" is no {sort}{_suggest(wanted, names)}', name, "send", index)
+        # Whoever uses an agent's id first has it. A right by that kind would make any newcomer an operator.
         if role.administer and set(role.kinds) == {"agent"} and not role.ids:
             raise WrongRuleError(
                 "is for people and services: whoever comes first has an agent's id", name, "administer", 0

@@ -121,6 +121,7 @@ def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, 
     root = opened.trigger_head.root
     budget = find_budget(change.state, change.facts, root, opened.trigger_head)
     claims = budget.claims
+    # A bound per conversation: anybody may answer in it, and each name is stored with its budget.
     if agent_id in claims or len(claims) < MAX_CLAIMANTS:
         claims = {**claims, agent_id: _add_all(claims.get(agent_id, {}), by_model, MAX_MODELS_EACH)}
     changed = msgspec.structs.replace(budget, spent=_add_all(budget.spent, by_model), claims=claims)

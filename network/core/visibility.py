@@ -376,6 +376,7 @@ class PromptFilter:
         """Return the result of `_is_in_audience` for the whole audience, decided by its newest members. Senders read
         their own messages."""
         first, excluded = broadcast_readers(label)
+        # Excluded people cannot read the message, whenever they joined, so the newest members do not decide for them.
         if any(agent_id in self._audience and agent_id != label.sender_id for agent_id in excluded):
             return False
         channel = self._state.channel(name_of(label.to)) if label.kind == "channel" else None

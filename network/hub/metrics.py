@@ -54,6 +54,7 @@ class CommitStats:
         self.number += 1
         self.rows += rows
         self.seconds += seconds
+        # A window of fixed size: percentiles over everything would hide that commits have become slow.
         self.recent.append((rows, seconds))
 
 

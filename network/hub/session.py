@@ -165,6 +165,7 @@ class Session:
         """Frames that arrived while the session was joining."""
         self.arrivals: dict[asyncio.Future[None], None] = {}
         """Reads that wait for a message to this participant; at most ``max_reads``."""
+        # Most sessions never read, and ten thousand idle ones need no budgets.
         self.reads: SessionReads | None = None
         """Reads in progress and their results; None before the first read."""
         self.undelivered_seq: int | None = None
@@ -189,6 +190,7 @@ class Session:
 
     def pause_reading(self, reason: PauseReason) -> None:
         """Stop reading until every reason has passed."""
+        # Reasons are a set, not a counter: the same reason may be reported twice, and must end with one report.
         self.pauses.add(reason)
         self.connection.pause_reading()
 

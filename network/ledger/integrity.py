@@ -114,6 +114,7 @@ def _check_rows(db: sqlite3.Connection) -> list[str]:
         ("meta", "SELECT key, value, crc FROM meta"),
         ("state", "SELECT tbl, key, value, crc FROM state"),
     ):
+        # Damaged text must not end the check: the row does not fit its checksum, and is listed.
         with reading_any_text(db):
             bad = ["/".join(map(str, row[:-2])) for row in db.execute(sql) if row[-1] != checksum(row[:-1])]
         problems += _describe_rows(f"the table {table}", bad)
@@ -159,6 +160,7 @@ class _IndexSums:
             if actor is not None and key is not None and key_hash == hash_key(actor, key):
                 keys += seq * 2**64 + 1
             else:
+                # A wrong entry must change the sum even where a missing one would make up for it.
                 keys -= 1
         for place, seq in db.execute("SELECT place, seq FROM place WHERE seq <= ?", (self._flushed_to,)):
             places += _place_number(place, seq)

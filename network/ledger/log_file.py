@@ -163,6 +163,7 @@ def is_database(path: Path) -> bool:
 def read_log(path: Path) -> tuple[LogHead, list[Row]]:
     """Return the first line and all rows of a log (`open_log`). Raises `LedgerError` also for a damaged row."""
     with open_log(path) as log:
+        # Read everything before the check: damaged rows are known only after they were passed.
         rows = list(log.rows())
         if log.damaged:
             shown = ", ".join(f"#{seq}" for seq in log.damaged[:5])
@@ -174,6 +175,7 @@ def in_order(rows: Iterable[Row]) -> Iterator[Row]:
     """Yield the same rows. Raises `LedgerError` for a row that does not follow the one before it."""
     last = 0
     for row in rows:
+        # Two exports that were joined, or a cut one: a replay would reach another state without noticing.
         if row.seq <= last:
             raise LedgerError(f"This log is not complete: seq {row.seq} comes after {last}. Export it again.")
         last = row.seq

@@ -87,9 +87,11 @@ class _RowStore:
         ranges = [
             self.at(f"to/{span.target}", max(after, span.after), min(span.before or 2**62, until + 1)) for span in spans
         ]
+        # Own messages count too: a sender's other sessions get them.
         ranges.append(self.at(f"by/{sender}", after, until + 1))
         if newest:
             ranges = [seqs[::-1] for seqs in ranges]
+        # A message may lie in several ranges, and is returned once.
         return (seq for seq, _ in groupby(merge(*ranges, reverse=newest)))
 
     def page(self, seqs: Iterable[int], limit: int, max_bytes: int, *, newest: bool = False) -> Page:

@@ -86,6 +86,7 @@ def _shorten(row: Row) -> tuple[str | None, str | None, str]:
             return short, _encode_json(rest).decode(), data[len(whole) :].decode()
         if data.startswith(first := beginning.encode()):
             start, second = len(first), continuation.encode()
+            # Bounded: the content of a message could contain the same text further behind.
             end = data.find(second, start, start + MAX_BETWEEN)
             if end >= 0:
                 rest = _HeadRest(kind, sender_kind, root, hops, cause, data[start:end].decode())

@@ -42,6 +42,7 @@ def may_see_activity(reading: Reading) -> bool:
 def describe_activity(reading: Reading, participant: Participant, *, is_online: bool) -> dict[str, Any]:
     """Return the entry of one agent, without its id."""
     state = reading.hub.state
+    # The oldest first and a bounded number: an agent that opens reactions without end must not slow down every list.
     oldest = nsmallest(
         MAX_EXAMINED, state.reactions_of(participant.agent_id).values(), key=lambda reaction: reaction.seq
     )
@@ -108,6 +109,7 @@ def _describe(opened: OpenReaction, activity: Activity) -> dict[str, Any]:
         "activity": activity,
         **({"at": opened.at} if opened.at else {}),
     }
+    # Only while it waits: a call that has ended names nobody any more.
     if activity == "waits":
         waits = [opened.awaits[call] for call in innermost_calls(opened) if call in opened.awaits]
         entry |= _list("waits_for", (name for wait in waits for name in wait.to))

@@ -110,6 +110,7 @@ def _open(reading: Reading) -> tuple[RunReader, Call, int]:
         if size > MAX_RESULTS_READ * max_bytes:
             raise TooLarge(_TOO_LARGE)
         return msgspec.json.decode(data)
+        # As a client would get it: the reader works on JSON, and the same code explains a recording without a hub.
 
     return reader, call, max_bytes
 

@@ -97,6 +97,7 @@ def create_login(
     _drop_logins(change, find_expired_logins(change.state))
     warning = _check_new_secret(change, agent_id, kind, "login", login_hash)
     participant = change.state.participant(agent_id)
+    # A removed id never comes back, so its login could never be used.
     if participant is not None and participant.removed_seq is not None:
         raise InvalidArguments(f"{agent_id} was removed from this network. Choose another id.")
     # A bound, because logins are kept in memory.
@@ -150,6 +151,7 @@ def revoke_token(
         if not token.revoked:
             change.set_value("token", key, msgspec.structs.replace(token, revoked=True))
             revoked += 1
+    # An error, not an empty answer: an operator who mistypes an id must not believe that a token is revoked.
     if not revoked:
         raise UnknownRecipient(f"{agent_id!r} has no token. network.list_tokens lists them.")
     row = change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "event": "revoked"}))
@@ -320,6 +322,7 @@ async def quotas(reading: Reading, *, agent_id: str | None = None, limit: Limit 
     names = [agent_id] if agent_id is not None else _list_storing(hub.state)
     shares = [(_used(hub.state, hub.quotas, name), name) for name in names]
     fullest = nsmallest(limit, ((-used, name) for used, name in shares if used > 0 or agent_id is not None))
+    # Described only now: a thousand participants may be listed, and few are shown.
     entries = [{**_describe(hub.state, hub.quotas, name), "used": round(-used, 4)} for used, name in fullest]
     return {"quotas": entries, "next_day_at": (hub.state.stamp // DAY_MS + 1) * DAY_MS}
 

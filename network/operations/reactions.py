@@ -83,6 +83,7 @@ async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> 
                 continue
             # One by one, and only for requests that are shown: messages may be large.
             row = (await reading.hub.ledger.messages([request.seq])).get(request.seq)
+            # The request cannot be shown, so nobody could decide on it here.
             if row is None or row.is_damaged:
                 continue
             thread_id = request.thread_id if request.reads_trigger else head.thread_id
@@ -181,6 +182,7 @@ def decide(
     if wait is None:
         raise InvalidArguments(f"#{seq} does not wait for a decision, or no longer does.")
     is_reader = may_read(state, origin.agent_id, head)
+    # A second vote of the same person must not count as that of another one.
     if origin.agent_id in wait.voters:
         raise InvalidArguments(
             f"{origin.agent_id} has already approved #{seq}. It waits for another person's approval."
@@ -188,6 +190,7 @@ def decide(
     if not wait.may_decide(origin.agent_id, is_reader=is_reader, is_operator=origin.is_operator):
         names = ", ".join(wait.deciders or ())
         raise Forbidden(f"{origin.agent_id} may not decide on #{seq}: its approvers are {names}.")
+    # "thread" and "always" approve calls that come later, which this person could not see.
     if scope and not is_reader:
         raise InvalidArguments(
             f"{origin.agent_id} cannot read the thread of #{seq}, and so may approve only one call at a time: /approve."

@@ -47,6 +47,7 @@ def mark(
     own for it. Omitted fields stay; an empty title removes the title."""
     check_may_mark(change, thread_id, read_upto)
     marks = change.state.read_states_of(change.origin.agent_id)
+    # A thread without an entry counts as read up to where evicted entries were.
     before = marks.get(thread_id) or ReadState(read_upto=_upto_without(marks))
     fields = {"is_pinned": is_pinned, "is_muted": is_muted, "is_archived": is_archived, "title": title}
     # Never back, since devices report in any order. Never beyond the head: later messages would count as read.
@@ -55,6 +56,7 @@ def mark(
         before, read_upto=read_upto_now, **{name: value for name, value in fields.items() if value is not None}
     )
     description = describe_read_state(changed)
+    # A device that reports the same position again must not wake the other devices.
     if changed != before or thread_id not in marks:
         store_read_state(change, thread_id, changed)
         origin = change.origin

@@ -136,6 +136,7 @@ class _Search:
             return
         stream = trigger.thread_id if self._view.shows_own_thread_alone else self._thread_id
         ledger, agent_id = self._reading.hub.ledger, self._reading.origin.agent_id
+        # The same cache as for windows: a tool searches during the reaction whose window has just read these heads.
         recent = await self._reading.hub.recent.inbox(ledger, spans, agent_id, trigger.seq, SCANNED)
         looked, size = 0, self._limit + 1
         while self.has_more and looked < MAX_EXAMINED and not self._is_full:
@@ -146,6 +147,7 @@ class _Search:
             )
             has_more, seqs = len(seqs) > size, seqs[:size]
             looked, size = looked + len(seqs), size * 4
+            # Decide by heads before any row is read: rows may be large, and most of them may be hidden.
             admitted = await self._admit([candidate for candidate in seqs if candidate >= self._begin], recent)
             while admitted and not self._is_full:
                 chosen, admitted = admitted[:ROWS_AT_ONCE], admitted[ROWS_AT_ONCE:]
@@ -157,6 +159,8 @@ class _Search:
                     if is_within(candidate, spans, agent_id, self._thread_id) and holds(candidate, self._query.terms)
                 )
                 self.before = chosen[-1]
+            # If the page is full in the middle of a batch, the next call has to begin behind the last row that was
+            # shown.
             self.before = seqs[-1] if seqs and not admitted else self.before
             self.has_more = bool(admitted) or (has_more and self.before > self._begin)
 
