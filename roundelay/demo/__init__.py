@@ -1,2 +1,4 @@
-"""The demo, ``roundelay demo``: an example team (`team.yaml`, with its scripts in `agents` and its `tools`) that `play`
-starts on a node, and shows on the `screen`."""
+"""Demo for ``roundelay demo``. `play` starts the example team of `team.yaml` on a node, and shows it on the `screen`.
+
+The team's scripts are in `agents`, and its tools are in `tools`.
+"""

@@ -1,7 +1,7 @@
-"""Scripts of the demo's agents, which take the place of a model. `team.yaml` names them.
+"""Scripts that replace the models of the demo's agents. `team.yaml` names the scripts.
 
-A script sees what a model would see: the rendered prompt, and the results of the agent's own tool calls. It keeps no
-state between two calls, so another process can resume its reaction after a crash.
+A script gets the same input as a model: the rendered prompt, and the results of the agent's tool calls. Scripts keep no
+state between calls, so another process can resume a reaction after a crash.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _NOTHING = "nothing here that I can"
 
 
 def answer_desk(view: PromptView) -> Sequence[Action]:
-    """Pass a question on, join the answers, have them checked, and answer the person.
+    """Forward a question, combine the answers, let an agent check them, and answer the person.
 
-    Each step happens at the message that completes the step before it.
+    Each step starts when a message completes the previous step.
     """
     if view.turn > 1:
         sent = "The message is on its way"
@@ -51,7 +51,7 @@ def answer_desk(view: PromptView) -> Sequence[Action]:
 
 
 def _join_answers(view: PromptView) -> Sequence[Action]:
-    """Send the draft at the answer that completes the set. The thread shows which one that is, in any order."""
+    """Send the draft when the last missing answer arrives. The thread shows which answers have arrived, in any order."""
     thread = view.find_thread(view.incoming_thread_id)
     earlier = {message.sender: match for message in thread.messages if (match := _ANSWERS.match(message.text))}
     answer = _ANSWERS.match(view.incoming_text)
@@ -85,7 +85,9 @@ def _answer_asker(view: PromptView) -> Sequence[Action]:
 
 
 def make_specialist(name: str, find_tasks: Callable[[str], list[Task]]) -> Callable[[PromptView], Sequence[Action]]:
-    """Return the script of an agent that finds tasks in a question, does them with its tools and says the results."""
+    """Return the script of an agent that finds tasks in a question, solves them with its tools, and reports the
+    results.
+    """
 
     def answer(view: PromptView) -> Sequence[Action]:
         if view.incoming_sender in SPECIALISTS:
@@ -100,7 +102,7 @@ def make_specialist(name: str, find_tasks: Callable[[str], list[Task]]) -> Calla
             verdict = "it is right." if part in view.incoming_text else "the draft says something else."
             return [say(f"Checked for {asker}: {part or 'nothing'} — {verdict}")]
         if not part and view.incoming_sender != DESK and not view.incoming_thread_id.startswith("direct:"):
-            return [finish("nothing here for me")]  # said to everyone: silence is an answer
+            return [finish("nothing here for me")]  # the message is a broadcast, so the agent need not answer
         text = part or f"{_NOTHING} {SPECIALISTS[name]}."
         return [say(f"@{DESK}, for {asker}: {text}" if view.incoming_sender == DESK else text)]
 
@@ -108,8 +110,10 @@ def make_specialist(name: str, find_tasks: Callable[[str], list[Task]]) -> Calla
 
 
 def _read_question(view: PromptView, find_tasks: Callable[[str], list[Task]]) -> tuple[str, str, bool]:
-    """Return who asks, the question, and whether the message asks to check a draft. The question is then the one that the
-    draft answers."""
+    """Return the sender, the question, and whether the message asks to check a draft.
+
+    For a draft, the question is the original question that the draft answers.
+    """
     is_from_desk = view.incoming_sender == DESK
     if is_from_desk and (match := _ASKS.match(view.incoming_text)):
         return match["asker"], match["question"], False

@@ -1,9 +1,9 @@
-"""The demo: an example team on a real node, and a person whose question needs all of its agents.
+"""Runs the demo: an example team on a real node, and a person whose question needs all agents of the team.
 
-`roundelay demo` writes a node's file with the team of `team.yaml` into a temporary folder, and starts ``roundelay up`` on
-it. From there on the demo is a client: the person asks the question, follows the node's log as its operator, and reads
-the records of the agents' reactions. It shows private messages between agents too, because an operator may read them. The
-folder and the processes are gone at the end.
+`roundelay demo` writes a node's file with the team of `team.yaml` into a temporary folder, and starts ``roundelay up``
+with that file. From then on, the demo is a client. The person asks the question, follows the node's log as an operator,
+and reads the records of the agents' reactions. The demo also shows private messages between agents, because an operator
+may read them. At the end, the demo deletes the folder and stops the processes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ are, because records and restarts are no news in the log."""
 
 
 class DemoFailed(RoundelayError):
-    """The demo could not be completed; the sentence says why."""
+    """The demo could not be completed. The error message explains why."""
 
     code = "demo"
 
@@ -85,7 +85,7 @@ class DemoPlan:
 
 @cache
 def load_team() -> dict[str, dict[str, Any]]:
-    """Return the agents of `team.yaml`, by id, as their file describes them."""
+    """Return the agent descriptions of `team.yaml`, by id."""
     team = yaml.safe_load(Path(__file__).with_name("team.yaml").read_text(encoding="utf-8"))
     return {agent["id"]: agent for agent in team["agents"]}
 
@@ -127,7 +127,7 @@ def run_demo(
 
 
 async def play(plan: DemoPlan, screen: DemoScreen) -> list[BaseMessage]:
-    """Run the demo, with ``stays`` until cancelled, and return all messages.
+    """Run the demo and return all messages. With ``stays``, keep running until cancelled.
 
     Raises `RoundelayError`. Leaves no process and no file behind.
     """
@@ -147,10 +147,10 @@ class _Demo:
         self._folder = folder
         self._db = folder / "demo.db"
         self._messages: list[BaseMessage] = []
-        self._reactions: dict[str, tuple[str, int]] = {}  # each expected reaction: its agent, and its trigger
+        self._reactions: dict[str, tuple[str, int]] = {}  # (agent, trigger) of each expected reaction
         self._finished: dict[str, RecordedReaction] = {}
         self._shown_calls: Counter[str] = Counter()  # by reaction
-        self._read = asyncio.Event()  # replaced after each read of the log, so that every waiter sees the next one
+        self._read = asyncio.Event()  # replaced after each read of the log, so that every waiter notices the next read
         self._person: NetworkClient
         self._log: HubLog
 
@@ -197,7 +197,7 @@ class _Demo:
         agents = [self._choose_model(agent) for agent in load_team().values()]
         file = self._folder / "roundelay.yaml"
         node = {"name": "demo", "port": 0, "db": str(self._db), "agents": agents}
-        file.write_text(json.dumps(node, ensure_ascii=False), encoding="utf-8")  # JSON is YAML too
+        file.write_text(json.dumps(node, ensure_ascii=False), encoding="utf-8")  # JSON is also valid YAML
         return file
 
     def _choose_model(self, agent: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +212,8 @@ class _Demo:
         return agent | {"model": {"openai": {"name": self._plan.model, **base_url}}}
 
     def _make_environment(self) -> dict[str, str]:
-        # The node's own settings and tokens: those of the user must not change the demo, nor keep anything of it.
+        # Use separate settings and tokens. The user's settings must not affect the demo, and the demo must not change
+        # them.
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDELAY_")}
         home = str(self._folder / "home")
         return inherited | {"ROUNDELAY_HOME": home, THINKING_VARIABLE: str(self._plan.thinking_s)}
@@ -262,7 +263,7 @@ class _Demo:
         self._screen.message(message)
 
     def _show_calls(self, reaction: RecordedReaction) -> None:
-        """Show the tool calls of a reaction that have a result and were not shown yet."""
+        """Show the tool calls of a reaction that have a result and have not been shown."""
         own_tools = {path.rpartition(":")[2] for path in load_team()[reaction.agent_id].get("tools", ())}
         calls = [call for call in reaction.calls if call.tool in own_tools and call.result is not None]
         for call in calls[self._shown_calls[reaction.reaction] :]:
@@ -276,7 +277,7 @@ class _Demo:
         return RecordedReaction(reaction, agent_id, await fetch_records(self._person.call, reaction, agent_id))
 
     async def _kill_at_work(self, agent_id: str) -> None:
-        """Kill an agent's process after its first tool call, or after its first reaction if that calls no tool."""
+        """Kill an agent's process after its first tool call, or after its first reaction if the reaction calls no tool."""
         async for event in self._person.events():
             match event:
                 case Signal(kind="tool" | "thinking", sender_id=sender, body={"active": False, "reaction": str(name)}):
@@ -285,7 +286,7 @@ class _Demo:
         pid = (await self._read_processes())[agent_id]["pid"]
         kill_process(pid)
         self._screen.incident(f"{agent_id}, process {pid}, is killed at its work (SIGKILL)")
-        # Its records stay as they are until the supervisor has started it again.
+        # The agent's records do not change until the supervisor has restarted the agent.
         reaction = await self._read_reaction(name, agent_id)
         while (process := (await self._read_processes())[agent_id]).get("pid") in (None, pid):
             await self._wait_for_read()
@@ -301,7 +302,7 @@ class _Demo:
     # --- the end
 
     async def _wait_for_answer(self) -> None:
-        """Wait until the person has an answer and all reactions have ended."""
+        """Wait until the person has received an answer and all reactions have ended."""
         timeout_s = SCRIPT_TIMEOUT_S if self._plan.model is None else MODEL_TIMEOUT_S
         try:
             async with asyncio.timeout(timeout_s):
@@ -317,7 +318,9 @@ class _Demo:
         return any(message.sender_id == DESK and message.to == f"agent:{PERSON}" for message in self._messages)
 
     async def _is_idle(self) -> bool:
-        """Whether every message is shown, and every reaction to one has finished. Raises `DemoFailed` for another end."""
+        """Return whether every message is shown and every reaction has finished. Raises `DemoFailed` if a reaction
+        failed.
+        """
         # Read first: a message that is stored during the look keeps the demo going.
         head: int = (await self._person.call("network.info"))["head"]
         for name, (agent_id, _) in list(self._reactions.items()):
@@ -339,7 +342,7 @@ class _Demo:
         self._screen.summary(threads, turns, tool_calls, duration_s)
 
     async def _stay(self, url: str) -> None:
-        """Keep running until cancelled. Commands on this machine find the node without an address."""
+        """Keep running until cancelled. Meanwhile, commands on this machine find the node without an address."""
         if self._plan.web:
             link = await make_link(self._person, PERSON, operator=True)
             self._screen.write(f"Open {link['url']}")
@@ -365,7 +368,7 @@ class _Demo:
 
 
 async def _stop_at_signals(work: Coroutine[object, object, object]) -> None:
-    """Await the work. SIGTERM and a closed terminal cancel it, so that it cleans up as after Ctrl-C."""
+    """Run the work. SIGTERM and a closed terminal cancel the work, so that it cleans up as after Ctrl-C."""
     task = asyncio.current_task()
     assert task is not None
     with handle_signals([number for number in list_stop_signals() if number is not signal.SIGINT], task.cancel):
@@ -373,7 +376,7 @@ async def _stop_at_signals(work: Coroutine[object, object, object]) -> None:
 
 
 def _name_local_model() -> str:
-    """Return the name of the small model's weights. Raises `ModelError` if they, or its engine, are not installed."""
+    """Return the name of the small model's weights. Raises `ModelError` if the weights or the engine are not installed."""
     from roundelay.agents.models.local import LocalServer
 
     return LocalServer().name
@@ -392,6 +395,6 @@ def _list_next_commands() -> list[tuple[str, str]]:
 
 
 def _is_checkout() -> bool:
-    """Whether the current folder is that of a checkout, with its ./dev."""
+    """Return whether the current folder is a source checkout with the script ./dev."""
     root = Path(roundelay.__file__).resolve().parents[1]
     return (root / "dev").is_file() and Path.cwd() == root

@@ -1,6 +1,6 @@
-"""The demo's screen: each message under its thread, the agents' tool calls, and the summary.
+"""Screen of the demo: each message under its thread, the agents' tool calls, and the summary.
 
-It formats facts as lines, and cleans everything that a participant wrote. It decides nothing and reads nothing.
+The module only formats lines. It sanitizes all text of participants, makes no decisions and reads no data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHOWN_CHARS = 60
 
 
 class DemoScreen(Screen):
-    """A `Screen` with a layout for few messages and first-time readers."""
+    """`Screen` with a layout for few messages and new users."""
 
     @property
     def columns(self) -> int:
@@ -30,19 +30,19 @@ class DemoScreen(Screen):
         return min(self.width or PLAIN_WIDTH, MAX_WIDTH)
 
     def node(self, url: str) -> None:
-        """Write that the node is up."""
+        """Report that the node is running."""
         self._hang(
             f"{self.paint.bold('Roundelay')}: ", 11, [f"a node at {url} and three agents on WebSockets"], below=""
         )
 
     def member(self, agent_id: str, pid: int, description: str) -> None:
-        """Write that an agent has joined."""
+        """Report that an agent has joined."""
         padding, process = " " * (8 - len(agent_id)), f"process {pid:<8}"
         lead = f"  {self.paint.name(agent_id)}{padding} {self.paint.dim(process)} "
         self._hang(lead, len(f"  {agent_id}{padding} {process} "), [description])
 
     def message(self, message: BaseMessage, text: str | None = None) -> None:
-        """Write a message with its thread. A bar marks its text, so that no text can look like another message."""
+        """Write a message with its thread. A bar marks the text, so that no text can look like another message."""
         head = f"{self.paint.bold(f'#{message.seq}')} {self.paint.name(message.sender_id)} {_describe_aim(message)}"
         self.write(f"{head}   {self.paint.dim('in')} {self.paint.name(message.thread_id)}")
         bar = self.paint.dim(BAR)
@@ -71,11 +71,11 @@ class DemoScreen(Screen):
         self.write("")
 
     def suggest(self, title: str, commands: Sequence[tuple[str, str]]) -> None:
-        """Write commands to try, with what each does."""
+        """Write commands to try, with a description of each."""
         self.write(self.paint.bold(title))
         width = max(len(purpose) for purpose, _ in commands)
         fits = all(len(f"  {' ' * width}   {command}") <= self.columns for _, command in commands)
-        between = "   " if fits else "\n      "  # on its own line a command can be copied from a terminal
+        between = "   " if fits else "\n      "  # a command on a separate line can be copied from a terminal
         for purpose, command in commands:
             self.write(f"  {self.paint.dim(purpose.ljust(width) if fits else purpose)}{between}{command}")
 
@@ -88,7 +88,9 @@ class DemoScreen(Screen):
         paint: Callable[[str], str] = str,
         below: str | None = None,
     ) -> None:
-        """Write lines after a lead of ``width`` columns, wrapped at the line width; ``below`` stands under the lead."""
+        """Write lines after a lead of ``width`` columns, wrapped at the line width. ``below`` is written under the
+        lead.
+        """
         for number, line in enumerate(break_lines(lines, max(self.columns - width, 20))):
             self.write(f"{(lead if number == 0 else ' ' * width if below is None else below)}{paint(line)}")
 

@@ -1,7 +1,7 @@
-"""Tools of the demo's agents: `calculate` for one, and questions about a text for the other.
+"""Tools of the demo's agents: `calculate` for one agent, and questions about a text for the other.
 
-`find_sums` and `find_word_tasks` find tasks in a question. A tool does one task, for a script and for a model alike. Pure: no
-IO, no clock, no `eval`. Strangers may type anything, so sizes are bounded before anything is computed.
+`find_sums` and `find_word_tasks` find tasks in a question. A tool solves one task, for a script or a model. This module
+uses no IO, no clock and no `eval`. Users may type anything, so sizes are limited before anything is computed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_TEXT_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task: the tool with its arguments, and the words that its result completes to a sentence."""
+    """One task: the tool, its arguments, and the beginning of the sentence that the result completes."""
 
     tool: str
     arguments: Mapping[str, object]
@@ -55,7 +55,7 @@ def calculate(expression: Expression) -> str:
 def evaluate(expression: str) -> Fraction:
     """Return the exact value. Raises `ToolError`, `ZeroDivisionError`, and `OverflowError` beyond `MAX_BITS`."""
     source = expression.replace("^", "**").replace("×", "*").replace("÷", "/").strip()
-    # Letters are refused: no names, no exponents such as 1e999999, no strings.
+    # Refuse letters, and with them names, strings and exponents such as 1e999999.
     if len(source) > MAX_EXPRESSION_CHARS or not re.fullmatch(r"[\d.+\-*/%() ]+", source, re.ASCII):
         raise ToolError(f"{expression[:50]!r} is no expression. Use numbers, + - * / % ^ and parentheses.")
     return _evaluate(_parse(source), source)
@@ -72,7 +72,7 @@ def format_number(value: Fraction) -> str:
 
 
 def find_sums(question: str) -> list[Task]:
-    """Return the expressions of a question as tasks. Quoted texts are skipped."""
+    """Return the expressions in a question as tasks. Quoted texts are skipped."""
     text = _QUOTED.sub(" ; ", question[:MAX_TEXT_CHARS])
     for pattern, sign in _SPELLINGS:
         text = re.sub(pattern, sign, text, flags=re.IGNORECASE)
@@ -111,14 +111,14 @@ def _trim_expression(found: str) -> str | None:
         try:
             parsed = _parse(closed)
         except ToolError:
-            source = source[:-1].strip()  # drop what belongs to the sentence
+            source = source[:-1].strip()  # drop characters that belong to the sentence
             continue
         try:
             evaluate(closed)
         except ToolError:
             return None
         except (ZeroDivisionError, OverflowError):
-            pass  # the tool's answer says so
+            pass  # the tool's result reports the error
         return closed if isinstance(parsed, ast.BinOp) else None
     return None
 
@@ -151,8 +151,9 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 
 def _evaluate(node: ast.expr, source: str) -> Fraction:
     match node:
-        case ast.Constant(int() | float()):  # but no ellipsis
-            return Fraction(ast.get_source_segment(source, node) or "0")  # from the digits, because a float rounds them
+        case ast.Constant(int() | float()):  # but not an ellipsis
+            # Read the digits, because a float would round them.
+            return Fraction(ast.get_source_segment(source, node) or "0")
         case ast.UnaryOp(ast.USub(), operand):
             return -_evaluate(operand, source)
         case ast.UnaryOp(ast.UAdd(), operand):
@@ -183,7 +184,7 @@ def pick_word(text: Text, which: Literal["longest", "shortest"]) -> str:
 @tool(idempotent=True)
 def count_in_text(text: Text, what: Literal["words", "letters", "vowels"]) -> str:
     """Count the words, letters or vowels of a text."""
-    letters = [char for char in text.lower() if char.isalpha()]  # casefold() makes two of "ß"
+    letters = [char for char in text.lower() if char.isalpha()]  # casefold() would turn "ß" into two letters
     vowels = [char for char in letters if char in _VOWELS]
     count = len({"words": _list_words(text), "letters": letters, "vowels": vowels}[what])
     return f"{count} {what if count != 1 else what.removesuffix('s')}"
@@ -196,10 +197,13 @@ def reverse_text(text: Text) -> str:
 
 
 def find_word_tasks(question: str) -> list[Task]:
-    """Return the tasks for `words` in a question. A task is about the next quoted text, or else the last one, or else the
-    words after it."""
+    """Return the tasks for `words` in a question.
+
+    A task is about the next quoted text. Without one, it is about the previous quoted text, or else the words after the
+    task.
+    """
     question = question[:MAX_TEXT_CHARS]
-    plain = _QUOTED.sub(lambda found: " " * len(found[0]), question)  # quoted words ask for nothing
+    plain = _QUOTED.sub(lambda found: " " * len(found[0]), question)  # quoted words are not tasks
     orders = [
         (found.start(), tool_name, choice, label)
         for pattern, tool_name, choice, label in _ORDERS

@@ -1,1 +1,1 @@
-"""How messages, events and agents' activity look on a terminal, and the sanitizing of the text that is shown."""
+"""Formats messages, events and agents' activity for a terminal, and sanitizes the text that is shown."""

@@ -1,4 +1,4 @@
-"""Agents' activity in words, as ``network.list_agents`` returns it, for all screens and commands. Pure."""
+"""Describes the activity of agents from ``network.list_agents``, for all screens and commands. Does no IO."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ MAX_NAMED = 5
 
 
 def describe_activity(agent: Agent) -> str:
-    """Return what a participant does: ``works on #12``, ``waits for ann``, ``idle``.
+    """Return a participant's activity, such as ``works on #12``, ``waits for ann`` or ``idle``.
 
-    People, services and agents of an older hub have no activity: for them, return whether they are online.
+    For people, services and agents of an older hub, return whether the participant is online.
     """
     activity = agent.get("activity")
     work: Sequence[Agent] = agent.get("work", ())
@@ -32,7 +32,9 @@ def describe_activity(agent: Agent) -> str:
 
 
 def shows_fault(agent: Agent) -> bool:
-    """Whether an idle or disconnected agent has a fault; the fault is shown instead of its activity."""
+    """Return whether to show an agent's fault instead of its activity: the agent is idle or disconnected and has a
+    fault.
+    """
     is_silent = agent.get("activity") == "idle" or (agent.get("activity") == "gone" and not agent.get("open_reactions"))
     return is_silent and "fault" in agent
 
@@ -45,7 +47,7 @@ def describe_agent(agent: Agent) -> str:
 
 
 def describe_work(work: Sequence[Agent]) -> str:
-    """Describe reactions of one agent that are in the same state."""
+    """Describe the reactions of one agent that are in the same state."""
     triggers = _name(f"#{it['trigger']}" for it in work)
     match work[0]["activity"]:
         case "works":
@@ -63,7 +65,7 @@ def describe_work(work: Sequence[Agent]) -> str:
 
 
 def list_work(agents: Iterable[Agent], now_ms: int) -> list[tuple[str, str, str, str]]:
-    """Return rows (agent, activity, thread, duration): one for each reaction, and one for each agent without any."""
+    """Return rows (agent, activity, thread, duration): one per reaction, and one for each agent without reactions."""
     rows = []
     for agent in agents:
         if "activity" not in agent:
@@ -78,7 +80,7 @@ def list_work(agents: Iterable[Agent], now_ms: int) -> list[tuple[str, str, str,
 
 
 def summarize_agents(agents: Iterable[Agent]) -> str:
-    """Return the activity of all agents in one line, with a count of idle ones. Empty if there are no agents."""
+    """Return the activity of all agents in one line, with the number of idle agents. Empty without agents."""
     told, idle = [], 0
     for agent in agents:
         if agent.get("activity") in ("idle", None) and not shows_fault(agent):

@@ -1,7 +1,8 @@
-"""Messages, events and tables on a terminal, for every command that shows a conversation, and for the demo.
+"""Formats messages, events and tables for a terminal, for commands that show a conversation and for the demo.
 
-`format_message` and `format_event` return plain lines, `Screen` writes them. Participants' text is sanitized here: it
-cannot move the cursor, change the title, or look like a line of the program. No input, no network.
+`format_message` and `format_event` return plain lines, and `Screen` writes lines. Participants' text is sanitized, so
+that it cannot move the cursor, change the title, or look like a line of the program. This module reads no input and
+uses no network.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ message."""
 MAX_BESIDE, MAX_BESIDE_CHARS = 50, 300
 """Maximum number and length of the lines below a message: sources, checks, suggested questions."""
 
-_NAME_COLORS = (32, 33, 34, 35, 36, 92, 94, 96)  # without red, which is for errors
+_NAME_COLORS = (32, 33, 34, 35, 36, 92, 94, 96)  # without red, which marks errors
 
 
 _OPERATIONS = {
@@ -45,14 +46,14 @@ _OPERATIONS = {
 
 
 def tell_person(sentence: str, *, in_chat: bool = False) -> str:
-    """Return a hub's sentence with commands in place of the operations that programs call."""
+    """Return a sentence of the hub, in which commands replace the operations that programs call."""
     for operation, typed in _OPERATIONS.items():
         sentence = sentence.replace(operation, typed[in_chat])
     return sentence
 
 
 class Writable(Protocol):
-    """The methods of a text stream that are used here."""
+    """Methods of a text stream that this module uses."""
 
     def write(self, text: str, /) -> object: ...
 
@@ -60,14 +61,16 @@ class Writable(Protocol):
 
 
 def wants_color(stream: object) -> bool:
-    """Whether to use colors: the stream is a terminal that has them, and NO_COLOR is not set (https://no-color.org)."""
+    """Return whether to use colors: the stream is a terminal with colors, and NO_COLOR is not set
+    (https://no-color.org).
+    """
     isatty = getattr(stream, "isatty", None)
     is_terminal = bool(isatty is not None and isatty())
     return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 class Paint:
-    """Colors text, or returns it unchanged if it is off."""
+    """Colors text, or returns the text unchanged if colors are off."""
 
     def __init__(self, *, is_on: bool) -> None:
         self.is_on = is_on
@@ -88,7 +91,7 @@ class Paint:
         return self._wrap("31", text)
 
     def name(self, agent_id: str) -> str:
-        """Return a participant's id in a color that is always the same for this id."""
+        """Return a participant's id in color. The same id always has the same color."""
         # Not `hash`, which differs between processes: an id would change its color at each start.
         color = _NAME_COLORS[zlib.crc32(agent_id.encode()) % len(_NAME_COLORS)]
         return self._wrap(f"1;{color}", sanitize(agent_id))
@@ -106,8 +109,10 @@ def format_time(at_ms: int) -> str:
 
 
 def describe_place(to: str, thread_id: str) -> str:
-    """Return the recipient in short form: ``bob``, ``broadcast`` or ``channel:dev``, with the reply thread or the
-    conversation if there is one."""
+    """Return the recipient in short form, such as ``bob``, ``broadcast`` or ``channel:dev``.
+
+    The reply thread or the conversation is added, if any.
+    """
     place = short_address(to)
     if conversation := conversation_of(thread_id):
         return f"{place} in {conversation}"
@@ -125,10 +130,10 @@ def format_line(
     paint: Paint = PLAIN,
     width: int | None = None,
 ) -> str:
-    """Return a message as ``12:03:05 #15 bob → mia (re #14): text``, with further lines of its text below.
+    """Return a message as ``12:03:05 #15 bob → mia (re #14): text``, with the other lines of its text below.
 
-    With ``width`` the text is broken into lines here. If the terminal broke it, a message could use that to forge a
-    line.
+    With ``width``, this function breaks the text into lines. If the terminal broke the text, a message could forge a
+    line of the program.
     """
     stamp, sender = f"{format_time(at_ms)} #{seq}", sanitize(sender_id)
     aim = f"→ {sanitize(place)}{f' (re #{reply_to})' if reply_to is not None else ''}:"
@@ -145,7 +150,7 @@ def format_line(
 def format_message(
     message: BaseMessage, *, text: str | None = None, paint: Paint = PLAIN, width: int | None = None
 ) -> str:
-    """Format a message (see `format_line`). ``text`` replaces its own text."""
+    """Format a message (see `format_line`). ``text`` replaces the message's text."""
     place = describe_place(message.to, message.thread_id)
     return format_line(
         message.sent_at,
@@ -160,7 +165,7 @@ def format_message(
 
 
 def name_sender(message: BaseMessage) -> str:
-    """Return the sender as shown; a mod has the prefix ``mod:``."""
+    """Return the sender's name to show. A mod has the prefix ``mod:``."""
     is_from_mod = message.kind == "mod" and message.to.startswith("agent:")
     return f"mod:{message.sender_id}" if is_from_mod else message.sender_id
 
@@ -169,8 +174,10 @@ MAX_FAILURE_CHARS = 40
 
 
 def list_beside(message: BaseMessage) -> list[str]:
-    """Return the lines below a message's text: sources, failed and passed checks, the reason for a missing answer, and
-    suggested questions. The lines are not sanitized."""
+    """Return the lines to show below a message's text. The lines are not sanitized.
+
+    They show sources, failed and passed checks, the reason for a missing answer, and suggested questions.
+    """
     failed, passed = (
         [_one_line(it) for it in _read_list(message, name) if isinstance(it, str)]
         for name in ("failed_checks", "passed_checks")
@@ -183,8 +190,10 @@ def list_beside(message: BaseMessage) -> list[str]:
 
 
 def _list_sources(message: BaseMessage) -> list[str]:
-    """Return the sources of an answer, one a line. Anybody may write such metadata, so entries of a wrong shape are
-    skipped."""
+    """Return the sources of an answer, one per line.
+
+    Any participant may write such metadata, so entries in a wrong format are skipped.
+    """
     return [
         " ".join([f"[{it['n']}]", *(_one_line(it[key]) for key in ("title", "url") if isinstance(it.get(key), str))])
         for it in _read_list(message, "sources")
@@ -206,7 +215,7 @@ def _one_line(text: str) -> str:
 def format_event(event: Event) -> str | None:
     """Return an event as one line without colors.
 
-    Return None for events that need no line: the end of thinking, and what `LiveActivity` shows.
+    Return None for events that need no line: the end of thinking, and events that `LiveActivity` shows.
     """
     match event:
         case Presence():
@@ -232,7 +241,7 @@ def format_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, paint
 
 
 def format_participants(agents: Iterable[Mapping[str, object]], *, paint: Paint = PLAIN) -> str:
-    """Return a table of the participants that ``network.list_agents`` returned."""
+    """Return a table of the participants from ``network.list_agents``."""
     rows = []
     for agent in agents:
         card = agent.get("card")
@@ -244,14 +253,14 @@ def format_participants(agents: Iterable[Mapping[str, object]], *, paint: Paint 
 
 
 def terminal_width(stream: object) -> int | None:
-    """Return the columns of a terminal, or None for another stream."""
+    """Return the number of columns of a terminal, or None for any other stream."""
     size = _terminal_size(stream)
     # Some programs report a width of 0 or 1, at which nothing could be drawn.
     return size.columns if size is not None and size.columns >= 20 else None
 
 
 def terminal_height(stream: object) -> int | None:
-    """Return the lines of a terminal, or None for another stream."""
+    """Return the number of lines of a terminal, or None for any other stream."""
     size = _terminal_size(stream)
     return size.lines if size is not None and size.lines >= 4 else None
 
@@ -265,10 +274,10 @@ def _terminal_size(stream: object) -> os.terminal_size | None:
 
 
 class StreamedText:
-    """Breaks a text that arrives in pieces into lines of at most ``width`` columns, each with the prefix `CONTINUED`.
+    """Breaks streamed text into lines of at most ``width`` columns, each with the prefix `CONTINUED`.
 
-    A word is held back until it is clear that it fits on the line, except for the first word of a line. A ``width`` of
-    None does not break lines.
+    A word is held back until it certainly fits on the line, except for the first word of a line. If ``width`` is None,
+    lines are not broken.
     """
 
     def __init__(self, width: int | None) -> None:
@@ -278,7 +287,7 @@ class StreamedText:
         self._has_begun = False
 
     def add(self, text: str) -> str:
-        """Return what to write for the next piece."""
+        """Add the next piece of text, and return the text to write now."""
         out = "" if self._has_begun else CONTINUED
         self._has_begun = True
         # Sanitized before it is measured: an escape takes more columns than the character.
@@ -291,7 +300,7 @@ class StreamedText:
         return out
 
     def end(self) -> str:
-        """Return what was held back."""
+        """Return the text that was held back."""
         held, self._shown = self._line[self._shown :], len(self._line)
         return held
 
@@ -313,7 +322,7 @@ class StreamedText:
 
 
 class Screen:
-    """Writes lines and flushes each; on a terminal in colors and broken at its width."""
+    """Writes lines and flushes each line. On a terminal, lines are colored and broken at the terminal's width."""
 
     def __init__(self, stream: Writable, *, paint: Paint | None = None) -> None:
         self.stream = stream
@@ -325,12 +334,12 @@ class Screen:
         return terminal_width(self.stream)
 
     def write(self, line: str) -> None:
-        """Write a finished line. Participants' text in it must be sanitized already."""
+        """Write a finished line. Participants' text in the line must already be sanitized."""
         self.stream.write(f"{line}\n")
         self.stream.flush()
 
     def message(self, message: BaseMessage, text: str | None = None) -> None:
-        """Write a message. ``text`` replaces its own text."""
+        """Write a message. ``text`` replaces the message's text."""
         self.write(format_message(message, text=text, paint=self.paint, width=self.width))
 
     def note(self, text: str) -> None:
@@ -342,8 +351,10 @@ class Screen:
         self.write("\n".join(map(self.paint.red, self.fold([f"! {sanitize(text)}"]))))
 
     def fold(self, lines: Sequence[str]) -> list[str]:
-        """Break sanitized lines at the terminal's width. All but the first get a prefix, so that none can look like a line
-        of the program."""
+        """Break sanitized lines at the terminal's width. All lines except the first get a prefix.
+
+        With the prefix, no line can look like a line of the program.
+        """
         width = self.width
         if width is not None:
             lines = break_lines(lines, width - len(CONTINUED), first_width=width)

@@ -1,7 +1,7 @@
-"""Text for a terminal: sanitized, measured in columns and broken into lines. Pure.
+"""Sanitizes text for a terminal, measures its width in columns, and breaks it into lines. Does no IO.
 
-Everything that a participant wrote must pass through `sanitize` or one of its variants before it is shown. Otherwise it
-could drive the terminal by escape sequences, or mislead the reader by invisible characters.
+All text of participants must pass through `sanitize` or a variant before it is shown. Otherwise the text could control
+the terminal with escape sequences, or mislead the reader with invisible characters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from roundelay.network.safe_text import escape_invisible
 
 TAB = "    "
 
-# Looks blank, but is copied with the text. Prompts keep it, because braille is written with it.
+# The blank braille pattern is invisible, but is copied with the text. Prompts keep it, because braille needs it.
 _BLANK = "\u2800"
 
 
@@ -27,8 +27,10 @@ def sanitize(text: str) -> str:
 
 
 def sanitize_json(text: str) -> str:
-    """Return equivalent JSON with control and invisible characters escaped. Plain JSON leaves all characters above ASCII
-    as they are."""
+    """Return equivalent JSON with control and invisible characters escaped.
+
+    JSON itself does not require escapes for invisible characters above ASCII.
+    """
     # JSON escapes the control characters itself, except for this one.
     if text.isascii() and "\x7f" not in text:
         return text
@@ -36,7 +38,7 @@ def sanitize_json(text: str) -> str:
 
 
 def _escape_in_json(char: str) -> str:
-    if char < " ":  # white space between values; inside strings JSON has escaped it
+    if char < " ":  # white space between values, because JSON has already escaped these characters inside strings
         return char
     code = ord(char)
     if code < 0x10000:
@@ -53,7 +55,9 @@ def sanitize_lines(text: str) -> list[str]:
 
 
 def break_lines(lines: Sequence[str], width: int, *, first_width: int | None = None) -> list[str]:
-    """Break sanitized lines into pieces of at most ``width`` columns, the first one of at most ``first_width``."""
+    """Break sanitized lines into pieces of at most ``width`` columns. The first piece has at most ``first_width``
+    columns.
+    """
     first = width if first_width is None else first_width
     return [
         piece for number, line in enumerate(lines) for piece in _break_line(line, width if number else first, width)
@@ -68,9 +72,9 @@ def fit_start(text: str, width: int) -> str:
 
 
 def fit_end(text: str, width: int) -> str:
-    """Return the end of a sanitized text in ``width`` columns, with an ellipsis in front if it was longer.
+    """Return the end of a sanitized text in ``width`` columns, after an ellipsis if the text was longer.
 
-    It starts at a word if one begins in its first half.
+    The result starts at a word boundary if its first half contains one.
     """
     if display_width(text) <= width:
         return text
@@ -86,15 +90,15 @@ def fit_end(text: str, width: int) -> str:
 
 
 def display_width(text: str) -> int:
-    """Return the number of columns that a sanitized text takes."""
+    """Return the width of a sanitized text in columns."""
     if text.isascii():
         return len(text)
     return sum(map(_count_columns, split_characters(text)))
 
 
 def split_characters(text: str, start: int = 0) -> Iterable[str]:
-    """Yield what a reader sees as one character: a letter with its marks, or an emoji of several code points."""
-    from wcwidth import iter_graphemes  # imported only for non-ASCII text: the import takes time
+    """Yield grapheme clusters: a letter with its combining marks, or an emoji of several code points."""
+    from wcwidth import iter_graphemes  # import only for non-ASCII text, because the import takes time
 
     return iter_graphemes(text, start)
 
@@ -105,7 +109,7 @@ def _escape(char: str) -> str:
 
 
 def _break_line(line: str, first_width: int, width: int) -> list[str]:
-    """Break a sanitized line into pieces that fit, after a space if possible."""
+    """Break a sanitized line into pieces that fit. Break after a space if possible."""
     pieces, start, room = [], 0, first_width
     while (end := _find_end(line, start, room)) < len(line):
         space = line.rfind(" ", start + 1, end)
@@ -116,7 +120,7 @@ def _break_line(line: str, first_width: int, width: int) -> list[str]:
 
 
 def _find_end(line: str, start: int, room: int) -> int:
-    """Return the index up to which a line fits into ``room`` columns; at least one code point."""
+    """Return the index up to which a line fits into ``room`` columns. The part has at least one code point."""
     if line.isascii():
         return min(start + max(room, 1), len(line))
     end, left = start, room
@@ -125,7 +129,7 @@ def _find_end(line: str, start: int, room: int) -> int:
         if left < 0:
             break
         end += len(character)
-    if end == start:  # one character can be wider than any line: joiners can combine a thousand emoji
+    if end == start:  # one character can be wider than any line, because joiners can combine a thousand emoji
         while end < len(line) and (room := room - _count_columns(line[end])) >= 0:
             end += 1
     # At least one, or the caller's loop would never end.
@@ -135,8 +139,8 @@ def _find_end(line: str, start: int, room: int) -> int:
 def _count_columns(character: str) -> int:
     """Return the maximum number of columns that a character may take.
 
-    Terminals disagree on whether joined code points are one picture. Too many columns only leave a line short. With too
-    few, the terminal would break the line, and a message could begin a line of its own there.
+    Terminals disagree on whether joined code points are one picture. If the number is too high, a line is only shorter
+    than necessary. If the number is too low, the terminal would break the line, and a message could forge a line.
     """
     if len(character) == 1:
         return _code_point_columns(character)

@@ -1,10 +1,10 @@
-"""A whole network in one process, with its own time and randomness: the same seed gives the same ledger, byte for byte.
+"""Simulates a whole network in one process. The same seed produces the same ledger, byte for byte.
 
-`simulate` runs a function on a `Simulation` (`network`). People and agents (`participants`) join it through the sessions
-and the hub of every other network, over connections that take time and break (`links`). Their models are observed
-(`models`). Agents, connections and the hub can be lost and come back, by hand or by seed (`faults`). All time comes from
-the event loop (`virtual_time`), and all randomness from the seed. Each purpose has its own random stream, so that a change
-in one place does not change the others.
+`simulate` runs a function on a `Simulation` (`network`). People and agents (`participants`) use the same hub and
+sessions as in a real network, over connections that are slow and can break (`links`). Their models are observed
+(`models`). Agents, connections and the hub can fail and restart, on command or at random (`faults`). All time comes
+from the event loop (`virtual_time`), and all randomness from the seed. Each purpose has a separate random stream, so
+that a change in one place does not affect the others.
 """
 
 from __future__ import annotations

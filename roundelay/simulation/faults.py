@@ -1,6 +1,7 @@
-"""Faults by seed: lost connections, killed agents and killed hubs, at random moments.
+"""Causes random faults from the seed: lost connections, killed agents and killed hubs.
 
-Runs beside a simulation, and ends with everything running again. Model failures and delays belong to `Setting`.
+Faults run concurrently with a simulation. At the end, everything runs again. `Setting` configures model failures and
+delays.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ FaultKind = Literal["drop", "agent_kill", "hub_restart"]
 
 @dataclass(frozen=True, slots=True)
 class FaultPlan:
-    """The number of faults of each kind during the first ``within_s`` seconds. A killed process is down for at most
-    ``away_s``."""
+    """Number of faults of each kind during the first ``within_s`` seconds.
+
+    A killed process is down for at most ``away_s`` seconds.
+    """
 
     drops: int = 0
     agent_kills: int = 0
@@ -29,7 +32,7 @@ class FaultPlan:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: its time, its kind, and the downtime of a killed process, in seconds."""
+    """One fault: its time and kind, and the downtime of a killed process. Times are in seconds."""
 
     at_s: float
     kind: FaultKind
@@ -37,7 +40,7 @@ class Fault:
 
 
 def plan_faults(plan: FaultPlan, chance: random.Random) -> list[Fault]:
-    """Draw the faults, in order of time."""
+    """Choose the faults at random, and return them in order of time."""
     kinds: list[FaultKind] = ["drop"] * plan.drops
     kinds += ["agent_kill"] * plan.agent_kills
     kinds += ["hub_restart"] * plan.hub_restarts
@@ -47,7 +50,9 @@ def plan_faults(plan: FaultPlan, chance: random.Random) -> list[Fault]:
 
 
 async def inject_faults(simulation: Simulation, plan: FaultPlan) -> list[str]:
-    """Cause all faults, from now on, and return descriptions of them. A fault without a possible victim is skipped."""
+    """Cause all faults at their times, and return descriptions of the faults. Skips a fault that has no possible
+    target.
+    """
     chance = simulation.chance("faults")
     began_s, done = simulation.elapsed_s, list[str]()
     for fault in plan_faults(plan, chance):

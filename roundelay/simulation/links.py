@@ -1,7 +1,7 @@
-"""In-process connections that a simulation can delay and cut, with the hub's own sessions and frames.
+"""In-process connections that a simulation can delay and cut. They use the hub's real sessions and frames.
 
-They replace `roundelay.network.hub.local`. A link delivers in order. Each link draws its delays from its own random stream,
-so that the traffic of one participant does not change that of another.
+These connections replace `roundelay.network.hub.local`. A link delivers in order. Each link has a separate random
+stream for its delays, so that the traffic of one participant does not affect the delays of another.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from roundelay.network.hub.local import LocalConnection
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """A range of durations, in milliseconds."""
+    """Range of durations in milliseconds."""
 
     low_ms: float = 0.0
     high_ms: float = 0.0
@@ -28,12 +28,12 @@ class Delay:
         return self.high_ms > 0
 
     def draw_s(self, chance: random.Random) -> float:
-        """Draw a duration, in seconds."""
+        """Return a random duration in seconds."""
         return chance.uniform(self.low_ms, self.high_ms) / 1000
 
 
 class Traffic:
-    """The frames in transit on all links of a simulation, and the number of clients that try to connect."""
+    """Counts the frames in transit on all links of a simulation, and the clients that are trying to connect."""
 
     def __init__(self) -> None:
         self.under_way = 0
@@ -41,7 +41,7 @@ class Traffic:
 
 
 class Lane:
-    """One direction of a connection: delivers in order, each item after a delay."""
+    """One direction of a connection. Delivers each item after a delay, in order."""
 
     def __init__(
         self, deliver: Callable[[bytes | Closed], None], delay: Delay, chance: random.Random, traffic: Traffic
@@ -83,7 +83,7 @@ class Lane:
 
 
 class SlowConnection(LocalConnection):
-    """A connection that delays frames in both directions."""
+    """Connection that delays frames in both directions."""
 
     def __init__(self, hub: Hub, delay: Delay, chance: random.Random, traffic: Traffic, *, administers: bool) -> None:
         super().__init__(hub, administers=administers)
@@ -104,7 +104,7 @@ class SlowConnection(LocalConnection):
     def end(self, code: int, reason: str) -> None:
         # The hub has ended the session, so nothing that is still on its way up can count.
         self._up.cut()
-        if code == 1006:  # an abnormal close loses what is in transit
+        if code == 1006:  # an abnormal close loses the frames in transit
             self._down.cut()
             super().end(code, reason)
         else:
@@ -124,8 +124,10 @@ class SlowConnection(LocalConnection):
 
 
 class SimulatedTransport:
-    """A participant's transport to the current hub of a simulation. ``hub`` returns that hub, or None while it is down.
-    With ``administers`` people and services on it are operators."""
+    """Transport of a participant to the current hub of a simulation. ``hub`` returns the hub, or None while it is down.
+
+    With ``administers``, people and services on the transport are operators.
+    """
 
     def __init__(
         self,
@@ -163,7 +165,7 @@ class SimulatedTransport:
         return connection
 
     async def cut(self) -> None:
-        """Cut the connection without a word to either side. The client notices and reconnects."""
+        """Cut the connection without notifying either side. The client detects the loss and reconnects."""
         connection, self._connection = self._connection, None
         if connection is not None and connection.is_open:
             # Counted before the client notices: the network is not idle in the moments between.
@@ -171,7 +173,7 @@ class SimulatedTransport:
             await connection.drop()
 
     async def kill(self) -> None:
-        """Cut the connection for good: nothing of its owner reaches the hub any more."""
+        """Cut the connection permanently. No frame of its owner reaches the hub any more."""
         self._is_dead = True
         await self.cut()
         self._seek(False)

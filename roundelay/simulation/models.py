@@ -1,4 +1,4 @@
-"""The models of a simulation's agents: their requests, delays, failures and token limit."""
+"""Observes the models of a simulation's agents: requests, delays, failures and the token limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roundelay.simulation.virtual_time import SimulationLoop
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request to a model and its reply, or None if the model failed."""
+    """Request to a model and the model's reply, which is None if the model failed."""
 
     agent_id: str
     request: ModelRequest
@@ -27,13 +27,13 @@ class Asked:
 
     @property
     def text(self) -> str:
-        """Return all text of the request."""
+        """Return the whole text of the request."""
         return "\n".join(message.content or "" for message in self.request.messages)
 
 
 @dataclass
 class ModelWatch:
-    """What the models of a simulation share. ``asked`` holds all requests, in the order of the replies."""
+    """State that all models of a simulation share. ``asked`` contains all requests in the order of the replies."""
 
     delay: Delay
     failure_rate: float = 0.0
@@ -48,7 +48,7 @@ class ModelWatch:
         return self.spent.prompt_tokens + self.spent.completion_tokens
 
     def watch(self, agent: Agent, agent_id: str, chance: random.Random) -> Agent:
-        """Return the agent with its models observed, and those of the agents that it hands over to."""
+        """Return a copy of the agent with observed models. Agents that receive handoffs from it are observed too."""
         return self._watch(agent, agent_id, chance, {})
 
     def _watch(self, agent: Agent, agent_id: str, chance: random.Random, models: dict[int, WatchedModel]) -> Agent:
@@ -63,7 +63,7 @@ class ModelWatch:
 
 
 class WatchedModel:
-    """A model of a simulated agent. Virtual time stands still while a real model answers."""
+    """Observed model of a simulated agent. Virtual time stops while a real model answers."""
 
     def __init__(self, agent_id: str, model: Model, watch: ModelWatch, chance: random.Random) -> None:
         self.name = model.name
@@ -82,7 +82,7 @@ class WatchedModel:
             self._refuse()
             with self._being_asked():
                 reply = await self._model.complete(request, on_delta)
-        except Exception:  # recorded, whatever it is, and raised again
+        except Exception:  # record every kind of error, and raise it again
             watch.asked.append(Asked(self._agent_id, request, None, self.name))
             raise
         finally:

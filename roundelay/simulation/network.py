@@ -1,8 +1,8 @@
-"""A network with its own time and randomness: its hub, people and agents, which can be lost and come back.
+"""Simulated network with its own time and randomness. Its hub, people and agents can fail and restart.
 
-`simulate` runs a function on a `Simulation`, in an event loop of its own. All time comes from that loop. All randomness
-comes from the seed, with one stream for each purpose (`Simulation.chance`). The hub, its sessions and the agents are those
-of every other network.
+`simulate` runs a function on a `Simulation` in a separate event loop. All time comes from that loop. All randomness
+comes from the seed, with one random stream per purpose (`Simulation.chance`). The code of the hub, its sessions and the
+agents is the same as in a real network.
 """
 
 from __future__ import annotations
@@ -46,9 +46,12 @@ MakeAgent = Callable[[], AgentRunner]
 
 @dataclass(frozen=True)
 class Setting:
-    """The settings of a simulation. ``link_delay`` and ``model_delay`` are drawn for each frame and each model call, so the
-    order of events differs between seeds. ``operators`` are the people and services that join as operators. ``rights`` and
-    ``quotas`` are those of a node's file."""
+    """Settings of a simulation.
+
+    ``link_delay`` is drawn for each frame and ``model_delay`` for each model call, so the order of events differs
+    between seeds. ``operators`` names the people and services that join as operators. ``rights`` and ``quotas`` have
+    the format of a node's file.
+    """
 
     seed: int = 0
     is_virtual: bool = True
@@ -59,18 +62,18 @@ class Setting:
     rights: Mapping[str, Role] | None = None
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
-    """Shared state of all agents' tools (`ToolContext.state`). Each run starts with a copy."""
+    """State that the tools of all agents share (`ToolContext.state`). Each run starts with a copy."""
 
     link_delay: Delay = LINK_DELAY
     model_delay: Delay = MODEL_DELAY
     model_failure_rate: float = 0.0
     max_tokens: int | None = None
     horizon_s: float = HORIZON_S
-    """Maximum virtual time of a run, in seconds. A run that takes longer is ended, because it would never end itself."""
+    """Maximum virtual time of a run, in seconds. A longer run is stopped, because it would probably never end."""
 
 
 class SimulationError(RoundelayError):
-    """A simulation cannot do what was requested; the sentence says why."""
+    """The simulation cannot perform the requested action. The error message explains why."""
 
     code = "simulation"
 
@@ -80,7 +83,9 @@ START_MS = 1_767_225_600_000
 
 
 class RecordingLedger(MemoryLedger):
-    """The ledger of a simulation. It keeps all rows, also those that the hub trims, and wakes whoever waits for a message."""
+    """Ledger of a simulation. Keeps all rows, including rows that the hub deletes, and wakes tasks that wait for a
+    message.
+    """
 
     def __init__(self, epoch: str) -> None:
         super().__init__(epoch=epoch)
@@ -103,7 +108,7 @@ class RecordingLedger(MemoryLedger):
 
     @property
     def all_messages(self) -> list[AnyMessage]:
-        """All stored messages, in order. They are decoded when somebody reads them: most runs never do."""
+        """All stored messages, in order. Decoded on first access, because most runs never read them."""
         undecoded, self._undecoded = self._undecoded, []
         self._decoded += [message_from_wire(decode_json(row.data)) for row in undecoded]
         return self._decoded
@@ -124,7 +129,7 @@ class RecordingLedger(MemoryLedger):
 
 
 class SimulatedNetwork(Network):
-    """The `Network` of a simulation. A restart replaces its hub, and its clients use links that can be cut."""
+    """`Network` of a simulation. A restart replaces the hub, and the clients use links that can be cut."""
 
     def __init__(self, hub: Hub, simulation: Simulation) -> None:
         super().__init__(hub, simulation.new_id, simulation.clock)
@@ -135,8 +140,10 @@ class SimulatedNetwork(Network):
 
 
 class Simulation:
-    """A network with its own time and randomness, for the length of an ``async with`` inside a `SimulationLoop`; `simulate`
-    does both. ``rows`` are the rows of the ledger, and ``asked`` the requests to models."""
+    """Simulated network that runs during an ``async with`` block inside a `SimulationLoop`. `simulate` sets up both.
+
+    ``rows`` are the rows of the ledger, and ``asked`` are the requests to models.
+    """
 
     def __init__(self, setting: Setting) -> None:
         loop = asyncio.get_running_loop()
@@ -181,24 +188,24 @@ class Simulation:
     def asked(self) -> list[Asked]:
         return self.models.asked
 
-    # --- chance and time
+    # --- randomness and time
 
     def chance(self, purpose: str) -> random.Random:
-        """Return the random stream of a purpose, derived from the seed."""
+        """Return the random stream for a purpose, derived from the seed."""
         # Seeded by the name: a new purpose leaves the numbers of all others as they were.
         return random.Random(f"{self.setting.seed}/{purpose}")  # nosec B311  # repeatable on purpose
 
     def new_id(self) -> str:
-        """Return an id from the seed."""
+        """Return a new id, derived from the seed."""
         return f"{self._ids.getrandbits(128):032x}"
 
     def clock(self) -> int:
-        """Return the time in ms since the Unix epoch: virtual, or that of the machine."""
+        """Return the virtual or real time in milliseconds since the Unix epoch."""
         return START_MS + round(self._loop.time() * 1000) if self.setting.is_virtual else system_clock()
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the loop started."""
+        """Seconds since the event loop started."""
         return self._loop.time()
 
     @property
@@ -215,13 +222,13 @@ class Simulation:
 
     @property
     def network(self) -> Network:
-        """The network as programs use it elsewhere (``join`` and ``client``)."""
+        """Network with the same interface as a real network (``join`` and ``client``)."""
         if self._network is None:
             raise SimulationError("The simulation has not started. Use it in an `async with`.")
         return self._network
 
     async def restart_hub(self) -> None:
-        """Start the hub over the same ledger. A running hub is stopped first, in order."""
+        """Start the hub with the same ledger. If the hub is running, stop it cleanly first."""
         if self.hub is not None:
             hub, self.hub = self.hub, None
             await hub.close()
@@ -256,7 +263,7 @@ class Simulation:
     # --- participants
 
     def make_link(self, agent_id: str) -> tuple[SimulatedTransport, Callable[[], float]]:
-        """Make a participant's link. Each of the participant's lives has its own delays."""
+        """Create a link for a participant. Each start of the participant has different delays."""
         self._lives[agent_id] = self._lives.get(agent_id, 0) + 1
         chance = self.chance(f"link/{agent_id}/{self._lives[agent_id]}")
         transport = SimulatedTransport(
@@ -270,7 +277,7 @@ class Simulation:
         return transport, chance.random
 
     async def join_person(self, agent_id: str, kind: Kind = "human") -> Person:
-        """Let a person join, or come back; with another ``kind``, a program that no runner runs."""
+        """Let a person join or rejoin. With another ``kind``, the participant is a program without a runner."""
         if agent_id in self.people:
             raise SimulationError(f"{agent_id} has joined already.")
         client = self.network.client(agent_id, kind=kind)
@@ -279,7 +286,7 @@ class Simulation:
         return person
 
     async def start_agent(self, make: MakeAgent) -> AgentRunner:
-        """Start an agent and return its runner once it is ready. Each `restart` calls ``make`` again."""
+        """Start an agent, and return its runner when the agent is ready. Each `restart` calls ``make`` again."""
         runner = make()
         self._makers[runner.agent_id] = make
         return await self._start(runner)
@@ -308,11 +315,11 @@ class Simulation:
                 self.broken[agent_id] = failure
 
     async def kill(self, agent_id: str) -> None:
-        """End an agent as ``kill -9`` does: nothing of it reaches the hub any more."""
+        """End an agent as ``kill -9`` does. No frame of the agent reaches the hub any more."""
         await self._remove(agent_id).kill()
 
     async def stop(self, agent_id: str) -> None:
-        """Stop an agent in order. Its open reactions wait for the next start."""
+        """Stop an agent cleanly. Its open reactions wait for the next start."""
         await self._remove(agent_id).stop()
 
     def _remove(self, agent_id: str) -> RunningAgent:
@@ -322,7 +329,7 @@ class Simulation:
         return member
 
     async def restart(self, agent_id: str) -> None:
-        """Start an agent again. A running one is killed first."""
+        """Start an agent again. If it is running, kill it first."""
         if agent_id in self.members:
             await self.kill(agent_id)
         if agent_id not in self._makers:
@@ -336,7 +343,7 @@ class Simulation:
         await self._transports[agent_id].cut()
 
     async def leave(self, agent_id: str) -> None:
-        """Let a participant leave in order."""
+        """Let a participant leave cleanly."""
         person = self.people.pop(agent_id, None)
         await (person.leave() if person is not None else self.stop(agent_id))
 
@@ -344,9 +351,12 @@ class Simulation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is in flight: no frame in transit, no entry to commit, no delivery to repeat, no client that tries to
-        connect, and no reaction except those that wait for somebody. Deliveries to absent participants do not count. The
-        answer is reliable only in a quiet loop."""
+        """Whether the network has nothing left to do.
+
+        This means: no frame in transit, no entry to commit, no delivery to repeat, no client that is trying to connect,
+        and no reaction unless it waits for a participant. Deliveries to absent participants are ignored. The value is
+        reliable only while the event loop is quiet.
+        """
         hub = self.hub
         if hub is None or self._traffic.under_way or self._traffic.seekers or self.models.under_way:
             return False
@@ -373,7 +383,7 @@ class Simulation:
     # --- the end
 
     def export(self) -> bytes:
-        """Return the ledger as JSON lines, as `roundelay export` writes them. The same seed gives the same bytes."""
+        """Return the ledger as JSON lines, as `roundelay export` does. The same seed produces the same bytes."""
         head = LogHead(epoch=self._epoch, name="roundelay")
         return b"".join(line + b"\n" for line in (encode_head(head), *map(encode_row, self.rows)))
 
@@ -396,11 +406,10 @@ searching them took a fifth of its time."""
 
 
 def simulate(main: Callable[[Simulation], Awaitable[T]], setting: Setting | None = None, **options: Any) -> T:
-    """Run ``main`` on a new simulation and return its result. Options are those of `Setting`, and override it:
-    ``simulate(main, seed=7)``.
+    """Run ``main`` on a new simulation and return its result, as in ``simulate(main, seed=7)``.
 
-    It has its own event loop, so it must not be called inside another one. Raises what ``main`` raises, and
-    `virtual_time.Stalled`.
+    The options are the fields of `Setting`, and override the values in ``setting``. Do not call this function inside an
+    event loop, because it creates its own. Raises the exceptions of ``main``, and `virtual_time.Stalled`.
     """
     chosen = replace(setting or Setting(), **options)
 
@@ -412,7 +421,7 @@ def simulate(main: Callable[[Simulation], Awaitable[T]], setting: Setting | None
 
 
 def run_simulated(enter: Callable[[], Coroutine[Any, Any, T]], setting: Setting) -> T:
-    """Run a coroutine that makes a simulation of this setting, on its own loop, as `simulate` does."""
+    """Run a coroutine that creates a simulation with this setting, on a separate event loop, as `simulate` does."""
     # asyncio's own message for this says nothing about simulations.
     if asyncio._get_running_loop() is not None:
         raise SimulationError(

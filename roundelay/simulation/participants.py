@@ -1,6 +1,6 @@
-"""Participants of a network in this process: people who collect their deliveries, and agents with their runners.
+"""Participants in this process: people who collect their deliveries, and agents with their runners.
 
-Simulations use them, and so do scenarios on a live network.
+Simulations and scenarios on a live network use these classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Person:
-    """A person at the network, who writes and collects all deliveries in order."""
+    """Person in the network, who sends messages and collects all deliveries in order."""
 
     def __init__(self, client: NetworkClient) -> None:
         self.client = client
@@ -26,7 +26,7 @@ class Person:
         self._listening = asyncio.create_task(self._listen(), name=f"person-{client.agent_id}")
 
     async def leave(self) -> None:
-        """Leave in order."""
+        """Leave the network cleanly."""
         await self.client.close()
         await asyncio.gather(self._listening, return_exceptions=True)
 
@@ -41,30 +41,30 @@ class Person:
 
 @dataclass(eq=False)
 class RunningAgent:
-    """A running agent. ``work`` is the task of its runner."""
+    """Running agent. ``work`` is the task of the agent's runner."""
 
     client: NetworkClient
     runner: AgentRunner
     work: asyncio.Task[None]
     transport: SimulatedTransport | None = None
-    """The agent's link in a simulation; None on a live network."""
+    """Link of the agent in a simulation; None on a live network."""
 
     @classmethod
     async def start(
         cls, runner: AgentRunner, client: NetworkClient, transport: SimulatedTransport | None = None
     ) -> RunningAgent:
-        """Connect an agent and run it. Its runner tells when it is ready."""
+        """Connect an agent and run it. The runner signals when the agent is ready."""
         await client.connect()
         work = asyncio.create_task(runner.run(client), name=f"agent-{runner.agent_id}")
         return cls(client, runner, work, transport)
 
     async def stop(self) -> None:
-        """Stop in order. Open reactions wait for the next start."""
+        """Stop the agent cleanly. Open reactions wait for the next start."""
         await self.runner.stop()
         await self._close()
 
     async def kill(self) -> None:
-        """End at once. In a simulation nothing of the agent reaches the hub any more."""
+        """End the agent at once. In a simulation, no frame of the agent reaches the hub any more."""
         if self.transport is not None:
             # First the connection: a runner that is cancelled in order would still write its last records.
             await self.transport.kill()

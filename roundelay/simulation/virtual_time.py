@@ -1,8 +1,8 @@
-"""An event loop that detects when nothing can happen unless time passes, and can then advance time itself.
+"""Event loop that detects when only time can cause the next event, and can then advance time.
 
-With a virtual clock the next timer fires at once: an hour of waiting costs nothing, and the same work takes the same steps
-in every run. `SimulationLoop.when_quiet` waits until everything has settled, with the machine's clock too. This module
-knows nothing of networks.
+With a virtual clock, the next timer fires at once. An hour of waiting takes no time, and the same work takes the same
+steps in every run. `SimulationLoop.when_quiet` waits until everything has settled, also with the machine's clock. This
+module does not depend on networks.
 """
 
 from __future__ import annotations
@@ -42,13 +42,17 @@ time costs seconds."""
 
 
 class Stalled(RuntimeError):
-    """Nothing can happen any more and somebody still waits, or the virtual time limit was reached. Names the models that
-    were being asked."""
+    """A task waits although nothing can happen any more, or the limit of virtual time was reached.
+
+    The message names the models that were being asked.
+    """
 
 
 class SimulationLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop with its own clock, which starts at 0, unless ``is_virtual`` is False. ``horizon_s`` is the maximum
-    virtual time."""
+    """Asyncio event loop with a virtual clock, which starts at 0. ``horizon_s`` is the maximum virtual time.
+
+    If ``is_virtual`` is False, the loop uses the machine's clock.
+    """
 
     def __init__(self, *, is_virtual: bool = True, horizon_s: float = HORIZON_S) -> None:
         self.is_virtual = is_virtual
@@ -59,11 +63,12 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         self._tasks_made = 0
         self._asked: list[str] = []
         self._jobs = 0
-        self._threads = set(threading.enumerate())  # threads that do no work for this loop
+        self._threads = set(threading.enumerate())  # threads that do no work for this event loop
         self._outside = _QuietSelector(self)
         super().__init__(self._outside)
         if is_virtual:
-            # With a real clock keep the machine's resolution: timers must fire together only if they do elsewhere.
+            # With a real clock, keep the machine's resolution, so that timers fire together only if they do so
+            # elsewhere.
             self._clock_resolution = RESOLUTION_S
         self.set_task_factory(self._make_task)
 
@@ -71,7 +76,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         return self._now_s if self.is_virtual else super().time()
 
     async def when_quiet(self, predicate: Callable[[], bool] = lambda: True) -> None:
-        """Wait for a moment when nothing can happen unless time passes, and the predicate is true."""
+        """Wait until only time can cause the next event and the predicate is true."""
         moment: asyncio.Future[None] = self.create_future()
         entry = (predicate, moment)
         self._waiting.append(entry)
@@ -83,7 +88,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Stop virtual time while something outside works, such as a real model. The loop then really waits."""
+        """Stop virtual time while an external system works, such as a real model. The loop then waits in real time."""
         self._holds += 1
         try:
             yield
@@ -92,14 +97,14 @@ class SimulationLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def asking(self, who: str) -> Iterator[None]:
-        """Name the foreign code that is being asked, for `Stalled`."""
+        """Record the name of user code that is being asked, for `Stalled`."""
         self._asked.append(who)
         try:
             yield
         finally:
             self._asked.remove(who)
 
-    def run_in_executor(  # counts the jobs, because virtual time must wait for them
+    def run_in_executor(  # count the jobs, because virtual time must wait for them
         self, executor: Executor | None, func: Callable[[*Args], T], *args: *Args
     ) -> asyncio.Future[T]:
         job = super().run_in_executor(executor, func, *args)
@@ -115,7 +120,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
             await super().shutdown_default_executor(*options)
 
     def tell_quiet(self) -> bool:
-        """Wake the waiters whose predicate is true, because no callback is ready. Return whether one was woken."""
+        """Wake the waiters whose predicate is true, when no callback is ready. Return whether a waiter was woken."""
         is_woken = False
         for predicate, moment in list(self._waiting):
             if moment.done():
@@ -131,7 +136,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         return is_woken
 
     def advance(self, by_s: float | None) -> float | None:
-        """Advance a virtual clock, and return the seconds to really wait. Raises `Stalled`."""
+        """Advance a virtual clock, and return the seconds to wait in real time. Raises `Stalled`."""
         if not self.is_virtual:
             return by_s
         if self._holds:
@@ -147,15 +152,15 @@ class SimulationLoop(asyncio.SelectorEventLoop):
             raise Stalled(reason + self._describe_asked())
         self._now_s += by_s
         if self._now_s > self._horizon_s:
-            passed_s, self._horizon_s = self._horizon_s, float("inf")  # let cancelled tasks take their time to end
+            passed_s, self._horizon_s = self._horizon_s, float("inf")  # let cancelled tasks finish
             raise Stalled(
                 f"{passed_s:g} s of virtual time have passed. Does something wait without a limit?{self._describe_asked()}"
             )
         return 0.0
 
     def _is_anything_outside(self) -> bool:
-        """Whether anything but a timer can arrive: data on a connection, or the result of a thread."""
-        is_connected = len(self._outside.get_map()) > 1  # the loop itself uses one to wake up
+        """Return whether anything except a timer can cause an event: data on a connection, or the result of a thread."""
+        is_connected = len(self._outside.get_map()) > 1  # the loop itself uses one connection to wake up
         workers = (
             thread
             for thread in threading.enumerate()
@@ -172,8 +177,10 @@ class SimulationLoop(asyncio.SelectorEventLoop):
 
 
 class _NumberedTask(asyncio.Task[T]):
-    """A task with a fixed hash, so that sets of tasks have the same order in every run. asyncio cancels the tasks of a group
-    in the order of a set."""
+    """Task with a fixed hash, so that sets of tasks have the same order in every run.
+
+    asyncio cancels the tasks of a group in the order of a set.
+    """
 
     def __init__(self, number: int, work: Coroutine[Any, Any, T], **options: Any) -> None:
         self._number = number  # before super().__init__, which registers the task by its hash
@@ -184,7 +191,7 @@ class _NumberedTask(asyncio.Task[T]):
 
 
 class _QuietSelector(selectors.DefaultSelector):
-    """Checks for IO, and notifies the loop when there is nothing to do."""
+    """Checks for IO, and notifies the event loop when no work is left."""
 
     def __init__(self, loop: SimulationLoop) -> None:
         super().__init__()
@@ -205,6 +212,6 @@ class _QuietSelector(selectors.DefaultSelector):
 
 
 def run(main: Coroutine[Any, Any, T], loop: SimulationLoop) -> T:
-    """Run to the end on this loop, as `asyncio.run` does, and close the loop."""
+    """Run a coroutine to its end on this event loop, as `asyncio.run` does, and close the loop."""
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(main)

@@ -1,8 +1,9 @@
-"""Tests of teams of agents: networks inside a test (`networks`), and scenarios, in a simulation or on a live network.
+"""Tests teams of agents with networks in Python tests (`networks`), and with scenarios.
 
-A scenario file is read (`file`, in the form of `form`), its agents are built (`agents`), and its steps are performed
-(`steps`) on a stage (`stage`, `live_stage`). The resulting `record` is compared with the expectations (`judge`) and
-reported (`report`). `run` does all of it. docs/scenarios.md shows both.
+A scenario runs in a simulation or on a live network. `run` runs it in these steps: `file` reads the scenario file into
+the models of `form`, `agents` builds the agents, and `steps` performs the steps on a stage (`stage`, `live_stage`).
+`judge` compares the resulting `record` with the expectations, and `report` reports the result. docs/scenarios.md
+explains both kinds of tests.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Plans the agents of a test: from agent files, with another model if the scenario names one, or with a script.
+"""Plans the agents of a test, from agent files or scripts. A scenario can replace the model of a file.
 
-A plan builds its agent's runner for each start. A real model is refused unless the caller allows it.
+A plan builds the agent's runner for each start. Real models are refused unless the caller allows them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from roundelay.testing.form import AgentChoice
 
 @dataclass(frozen=True)
 class AgentPlan:
-    """How to build one agent. ``tape`` is the file of its recorded model replies, if it uses one. ``choice`` is the
-    scenario's entry for the agent, and ``node`` the place of that entry."""
+    """Plan to build one agent. ``tape`` is the file with recorded model replies, if the agent uses a tape.
+
+    ``choice`` is the agent's entry in the scenario, and ``node`` is the YAML node of that entry.
+    """
 
     agent_id: str
     make: MakeAgent
@@ -34,9 +36,11 @@ class AgentPlan:
 def plan_agents(
     scenario: Scenario, *, allows_real_models: bool = False, ignores_tapes: bool = False, is_live: bool = False
 ) -> dict[str, AgentPlan]:
-    """Plan the agents. With ``ignores_tapes`` each agent asks the model of its own file, so that new tapes can be written.
-    With ``is_live`` a real model is refused only at the start of its agent, which may be online already. Raises
-    `ConfigError`."""
+    """Plan the agents. Raises `ConfigError`.
+
+    With ``ignores_tapes``, each agent asks the model in its own file, so that new tapes can be written. With
+    ``is_live``, a real model is refused only when its agent starts, because the agent may already be online.
+    """
     plans = {}
     for agent_id, choice in scenario.head.agents.items():
         plan = plan_agent(
@@ -62,8 +66,10 @@ def plan_agent(
     ignores_tapes: bool = False,
     is_live: bool = False,
 ) -> AgentPlan:
-    """Plan one agent, as `plan_agents` does. ``node`` is the place of its entry, and paths are relative to that file.
-    ``spec`` is its entry in a node's file, for a choice that names neither a file nor a script."""
+    """Plan one agent, as `plan_agents` does. ``node`` is the agent's YAML node; paths are relative to its file.
+
+    ``spec`` is the agent's entry in a node's file, for a choice without a file or a script.
+    """
     spec = _read_spec(agent_id, choice, node, spec)
     tape: Path | None = None
     model: TapeModel | None = None
@@ -74,7 +80,7 @@ def plan_agent(
     elif choice.model is not None:
         # The scenario's model wins over the file's, so that a test needs no other agent file.
         spec = spec.model_copy(update={"model": choice.model})
-    elif spec.model.replay is not None:  # one tape for all restarts of the agent
+    elif spec.model.replay is not None:  # all restarts of the agent share one tape
         model = _open_tape(spec.path.parent / spec.model.replay, node)
     is_refused = model is None and _is_real(spec.model) and not allows_real_models
 

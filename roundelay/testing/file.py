@@ -1,7 +1,8 @@
-"""Reads scenario files strictly: every step and expectation knows its line, and every name must exist.
+"""Reads scenario files strictly: every step and expectation records its line, and every name must exist.
 
-`load_scenario` reads a file, and `make_scenario` a Python mapping. An unknown key, a wrong value or an unknown name is a
-`ConfigError` with file, line and the nearest known name. This module runs nothing; `run` does.
+`load_scenario` reads a file, and `make_scenario` reads a Python mapping. An unknown key, a wrong value or an unknown
+name raises a `ConfigError` with the file, the line and the nearest known name. This module only reads; `run` runs
+scenarios.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ from roundelay.testing.form import (
 
 @dataclass(frozen=True)
 class PlacedStep:
-    """A step, its place, and the steps inside it: one list for `repeat`, two for `if`, one for each branch of `parallel`."""
+    """A step, its position in the file, and the lists of steps inside the step.
+
+    `repeat` has one list, `if` has two lists, and `parallel` has one list for each branch.
+    """
 
     step: Step
     place: YamlNode
@@ -47,8 +51,10 @@ class PlacedExpectation:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A scenario as it was read. ``node`` is the root of its file. ``config`` is the configuration of the node's file that it
-    names, if any, and ``specs`` are the agents of that node."""
+    """Scenario that was read from a file. ``node`` is the root of the file's YAML.
+
+    If the scenario names a node's file, ``config`` is that file's configuration and ``specs`` are the node's agents.
+    """
 
     head: ScenarioHead
     steps: tuple[PlacedStep, ...]
@@ -81,7 +87,9 @@ class Scenario:
         return {name: kind for kind, names in groups for name in names}
 
     def find_node(self, key: Literal["agents", "threads"], name: str) -> YamlNode:
-        """Return the place of an agent or a thread in the file. An agent of the node alone has the place of the node."""
+        """Return the YAML node of an agent or a thread. An agent that only the node's file declares has the field
+        `node`.
+        """
         root = self.node.value if isinstance(self.node.value, dict) else {}
         named = root[key].value if key in root else None
         if isinstance(named, dict) and name in named:
@@ -95,7 +103,9 @@ def load_scenario(path: Path) -> Scenario:
 
 
 def make_scenario(value: Mapping[str, Any], path: Path = Path("scenario.yaml")) -> Scenario:
-    """Make a scenario from plain values, in the form of the file. Paths are relative to ``path``. Raises `ConfigError`."""
+    """Create a scenario from plain values in the format of a file. Paths are relative to ``path``. Raises
+    `ConfigError`.
+    """
     return read_scenario(as_node(value, path))
 
 
@@ -169,7 +179,7 @@ def _read_step(node: YamlNode) -> PlacedStep:
 
 
 def as_node(value: Any, path: Path) -> YamlNode:
-    """Return plain values as a node, for functions that read nodes."""
+    """Return plain values as a YAML node, for functions that read YAML nodes."""
     if isinstance(value, Mapping):
         return YamlNode({str(key): as_node(item, path) for key, item in value.items()}, path, 1)
     if isinstance(value, list | tuple):
@@ -229,8 +239,10 @@ def _all_models(value: object) -> Iterator[Strict]:
 
 
 class _Names:
-    """The names in a scenario. An unknown name is a `ConfigError` at its place. A name with ``{{`` is checked when it is
-    rendered."""
+    """Checks the names in a scenario. An unknown name raises a `ConfigError` with its line.
+
+    A name with ``{{`` is checked when it is rendered.
+    """
 
     def __init__(self, scenario: Scenario) -> None:
         self._agents = list(scenario.head.agents)

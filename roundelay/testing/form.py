@@ -1,7 +1,7 @@
-"""The form of a scenario, as strict models: participants, steps (`Step`) and expectations (`Expectation`).
-docs/scenarios.md shows every key.
+"""Strict data models for the format of a scenario: participants, steps (`Step`) and expectations (`Expectation`).
 
-Plain data. `file` reads it from YAML, `steps` performs it, and `judge` evaluates the expectations.
+docs/scenarios.md shows every key. This module contains only data. `file` reads the models from YAML, `steps` performs
+the steps, and `judge` evaluates the expectations.
 """
 
 from __future__ import annotations
@@ -85,8 +85,10 @@ def need_one(value: BaseModel, names: Iterable[str]) -> None:
 
 
 class MessagePattern(Strict):
-    """A filter for messages; all its keys must match. ``to`` and ``in`` take a participant, a thread of the scenario or an
-    address."""
+    """Filter for messages. A message must match all keys.
+
+    ``to`` and ``in`` accept a participant, a thread of the scenario or an address.
+    """
 
     sender: Text | None = Field(None, alias="from")
     to: Text | None = None
@@ -96,7 +98,7 @@ class MessagePattern(Strict):
 
 
 class Bound(Strict):
-    """A range for a count; ``str`` describes it in words."""
+    """Range for a count. ``str`` describes the range in words."""
 
     exactly: Count | None = None
     at_least: Count | None = None
@@ -118,7 +120,7 @@ Counted = Either[Count, Bound]
 
 
 class MessageExpectation(MessagePattern):
-    """Messages that must exist: at least one, unless a count is given."""
+    """Messages that must exist: at least one unless the expectation gives a count."""
 
     count: Counted | None = None
 
@@ -129,7 +131,9 @@ class CountExpectation(MessagePattern, Bound):
 
 
 class WithinExpectation(Strict):
-    """The first matching message must come at most this long after the first one that matches ``after``, or after the start."""
+    """Deadline for the first matching message, counted from the first message that matches ``after``, or from the
+    start.
+    """
 
     at_most: Seconds
     message: MessagePattern
@@ -151,14 +155,18 @@ class ToolExpectation(Strict):
 
 
 class InPrompts(Strict):
-    """``when`` restricts the check to prompts of reactions to matching messages."""
+    """Texts that prompts must or must not contain. ``when`` selects the prompts of reactions to matching messages."""
 
     agent: Agents | None = None
     when: MessagePattern | None = None
 
 
 class PromptsExpectation(Strict):
-    """The prompts of each agent, taken together, must contain exactly these of the ``marks``; ``when`` as in `InPrompts`."""
+    """Texts of ``marks`` that the prompts of each agent must contain in total. The other texts of ``marks`` must not
+    occur.
+
+    ``when`` selects prompts as in `InPrompts`.
+    """
 
     marks: list[Text] = Field(min_length=1)
     hold: dict[Id, list[Text]] = Field(min_length=1)
@@ -182,7 +190,7 @@ class NeverInPrompt(InPrompts):
 
 
 class CausedBy(Strict):
-    """Every matching message must go back to a message of ``root`` (a participant, or a filter for that message)."""
+    """Root that every matching message must have. ``root`` is the root's sender, or a filter for the root message."""
 
     message: MessagePattern
     root: Either[Text, MessagePattern]
@@ -208,7 +216,7 @@ class ReactionExpectation(Strict):
 
 
 class ModExpectation(Strict):
-    """The result of a reading operation at the end, called by ``as`` (by default an operator)."""
+    """Result of a read operation at the end of the run. ``as`` is the caller, by default an operator."""
 
     op: Text
     asker: Id | None = Field(None, alias="as")
@@ -224,8 +232,10 @@ class ModExpectation(Strict):
 
 
 class StateExpectation(Strict):
-    """The tools' state at the end, all of it or the value at a ``path`` like ``orders.12.status``; or exactly the paths
-    that ``changed``."""
+    """State of the tools at the end of the run: the whole state, one value, or the changed paths.
+
+    ``path`` names one value, such as ``orders.12.status``. ``changed`` lists exactly the paths that changed.
+    """
 
     path: Text | None = None
     equals: JsonValue = None
@@ -243,7 +253,7 @@ class StateExpectation(Strict):
 
 
 class Expectation(Strict):
-    """One expectation, with exactly one key."""
+    """One expectation with exactly one key."""
 
     message: MessageExpectation | None = None
     never: MessagePattern | None = None
@@ -276,8 +286,10 @@ class Expectation(Strict):
 
 
 class AgentChoice(Strict):
-    """One agent: from an agent `file`, or from the scenario's node (without either key), with another `model` if wanted; or
-    with a `script` of rules (inline, a file of rules, ``module:function``)."""
+    """Choice of one agent: an agent `file`, a `script` of rules, or by default the agent of the scenario's node.
+
+    `model` replaces the model. A `script` is written inline, in a file of rules, or as ``module:function``.
+    """
 
     SCRIPTED: ClassVar = (
         "instruction",
@@ -289,20 +301,20 @@ class AgentChoice(Strict):
         "on_new_message",
         "limits",
     )
-    """Keys that an agent file has in its own form."""
+    """Keys that an agent file has too, in the format of that file."""
 
     file: Path | None = None
     script: Either[Text, list[ScriptRule]] | None = None
     model: ModelChoice | None = None
     starts: bool = True
-    """False if the agent joins by a step `join`."""
+    """False if a step `join` starts the agent."""
     instruction: Text = "You act by a script."
     description: str = ""
     tools: tuple[Text, ...] = ()
     network_tools: tuple[Text, ...] | None = None
     react_to: ReactTo = "mentions"
     visibility: Visibility | None = None
-    """Also with a `file`; then it overrides that file."""
+    """If a `file` is given too, this value overrides the value in the file."""
 
     on_text: OnText = "auto"
     on_new_message: OnNewMessage = "queue"
@@ -321,14 +333,16 @@ class AgentChoice(Strict):
 
 
 class ThreadChoice(Strict):
-    """A thread with its own members: a channel of that name."""
+    """Thread with a list of members: a channel of the same name."""
 
     members: list[Id] = Field(min_length=1)
     history: Literal["since_join", "members"] = "since_join"
 
 
 class ScenarioLimits(Strict):
-    """``hops`` and ``messages`` are the hub's limits for each root. ``tokens`` limits all models of the run together."""
+    """Limits of a run. The hub limits ``hops`` and ``messages`` per conversation. ``tokens`` is the total for all
+    models.
+    """
 
     hops: Annotated[int, Field(ge=1)] | None = None
     messages: Annotated[int, Field(ge=1)] | None = None
@@ -336,7 +350,9 @@ class ScenarioLimits(Strict):
 
 
 class FaultChoice(Strict):
-    """Faults by seed during the first ``within``. ``model_failures`` is the share of model calls that fail."""
+    """Random faults from the seed, during the first ``within``. ``model_failures`` is the fraction of model calls that
+    fail.
+    """
 
     drops: Count = 0
     agent_kills: Count = 0
@@ -350,7 +366,7 @@ _Span = Either[Seconds, tuple[Seconds, Seconds]]
 
 
 class DelayChoice(Strict):
-    """The delays of links and model calls: from 0, or from the first value, to this one."""
+    """Random delays of links and model calls. One value is the maximum; two values are the minimum and the maximum."""
 
     link: _Span | None = None
     model: _Span | None = None
@@ -393,8 +409,11 @@ class WaitStep(Strict):
 
 
 class RepeatStep(Strict):
-    """Repeat ``times``, or once for ``each`` value. ``var`` names the variable with the number or the value. ``until`` ends
-    the repetition when its condition is true; the run fails if that never happens within ``times``."""
+    """Repeat steps ``times`` times, or once for ``each`` value. ``var`` names the variable for the number or the value.
+
+    ``until`` ends the repetition when its condition is true. If the condition is never true within ``times``, the run
+    fails.
+    """
 
     times: Annotated[int, Field(ge=0, le=100_000)] | None = None
     each: list[JsonValue] | None = None
@@ -411,7 +430,7 @@ class RepeatStep(Strict):
 
 
 class DecideStep(Strict):
-    """Wait for the first request for approval that no step has decided, from this agent and for this tool, and decide it."""
+    """Wait for the first undecided request for approval from this agent and for this tool, and decide it."""
 
     approve: Literal[True, "once", "thread", "always"] | None = None
     deny: Text | None = None
@@ -464,7 +483,7 @@ _BELONGS = {
 
 
 class Step(Strict):
-    """One step: exactly one of `ACTIONS`, with its further keys."""
+    """One step: exactly one key of `ACTIONS`, with the further keys of that action."""
 
     sender: Text | None = Field(None, alias="as")
     to: Either[Text, list[Text]] | None = None
@@ -517,12 +536,15 @@ class Step(Strict):
 
 
 class ScenarioHead(Strict):
-    """Everything but the steps and the expectations. ``services`` and ``programs`` join at the start like `people`, and act
-    by steps: as services, and as agents without a runner. ``operators`` names those of them with an operator's rights. A
-    ``node`` (a node's file) supplies limits, mods, visibility, rights and agents. ``state`` is shared by the tools."""
+    """All fields of a scenario except the steps and the expectations.
+
+    ``services`` and ``programs`` join at the start like `people` and act through steps. ``programs`` are agents without
+    a runner. ``operators`` names the participants with an operator's rights. ``node`` is a node's file, which supplies
+    limits, mods, visibility, rights and agents. All tools share ``state``.
+    """
 
     OF_NODE: ClassVar = ("visibility", "mods")
-    """Keys that a node's file has in its own form."""
+    """Keys that a node's file has too, in the format of that file."""
 
     scenario: Text
     description: str = ""
@@ -543,7 +565,7 @@ class ScenarioHead(Strict):
     vars: dict[Name, JsonValue] = Field({})
     state: dict[str, JsonValue] | None = None
     steps: None = None
-    """Read by `file`, as `expect` is, because each item needs its line."""
+    """The module `file` reads this field, and `expect` too, because each item needs its line."""
 
     expect: None = None
 

@@ -1,4 +1,4 @@
-"""Evaluates the expectations of a scenario: each one holds, or reports what was found instead. Pure."""
+"""Evaluates the expectations of a scenario. A failed expectation reports the actual result. Does no IO."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MAX_COMPARED = 1000
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one expectation. ``found`` says what there was instead, and ``seqs`` are the messages that show why."""
+    """Result of one expectation. ``found`` describes the actual result, and ``seqs`` are the related messages."""
 
     place: YamlNode
     name: str
@@ -55,7 +55,7 @@ class Verdict:
 
 
 class _Wrong(Exception):
-    """An expectation does not hold: what was found instead, and the messages that show why."""
+    """An expectation failed. The exception carries the actual result and the related messages."""
 
     def __init__(self, found: str, *seqs: int) -> None:
         super().__init__(found)
@@ -64,7 +64,7 @@ class _Wrong(Exception):
 
 
 class Matcher:
-    """Matches messages with filters. ``threads`` are the names of the scenario's own threads."""
+    """Matches messages with filters. ``threads`` names the threads that the scenario declares."""
 
     def __init__(self, threads: Iterable[str] = (), render: Render = str) -> None:
         self.threads = frozenset(threads)
@@ -86,7 +86,7 @@ class Matcher:
 
 
 class Judge:
-    """Evaluates the expectations of one scenario for one run. Each key of an expectation has a method of that name."""
+    """Evaluates the expectations of one scenario for one run. Each key of an expectation has a method of the same name."""
 
     def __init__(self, run: RunRecord, matcher: Matcher | None = None) -> None:
         self._run = run
@@ -95,7 +95,7 @@ class Judge:
         self._values = iter(run.values)
 
     def judge(self, placed: PlacedExpectation) -> Verdict:
-        """Evaluate an expectation. Those of `mod` must come in the scenario's order."""
+        """Evaluate an expectation. Evaluate `mod` expectations in the order of the scenario."""
         expectation = placed.expectation
         [name] = [name for name in type(expectation).model_fields if getattr(expectation, name) is not None]
         described = describe_plain(placed.place)
@@ -104,7 +104,7 @@ class Judge:
                 getattr(self, f"_{name}")(one)
         except _Wrong as wrong:
             return Verdict(placed.place, described, False, wrong.found, wrong.seqs)
-        except ValueError as error:  # an unknown variable in a text
+        except ValueError as error:  # a text contains an unknown variable
             return Verdict(placed.place, described, False, str(error))
         return Verdict(placed.place, described, True)
 
@@ -114,8 +114,11 @@ class Judge:
         return [message for message in self._run.messages if self._matcher.fits(pattern, message)]
 
     def _near(self, pattern: MessagePattern) -> list[AnyMessage]:
-        """Return the messages that come nearest to a missing one: with the same sender and place, or else with the same
-        sender or text. The messages that share the longest part of the missing text come first."""
+        """Return the messages that are most similar to a missing message.
+
+        They have the same sender and recipient, or else the same sender or text. The messages that share the longest
+        part of the missing text come first.
+        """
         loose = [
             {"contains": None, "regex": None},
             {"to": None, "place": None},
@@ -167,7 +170,10 @@ class Judge:
             raise _Wrong(f"{count} {expect.of}, expected {bound}")
 
     def _order(self, hops: Sequence[str]) -> None:
-        """Check that each hop has its own message, later than that of the hop before. Others may come between."""
+        """Check that each hop has a separate message, which is later than the message of the previous hop.
+
+        Other messages may come between.
+        """
         # One iterator for all hops: each search goes on behind the message that the last one took.
         messages, last = iter(self._run.messages), None
         for number, hop in enumerate(hops, 1):
@@ -245,7 +251,7 @@ class Judge:
         return expect.arguments is None or _contains(call.parsed(), map_texts(expect.arguments, self._render))
 
     def _readings(self, text: str, agent_id: str | None, when: MessagePattern | None) -> list[tuple[str, AnyMessage]]:
-        """Return who read a text, with the message that each reaction answered."""
+        """Return the agents that read a text, with the trigger of each reaction."""
         triggers = {found.reaction: found.trigger for found in self._run.reactions}
         found = []
         for reader, reaction in self._run.prompts_with(text, agent_id):
@@ -347,12 +353,12 @@ class Judge:
 
 
 def describe_plain(node: YamlNode) -> str:
-    """Format an item of the file in one line."""
+    """Format an item of the scenario file in one line."""
     return re.sub(r'"([A-Za-z_]\w*)": ', r"\1: ", json.dumps(node.plain(), ensure_ascii=False, default=str))[1:-1]
 
 
 def map_texts(value: Any, change: Callable[[str], Any]) -> Any:
-    """Return a JSON value with each text changed; keys stay."""
+    """Return a JSON value with a function applied to each text. Keys stay unchanged."""
     match value:
         case str():
             return change(value)
@@ -370,7 +376,7 @@ def _count_in_a_row(alike: SequenceMatcher[str], text: str) -> int:
 
 
 def _each_agent(expected: Any) -> Iterator[Any]:
-    """Yield the expectation once for each agent that it names."""
+    """Yield a copy of the expectation for each agent that it names."""
     agents = getattr(expected, "agent", None)
     if not isinstance(agents, list):
         yield expected
@@ -380,13 +386,16 @@ def _each_agent(expected: Any) -> Iterator[Any]:
 
 
 def _one(agent: str | list[str] | None) -> str | None:
-    """Return the only agent of an expectation that `_each_agent` has split."""
+    """Return the only agent of an expectation from `_each_agent`."""
     assert not isinstance(agent, list)
     return agent
 
 
 def find_in(value: Any, path: str) -> Any:
-    """Return the value at a path like ``orders.12.status`` (names, and numbers of list items); None if there is none."""
+    """Return the value at a path such as ``orders.12.status``, or None if the path does not exist.
+
+    The parts of a path are names and list indexes.
+    """
     for name in path.split("."):
         if isinstance(value, Mapping):
             value = value.get(name)
@@ -398,7 +407,7 @@ def find_in(value: Any, path: str) -> Any:
 
 
 def list_changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths at which two JSON values differ, as deep as both are mappings."""
+    """Yield the paths at which two JSON values differ. Compares nested values only where both are mappings."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for name in (*before, *(name for name in after if name not in before)):
             inside = f"{path}.{name}" if path else str(name)
@@ -411,7 +420,7 @@ def list_changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
 
 
 def _bound(count: int | Bound | None) -> Bound:
-    """Return the range of a count: at least one by default."""
+    """Return the range for a count. The default is at least one."""
     # An expectation without a number says that there is such a message, not how many.
     if count is None or count == Bound():
         return Bound(at_least=1)
@@ -438,7 +447,11 @@ def _describe_call(call: RecordedCall) -> str:
 
 
 def _contains(value: Any, expected: Any) -> bool:
-    """Whether a JSON value contains another one: mappings need these keys, lists an item for each, texts a part."""
+    """Return whether a JSON value contains another value.
+
+    A mapping must have all keys, a list must have a matching item for each item, and a text must contain the other
+    text.
+    """
     match expected, value:
         case Mapping(), Mapping():
             return all(key in value and _contains(value[key], item) for key, item in expected.items())

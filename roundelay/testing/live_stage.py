@@ -1,11 +1,11 @@
-"""The stage on a live network: people join by WebSocket, and an operator's connection reads the ledger.
+"""Stage on a live network: people join over WebSocket, and an operator's connection reads the ledger.
 
-Agents that are online are used as they are; the others are started here. Steps that need a simulation are refused: killing
-the hub or an agent that runs elsewhere, and cutting a connection. Only messages since the start count, and manifests stand
-for prompts.
+Agents that are online are used as they are. The stage starts the other agents. Steps that need a simulation are
+refused: killing the hub, killing an agent that runs elsewhere, and cutting a connection. Only messages since the start
+are considered. Manifests replace prompts.
 
-The stage follows the hub's log: `network.log` waits for new messages. After each answer, and several times a second, it
-asks the hub whether everything has settled, because acks are not in the log.
+The stage follows the hub's log with `network.log`, which waits for new messages. Because acks are not in the log, the
+stage also asks the hub whether everything has settled, after each answer and several times per second.
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ _DONE = ("handled", "in_prompt", "dead")
 
 
 class LiveStage:
-    """The network at ``url``, from its current end of log on. ``token`` is the owner's; without it the owner of this machine
-    joins. All others join with tokens derived from that, as operators if ``operators`` names them."""
+    """Network at ``url``, read from the current end of its log.
+
+    ``token`` is the owner's token. The default is the token of this machine's owner. All other participants join with
+    tokens derived from the owner's token. Participants in ``operators`` join as operators.
+    """
 
     def __init__(
         self,
@@ -87,7 +90,7 @@ class LiveStage:
     async def reader(self) -> NetworkClient:
         return self._client
 
-    # --- coming and going
+    # --- joining and leaving
 
     async def join(self, participant: str, kind: Kind = "human") -> None:
         if participant in self.plans:
@@ -102,8 +105,10 @@ class LiveStage:
         self.people[participant] = Person(client)
 
     async def _make_token(self, participant: str, kind: Kind) -> str:
-        """Return a participant's own token, so that it joins with its own rights. The token is the same in each run: random
-        tokens would pile up on the hub."""
+        """Return a separate token for a participant, so that the participant joins with its own rights.
+
+        The token is the same in each run, because random tokens would accumulate on the hub.
+        """
         is_operator = participant in self.operators
         owner = self.token or find_token(self.url, "service") or ""
         token = hmac.new(owner.encode(), f"scenario/{participant}/{kind}/{is_operator}".encode(), "sha256").hexdigest()
@@ -171,7 +176,7 @@ class LiveStage:
         found = await self._log.read(wait_ms)
         async with self._moved:
             self.messages += found
-            self._moved.notify_all()  # even without new messages: acks are not in the log
+            self._moved.notify_all()  # check even without new messages, because acks are not in the log
 
     async def _is_idle(self) -> bool:
         head = await self._read_head()
@@ -189,16 +194,19 @@ class LiveStage:
                 self._settled.add(message.seq)
             elif not await self._is_held(message):
                 return False
-        return await self._read_head() == head  # otherwise something was stored during the check
+        return await self._read_head() == head  # otherwise a row was stored during the check
 
     async def _is_held(self, message: AnyMessage) -> bool:
-        """Whether a person has taken over a thread where the message would be answered; the message then waits for that."""
+        """Return whether a person has taken over the thread where the message would be answered.
+
+        The message then waits for the end of the takeover.
+        """
         for thread_id in (message.thread_id, reply_thread(message.seq)):
             try:
                 if "held" in await self._client.call("network.history", {"thread_id": thread_id, "limit": 1}):
                     return True
             except UnknownMessage:
-                continue  # there is no reply yet
+                continue  # no reply exists yet
         return False
 
     async def _read_head(self) -> int:
@@ -215,7 +223,7 @@ class LiveStage:
         # A reaction that waits for a person would hold up the very step that answers it.
         return not found.is_open or found.is_waiting
 
-    # --- what is left
+    # --- results
 
     async def read_record(self) -> RunRecord:
         reactions: dict[str, RecordedReaction] = {}

@@ -1,8 +1,8 @@
-"""Networks in tests, without `async`: scripted agents, people who write and read, and the messages to check.
+"""Networks for tests without `async`, with scripted agents, people who write and read, and messages to check.
 
-The pytest fixture `network` is a `NetworkUnderTest`, which works without pytest too. In-process it is a simulation, where
-time passes only while the test waits. With ``in_processes`` the hub and each agent are real processes. docs/scenarios.md
-shows examples.
+The pytest fixture `network` is a `NetworkUnderTest`, which also works without pytest. By default the network is a
+simulation in the test's process, where time passes only while the test waits. With ``in_processes``, the hub and each
+agent are real processes. docs/scenarios.md shows examples.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ T = TypeVar("T")
 
 
 class Transcript(list[str]):
-    """The messages, one line each: ``mia -> desk: hello``."""
+    """Messages as text, one line each: ``mia -> desk: hello``."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """Equals any matching message: ``said("desk", "mia", "40 EUR") in network.messages``."""
+    """Pattern that is equal to every matching message, as in ``said("desk", "mia", "40 EUR") in network.messages``."""
 
     sender: str | None = None
     to: str | None = None
@@ -64,7 +64,10 @@ class Said:
 
 
 def said(sender: str | None = None, to: str | None = None, text: str | None = None) -> Said:
-    """Match any message from this sender, to this participant or place, with this text. An omitted value matches all."""
+    """Return a pattern for messages from this sender, to this participant or address, with this text.
+
+    An omitted value matches every message.
+    """
     return Said(sender, to, text)
 
 
@@ -80,7 +83,7 @@ class Messages(list[AnyMessage]):
 
 
 class PersonUnderTest:
-    """A person in a test, who writes and receives."""
+    """Person in a test, who sends and receives messages."""
 
     def __init__(self, network: NetworkUnderTest, person: Person) -> None:
         self.id = person.client.agent_id
@@ -98,12 +101,14 @@ class PersonUnderTest:
         return [message.text for message in self._person.heard]
 
     def send(self, to: str, content: Any, **options: Any) -> int:
-        """Send to a participant or an address (``broadcast``, ``channel:NAME``) and return the message's seq. Options as in
-        `NetworkClient.send`."""
+        """Send to a participant or an address (``broadcast``, ``channel:NAME``), and return the message's seq.
+
+        Options are the same as for `NetworkClient.send`.
+        """
         return self._network.run(self._person.client.send(complete_address(to), content, **options)).seq
 
     def reply(self, message: AnyMessage, text: str) -> int:
-        """Reply to a message in its place, and return the seq."""
+        """Reply to a message where it was sent, and return the seq."""
         return self._network.run(self._person.client.reply(message, text)).seq
 
     def call(self, op: str, **args: Any) -> Any:
@@ -112,9 +117,9 @@ class PersonUnderTest:
 
 
 class NetworkUnderTest:
-    """A network for one test. Use as ``with``; the fixture does.
+    """Network for one test. Use it in a ``with`` block, as the fixture does.
 
-    ``folder`` is where agent files are. ``setting`` describes the simulation, above all its seed.
+    ``folder`` contains the agent files. ``setting`` configures the simulation, most importantly its seed.
     """
 
     def __init__(
@@ -161,7 +166,7 @@ class NetworkUnderTest:
             self._runner.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the network's own loop, for everything that this class has no method for."""
+        """Run a coroutine in the network's event loop, for actions that this class has no method for."""
         try:
             return self._runner.run(work)
         except RuntimeError as error:
@@ -191,9 +196,10 @@ class NetworkUnderTest:
         runner: MakeAgent | None = None,
         **options: Any,
     ) -> None:
-        """Start an agent: by ``rules`` (as in a scenario's script), with a ``script`` (a function of the request, a file of
-        rules, or ``module:function``), from an agent ``file``, or with your own ``runner``. Options as in a scenario:
-        ``model``, ``tools``, ``visibility``, ...
+        """Start an agent from ``rules``, a ``script``, an agent ``file``, or your own ``runner``.
+
+        ``rules`` have the format of a scenario's script. A ``script`` is a function of the request, a file of rules, or
+        ``module:function``. Options are the same as in a scenario: ``model``, ``tools``, ``visibility`` and so on.
         """
         if not is_id(agent_id):
             raise ConfigError(
@@ -211,19 +217,22 @@ class NetworkUnderTest:
                 **options,
             }
             node = as_node({name: value for name, value in given.items() if value is not None}, self._beside)
-            # A process of its own would ask a real model too, so check in both cases.
+            # An agent in a separate process would ask a real model too, so check in both cases.
             plan = plan_agent(agent_id, bind(AgentChoice, node), node, allows_real_models=self._allows_real_models)
         self._stage.plans[agent_id] = plan
         self.run(self._stage.join(agent_id))
 
     def person(self, agent_id: str) -> PersonUnderTest:
-        """Let a person join, or return the one who has."""
+        """Let a person join, or return the person who has already joined."""
         if agent_id not in self._stage.people:
             self.run(self._stage.join(agent_id))
         return PersonUnderTest(self, self._stage.people[agent_id])
 
     def thread(self, name: str, *members: str) -> str:
-        """Create a channel with these people, in order, and return its address. Agents join by a tool or ``channels``."""
+        """Create a channel with these people, in order, and return its address.
+
+        Agents join with a tool or the option ``channels``.
+        """
         for member in members:
             op = "channels.create" if member == members[0] else "channels.join"
             self.person(member).call(op, name=name)
@@ -232,12 +241,13 @@ class NetworkUnderTest:
     # --- what happens
 
     def idle(self, at_most_s: float = 60.0) -> None:
-        """Wait until nothing is in flight: every message is handled, and every reaction has ended or waits for somebody. Raises
-        `TimeoutError`."""
+        """Wait until every message is handled, and every reaction has ended or waits for a participant. Raises
+        `TimeoutError`.
+        """
         self.run(self._stage.idle(at_most_s))
 
     def wait(self, seconds: float) -> None:
-        """Let time pass; virtual time if the network has it."""
+        """Let time pass. A simulation advances virtual time."""
         self.run(asyncio.sleep(seconds))
 
     def wait_for(self, pattern: Said, at_most_s: float = 60.0) -> AnyMessage:
@@ -253,14 +263,14 @@ class NetworkUnderTest:
         self.run(self._stage.restart(agent_id))
 
     def disconnect(self, agent_id: str) -> None:
-        """Cut a participant's connection, which comes back by itself. In-process only."""
+        """Cut a participant's connection. The client reconnects automatically. Only for simulations."""
         self.run(self._stage.disconnect(agent_id))
 
     def restart_hub(self) -> None:
-        """Kill the hub, and start it again over its ledger."""
+        """Kill the hub, and start it again with the same ledger."""
         self.run(self._stage.restart(HUB))
 
-    # --- what is left
+    # --- results
 
     @property
     def messages(self) -> Messages:
@@ -274,7 +284,7 @@ class NetworkUnderTest:
 
     @property
     def record(self) -> RunRecord:
-        """Messages, reactions, tool calls and prompts, as expectations see them."""
+        """Messages, reactions, tool calls and prompts, in the format for expectations."""
         return replace(self.run(self._stage.read_record()), began_at=self._began_at)
 
     @property
@@ -283,11 +293,11 @@ class NetworkUnderTest:
         return self.record.reactions
 
     def prompts(self, agent_id: str | None = None) -> list[str]:
-        """Return everything that models read, one text for each call. In-process only."""
+        """Return the prompts of all model calls, one text per call. Only for simulations."""
         return [entry.text for entry in self.simulation.asked if agent_id in (None, entry.agent_id)]
 
     def why(self, message: AnyMessage | int) -> Transcript:
-        """Return how a message came about, from its root."""
+        """Return the chain of causes of a message, from its root."""
         record = self.record
         found = record.find(message) if isinstance(message, int) else message
         if found is None:
@@ -295,7 +305,9 @@ class NetworkUnderTest:
         return Transcript(map(_tell, reversed(record.path_to_root(found))))
 
     def expect(self, *expected: Mapping[str, Any]) -> None:
-        """Check expectations in the form of a scenario's. Raises `AssertionError` with what was found instead."""
+        """Check expectations, which have the same format as in a scenario file. Raises `AssertionError` with the actual
+        result.
+        """
         record = self.record
         judge = Judge(record)
         for value in expected:

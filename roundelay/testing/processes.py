@@ -1,4 +1,4 @@
-"""The stage of real processes: `roundelay up` and one process for each agent, in a folder, with a log file for each."""
+"""Stage with real processes: `roundelay up` and one process per agent. Each process has a log file in one folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEEDS_SIMULATION = "The network runs in real processes; leave out the mark round
 
 
 class ProcessStage(LiveStage):
-    """A hub and agents in processes. Their files and the database are in ``folder``. The hub's process is named `HUB`."""
+    """Hub and agents in separate processes. ``folder`` contains their files and the database. The hub's name is `HUB`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("")
@@ -66,7 +66,7 @@ class ProcessStage(LiveStage):
         raise SimulationError(NEEDS_SIMULATION)
 
     async def _start_hub(self) -> None:
-        """Start the hub, on the same port as before."""
+        """Start the hub. A restarted hub uses its previous port."""
         # Agents and people know the hub by its first address and reconnect there.
         port = self.url.rpartition(":")[2].strip("/") or "0"
         command = ("up", "--port", port, "--db", "network.db", "--no-agents")
@@ -81,7 +81,7 @@ class ProcessStage(LiveStage):
         await self._run(agent_id, command, python_path=python_path)
 
     async def _run(self, name: str, command: Sequence[str], *, python_path: Path | None = None) -> str:
-        """Start a process and return the address at which it is ready. Raises `SimulationError`."""
+        """Start a process, and return the address at which the process is ready. Raises `SimulationError`."""
         # Settings of the developer's own node, such as its address, must not reach the test.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("ROUNDELAY_")}
         # Tokens of a test belong to the test: they would stay in the developer's folder.
@@ -113,7 +113,7 @@ async def _kill(process: Process) -> None:
 
 
 def _write_agent(plan: AgentPlan) -> tuple[dict[str, object], Path]:
-    """Return the agent in the form of its file, and the folder of its tools."""
+    """Return the agent in the format of an agent file, and the folder with the agent's tools."""
     agent_id, choice, node = plan.agent_id, plan.choice, plan.node
     if choice is None or node is None:
         raise SimulationError(NEEDS_SIMULATION)

@@ -1,5 +1,6 @@
-"""The record of a run, as expectations see it: messages, reactions with tool calls and usage, and prompts. Plain data, no
-IO. It is built from a simulation's ledger, or from what an operator reads from a live hub.
+"""Data of a run for expectations: messages, reactions with tool calls and usage, and prompts. Does no IO.
+
+The record is built from a simulation's ledger, or from data that an operator reads from a live hub.
 """
 
 from __future__ import annotations
@@ -21,43 +22,45 @@ MAX_SHOWN_CHARS = 100
 
 @dataclass
 class RunRecord:
-    """The record of one run. ``asked`` is empty if the models ran elsewhere. ``ended_at`` is in ms."""
+    """Record of one run. ``asked`` is empty if the models ran in another process. ``ended_at`` is in milliseconds."""
 
     messages: Sequence[AnyMessage]
     reactions: Sequence[RecordedReaction]
     asked: Sequence[Asked] = ()
     dead_letters: Sequence[Mapping[str, Any]] = ()
     readers: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Readers of each thread at the end."""
+    """Readers of each thread at the end of the run."""
 
     values: Sequence[Any] = ()
     """Results of the operations that `mod` expectations name, in order."""
 
     state_before: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
-    """Shared state of the tools, at the start and at the end."""
+    """Shared state of the tools at the start and at the end of the run."""
 
     began_at: int = 0
     ended_at: int = 0
 
     @property
     def lasted_s(self) -> float:
-        """Duration in the time of the run, in seconds."""
+        """Duration of the run in seconds, on the run's own clock."""
         return (self.ended_at - self.began_at) / 1000
 
     def find(self, seq: int) -> AnyMessage | None:
         return next((message for message in self.messages if message.seq == seq), None)
 
     def path_to_root(self, message: AnyMessage) -> list[AnyMessage]:
-        """Return the message, its cause, the cause of that, and so on up to the root."""
+        """Return the message and its chain of causes up to the root."""
         path = [message]
         while path[-1].cause is not None and (cause := self.find(path[-1].cause)) is not None:
             path.append(cause)
         return path
 
     def prompts_with(self, text: str, agent_id: str | None) -> list[tuple[str, str]]:
-        """Return which agents read a text in which reactions. Prompts escape their messages. Without prompts, the manifests
-        decide."""
+        """Return the agents and reactions whose prompts contain a text. Without prompts, search the manifests.
+
+        The text is escaped first, because prompts contain escaped messages.
+        """
         forms = {text, escape(text, quote=False), escape(text)}
         found = [
             (asked.agent_id, asked.request.reaction)

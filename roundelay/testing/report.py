@@ -1,7 +1,7 @@
-"""Reports of scenario results: for a person, as JSON, and as JUnit XML for CI.
+"""Reports the results of scenarios as text for people, as JSON, and as JUnit XML for CI.
 
-A failure shows its place, what was found instead, the conversation, how the message in question came about, and the
-command that runs it again.
+The report of a failure shows its line, the actual result, the conversation, the causes of the related messages, and the
+command that repeats the run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
-from xml.etree import ElementTree  # nosec B405  # it writes, and parses nothing
+from xml.etree import ElementTree  # nosec B405  # this module writes XML and never parses it
 
 from roundelay.display.text import sanitize_lines
 from roundelay.network.text import count
@@ -25,7 +25,7 @@ _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 @dataclass(frozen=True)
 class Failure:
-    """One failure: its place, what was expected, what was found, and the messages that show why."""
+    """One failure: its position in the file, the expected and the actual result, and the related messages."""
 
     file: str
     line: int
@@ -35,7 +35,7 @@ class Failure:
 
 
 def list_failures(result: ScenarioResult) -> list[Failure]:
-    """Return the failures of a run, in the order of the file. A step that failed comes alone."""
+    """Return the failures of a run, in the order of the file. A failed step is the only failure of its run."""
     scenario = result.scenario
     if result.failure is not None:
         failure = result.failure
@@ -51,13 +51,13 @@ def list_failures(result: ScenarioResult) -> list[Failure]:
 
 
 def describe_command(result: ScenarioResult) -> str:
-    """Return the command that repeats exactly this run."""
+    """Return the command that repeats this run exactly."""
     live = f" --live {shlex.quote(result.url)}" if result.url is not None else f" --seed {result.seed}"
     return f"roundelay scenario run {shlex.quote(str(result.scenario.path))}{live}"
 
 
 def describe_result(result: ScenarioResult) -> str:
-    """Format a result for a person: one line if it passed, and all that helps if it failed."""
+    """Format a result for a person: one line if the run passed, and all details if it failed."""
     word = "PASS" if result.passed else "FAIL"
     lines = [f"{word}  {result.scenario.name}  ({_describe_run(result)})"]
     if not result.passed:
@@ -72,7 +72,7 @@ def describe_result(result: ScenarioResult) -> str:
 
 
 def describe_causes(result: ScenarioResult, failure: Failure) -> list[str]:
-    """Describe how the messages of a failure came about, back to their roots."""
+    """Describe the causes of a failure's messages, back to their roots."""
     lines: list[str] = []
     for seq in list(dict.fromkeys(failure.messages))[:MAX_PATHS]:
         message = result.record.find(seq)
@@ -100,7 +100,7 @@ def _indent(text: str, by: int) -> list[str]:
 
 
 def to_json(results: Sequence[ScenarioResult]) -> dict[str, Any]:
-    """Return the results for programs."""
+    """Return the results as JSON for programs."""
     return {"passed": all(result.passed for result in results), "runs": [_run_to_json(result) for result in results]}
 
 
@@ -125,7 +125,7 @@ def _run_to_json(result: ScenarioResult) -> dict[str, Any]:
 
 
 def to_junit(results: Sequence[ScenarioResult]) -> str:
-    """Return the results as JUnit XML: a suite for each file, a case for each run."""
+    """Return the results as JUnit XML: one suite per file, one case per run."""
     root = ElementTree.Element("testsuites")
     suites: dict[str, list[ScenarioResult]] = {}
     for result in results:

@@ -1,6 +1,6 @@
-"""Runs scenarios: the network, the steps, and the verdict on each expectation.
+"""Runs scenarios: starts the network, performs the steps, and evaluates each expectation.
 
-`run_scenario` runs a scenario in this process, in a simulation. `run_live_scenario` runs it against a live hub.
+`run_scenario` runs a scenario in a simulation in this process. `run_live_scenario` runs a scenario against a live hub.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BEGINNING = "the network could not begin"
 
 @dataclass(frozen=True)
 class ScenarioResult:
-    """The result of one run. ``failure`` is the step that failed; the expectations were then not evaluated."""
+    """Result of one run. ``failure`` is the failed step, if any. After a failed step, no expectation is evaluated."""
 
     scenario: Scenario
     seed: int
@@ -43,10 +43,10 @@ class ScenarioResult:
     verdicts: Sequence[Verdict] = ()
     failure: StepFailed | None = None
     problems: Sequence[str] = ()
-    """Other reasons to fail: a tape that does not fit, an agent that crashed."""
+    """Other reasons to fail, such as a tape that does not match or an agent that crashed."""
 
     notes: Sequence[str] = ()
-    """Remarks that fail nothing: turns of a tape that nobody asked for."""
+    """Remarks that do not fail the run, such as unused turns of a tape."""
 
     faults: Sequence[str] = ()
     ledger: bytes = field(default=b"", repr=False)
@@ -70,7 +70,8 @@ def run_scenario(
 ) -> ScenarioResult:
     """Run a scenario in this process. ``agents`` replaces some of its agents with your own runners.
 
-    It has its own event loop, so it must not be called inside another one. Raises `ConfigError` if the scenario cannot start.
+    The run creates its own event loop, so do not call this function inside another event loop. Raises `ConfigError` if
+    the scenario cannot start.
     """
     chosen = scenario.head.seed if seed is None else seed
     plans = plan_agents(scenario, allows_real_models=allows_real_models or updates_tapes, ignores_tapes=updates_tapes)
@@ -97,10 +98,12 @@ def run_scenario(
 async def run_live_scenario(
     scenario: Scenario, url: str, *, token: str | None = None, allows_real_models: bool = False
 ) -> ScenarioResult:
-    """Run a scenario against the network at ``url``, in real time. ``token`` is the owner's; without it the owner of this
-    machine joins.
+    """Run a scenario against the network at ``url``, in real time.
 
-    Raises `ConfigError` if the scenario cannot start, `ConnectError` and `NotAuthenticated` if the network cannot be joined.
+    ``token`` is the owner's token. The default is the token of this machine's owner.
+
+    Raises `ConfigError` if the scenario cannot start, `ConnectError` and `NotAuthenticated` if the network cannot be
+    joined.
     """
     plans = plan_agents(scenario, allows_real_models=allows_real_models, is_live=True)
     async with LiveStage(url, token, plans, scenario.head.operators) as stage:
@@ -143,7 +146,7 @@ async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
     notes = [
         f"{agent_id} did not ask for all of its tape {tape.name}; turns left: {tape.unplayed}"
         for agent_id, tape in tapes
-        # An agent that was online before did not use the tape of this run.
+        # An agent that was already online did not use the tape of this run.
         if tape.unplayed and (tape.is_begun or isinstance(stage, SimulatedStage))
     ]
     took_s = time.perf_counter() - began_s
@@ -153,7 +156,7 @@ async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
 
 
 async def _begin(scenario: Scenario, stage: Stage, steps: Steps) -> asyncio.Task[list[str]] | None:
-    """Let the participants and the threads' members join, then start the faults. Raises `StepFailed`."""
+    """Let the participants and the members of threads join. Then start the faults. Raises `StepFailed`."""
     head, place = scenario.head, scenario.node
     for name, wants in (("faults", "need"), ("state", "needs")):
         if getattr(head, name) is not None and not isinstance(stage, SimulatedStage):
@@ -185,7 +188,7 @@ async def _begin(scenario: Scenario, stage: Stage, steps: Steps) -> asyncio.Task
 
 
 async def _make_thread(client: NetworkClient, name: str, thread: ThreadChoice) -> None:
-    """Create a channel. On a live network an existing channel stays as it is."""
+    """Create a channel. On a live network, a channel that already exists is not changed."""
     try:
         await client.call("channels.create", {"name": name, "history": thread.history})
     except InvalidArguments:
@@ -193,7 +196,7 @@ async def _make_thread(client: NetworkClient, name: str, thread: ThreadChoice) -
 
 
 async def _end_faults(scenario: Scenario, stage: Stage, faulting: asyncio.Task[list[str]] | None) -> list[str]:
-    """Wait for the remaining faults and for their effects, and return descriptions of the faults. Raises `StepFailed`."""
+    """Wait for the remaining faults and their effects. Return descriptions of the faults. Raises `StepFailed`."""
     faults = await faulting if faulting is not None else []
     if faults:
         try:
@@ -205,7 +208,7 @@ async def _end_faults(scenario: Scenario, stage: Stage, faulting: asyncio.Task[l
 
 
 async def _ask_mods(scenario: Scenario, stage: Stage, variables: Variables) -> list[Any]:
-    """Call the operations that expectations name, in order, and return their results. Raises `StepFailed`."""
+    """Call the operations of the expectations, in order, and return the results. Raises `StepFailed`."""
     values = []
     for expected in scenario.expectations:
         question = expected.expectation.mod
@@ -224,7 +227,7 @@ def _make_setting(scenario: Scenario, seed: int) -> Setting:
     head, faults, config = scenario.head, scenario.head.faults, scenario.config or NodeConfig()
     add_mod_folder(config.folder)
     if config.rights is not None:
-        make_rights(config, load_mods(config.mods, OWN_MODS))  # reports a wrong rule with its line
+        make_rights(config, load_mods(config.mods, OWN_MODS))  # raises an error with the line of a wrong rule
     limits = {"max_hops": head.limits.hops, "max_root_messages": head.limits.messages}
     is_virtual = head.clock == "virtual"
     return Setting(

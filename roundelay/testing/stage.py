@@ -1,7 +1,7 @@
-"""The stage: the network that a test acts on. One protocol, and its implementation in a simulation.
+"""Protocol for a stage, which is the network that a test acts on, and the implementation for simulations.
 
-The others are `live_stage` (a live network, over WebSocket) and `processes` (a hub and agents in processes of their own).
-Steps, scenarios and the fixture `network` use the protocol alone.
+Other implementations are `live_stage` (a live network over WebSocket) and `processes` (a hub and agents in separate
+processes). Steps, scenarios and the fixture `network` use only the protocol.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ READER_ID = "scenario-reader"
 
 
 class Stage(Protocol):
-    """A network, for the length of an ``async with``.
+    """Network that runs during an ``async with`` block.
 
-    ``plans`` are the agents that may take part. ``people`` (also services and programs) and ``members`` have joined from
-    here. ``state`` is shared by the tools of agents that run here. Methods raise `RoundelayError` for what is impossible,
-    and `TimeoutError`.
+    ``plans`` are the agents that may take part. ``people`` and ``members`` have joined from this process; ``people``
+    also contains services and programs. The tools of agents in this process share ``state``. Methods raise
+    `RoundelayError` for impossible actions, and `TimeoutError`.
     """
 
     plans: dict[str, AgentPlan]
@@ -41,7 +41,7 @@ class Stage(Protocol):
     async def __aexit__(self, *_: object) -> None: ...
 
     def clock(self) -> int:
-        """Return the time in ms."""
+        """Return the time in milliseconds."""
         ...
 
     @property
@@ -50,11 +50,11 @@ class Stage(Protocol):
         ...
 
     async def reader(self) -> NetworkClient:
-        """Return an operator's connection."""
+        """Return the connection of an operator."""
         ...
 
     async def join(self, participant: str, kind: Kind = "human") -> None:
-        """Start the planned agent and wait until it is ready, or let a participant of this kind join."""
+        """Start the planned agent and wait until it is ready. Otherwise let a participant of this kind join."""
         ...
 
     async def leave(self, participant: str) -> None: ...
@@ -64,15 +64,15 @@ class Stage(Protocol):
         ...
 
     async def restart(self, name: str) -> None:
-        """Start an agent, or the hub, again. A running one is killed first."""
+        """Restart an agent or the hub. If it is running, kill it first."""
         ...
 
     async def disconnect(self, participant: str) -> None:
-        """Cut a connection, which comes back by itself."""
+        """Cut a participant's connection. The client reconnects automatically."""
         ...
 
     async def idle(self, at_most_s: float) -> None:
-        """Wait until nothing is in flight for the participants."""
+        """Wait until all messages of the participants are handled and their reactions have ended or wait."""
         ...
 
     async def wait_for(self, is_wanted: Callable[[AnyMessage], bool], at_most_s: float) -> AnyMessage:
@@ -84,7 +84,7 @@ class Stage(Protocol):
         ...
 
     def problems(self) -> list[str]:
-        """Return problems beside the steps."""
+        """Return problems that are not failures of steps."""
         ...
 
 
@@ -99,13 +99,13 @@ def client_of(stage: Stage, participant: str) -> NetworkClient:
 
 
 class SimulatedStage(Simulation):
-    """A simulation as a stage."""
+    """Stage that is a simulation."""
 
     def __init__(self, setting: Setting, plans: Mapping[str, AgentPlan] | None = None) -> None:
         # Reading operations that expectations name may be for operators only.
         super().__init__(replace(setting, operators=(*setting.operators, READER_ID)))
         self.plans = dict(plans or {})
-        self._is_killed_by_step = False  # faults may kill and start the hub too
+        self._is_killed_by_step = False  # faults may kill and restart the hub too
 
     async def reader(self) -> NetworkClient:
         return await self.network.join(READER_ID, kind="service")

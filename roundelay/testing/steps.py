@@ -1,6 +1,6 @@
-"""Performs the steps of a scenario on a stage. It knows the variables, but not the expectations.
+"""Performs the steps of a scenario on a stage. Handles variables, but not expectations.
 
-A step that fails ends the run with `StepFailed`, which names its place.
+A step that fails ends the run with `StepFailed`, which names the step's position in the file.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ MAX_SHOWN_STEP = 160
 
 
 def _may_be_decided_by(request: AnyMessage, agent_id: str) -> bool:
-    """Whether a person may decide a request: if approvers are named, only an approver who reads it."""
+    """Return whether a person may decide a request. If the request names approvers, only an approver who reads it may."""
     deciders = read_deciders(request)
     is_here = request.kind != "direct" or request.to == f"agent:{agent_id}"
     return deciders is None or (agent_id in deciders and is_here)
 
 
 class StepFailed(Exception):
-    """A step failed. ``place`` is its place, and ``what`` names the step."""
+    """A step failed. ``place`` is its position in the file, and ``what`` names the step."""
 
     def __init__(self, place: YamlNode, reason: str, what: str | None = None) -> None:
         super().__init__(reason)
@@ -61,7 +61,7 @@ class StepFailed(Exception):
 
 
 class Variables:
-    """The variables of one run, and the rendering of texts with them."""
+    """Variables of one run. Renders texts with these variables."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = dict(values)
@@ -74,24 +74,24 @@ class Variables:
         try:
             return ENVIRONMENT.from_string(text).render(self.values)
         except (TemplateError, ArithmeticError, TypeError, LookupError, AttributeError, ValueError) as error:
-            raise ValueError(f'"{text}" cannot be rendered: {error}') from error  # whatever an expression raises
+            raise ValueError(f'"{text}" cannot be rendered: {error}') from error  # whatever the expression raised
 
     def render_all(self, value: Any) -> Any:
         return map_texts(value, self.render)
 
     def work_out_all(self, value: Any) -> Any:
-        """Render as `render_all` does, but a text that is a single ``{{ expression }}`` becomes its value."""
+        """Render as `render_all` does, but replace a text that is a single ``{{ expression }}`` with its value."""
         return map_texts(value, self._work_out)
 
     def _work_out(self, text: str) -> Any:
         match = _ONE_EXPRESSION.fullmatch(text)
         if match is None:
             return self.render(text)
-        self.render(text)  # reports what is wrong with the expression
+        self.render(text)  # raises an error that describes the problem in the expression
         return self._evaluate(match[1])
 
     def holds(self, expression: str) -> bool:
-        """Whether an expression over the variables is true. Raises `ValueError` for an unknown variable."""
+        """Return whether an expression over the variables is true. Raises `ValueError` for an unknown variable."""
         return bool(self._evaluate(expression))
 
     def _evaluate(self, expression: str) -> Any:
@@ -104,12 +104,12 @@ class Variables:
 
 
 def explain_failure(place: YamlNode, error: RoundelayError | ValueError) -> StepFailed:
-    """Return a refusal of the hub or stage, or a wrong value, as the failure of the step at this place."""
+    """Return the failure of a step for a refusal of the hub or stage, or for a wrong value."""
     return StepFailed(place, f"{error.code if isinstance(error, RoundelayError) else 'wrong'}: {error}")
 
 
 async def ask_operation(stage: Stage, question: ModExpectation, variables: Variables) -> Any:
-    """Call the operation that an expectation names. Raises `TimeoutError` if the hub does not answer."""
+    """Call the operation of an expectation. Raises `TimeoutError` if the hub does not answer."""
     async with asyncio.timeout(ANSWER_S):
         client = await stage.reader() if question.asker is None else client_of(stage, question.asker)
         return await client.call(variables.render(question.op), variables.work_out_all(question.args))
@@ -168,7 +168,7 @@ class Steps:
             case _:
                 self._variables.values |= self._variables.work_out_all(step.variables)
 
-    # --- saying
+    # --- sending
 
     async def _expect_refusal(self, placed: PlacedStep, work: Any) -> None:
         wanted = placed.step.refused
@@ -234,7 +234,7 @@ class Steps:
                 lambda message: message.seq not in self._waited_for and self._matcher.fits(wanted, message),
                 wait.at_most,
             )
-            self._waited_for.add(match.seq)  # the next wait needs another message
+            self._waited_for.add(match.seq)  # the next wait must match a different message
             if step.save is not None:
                 self._variables.values[step.save] = match
         else:
@@ -268,7 +268,7 @@ class Steps:
         self._decided.add((request.seq, client.agent_id))
 
     async def _hold(self, step: Step) -> None:
-        """Take over a thread, or give it back. A participant's name stands for the direct thread with it."""
+        """Start or end a takeover of a thread. A participant's name means the direct thread with that participant."""
         render = self._variables.render
         client, name = client_of(self._stage, render(step.sender or "")), render(step.take or step.give or "")
         if name in self._scenario.participants:
@@ -277,7 +277,7 @@ class Steps:
             name = channel_address(name)
         await client.call("network.take" if step.take is not None else "network.give", {"thread_id": name})
 
-    # --- coming and going
+    # --- joining and leaving
 
     async def _join(self, moved: str | MembershipStep | None) -> None:
         if isinstance(moved, MembershipStep):
@@ -287,7 +287,7 @@ class Steps:
             await self.join_threads(moved)
 
     async def join_threads(self, participant: str) -> None:
-        """Let a participant join the threads that name it."""
+        """Let a participant join the threads that list the participant as a member."""
         for name, thread in self._scenario.head.threads.items():
             if participant in thread.members:
                 await client_of(self._stage, participant).join_channel(name)
@@ -335,7 +335,7 @@ class Steps:
             await self.perform(otherwise[0])
 
     async def _holds(self, condition: str | Expectation, place: YamlNode) -> bool:
-        """Whether a condition is true now."""
+        """Return whether a condition is true now."""
         if isinstance(condition, str):
             return self._variables.holds(condition)
         record = await self._stage.read_record()
@@ -352,7 +352,7 @@ def _has_seq(seq: int) -> Callable[[AnyMessage], bool]:
 
 
 def _as_wait(step: Step) -> WaitStep:
-    """Return the long form of a wait. Any other step may take as long as a wait until idle."""
+    """Return the long form of a wait. For any other step, return a wait until idle, which sets the step's time limit."""
     if isinstance(step.wait, WaitStep):
         return step.wait
     return WaitStep.model_validate({"for": step.wait} if isinstance(step.wait, float) else {"until": "idle"})
