@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from roundelay.network.backoff import Backoff
 from roundelay.network.client import Cursor, link, transport
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.chaos.peers import ChaosPeer, Received
@@ -31,7 +32,7 @@ LIMITS = {
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that notice soon what they would notice late, and come back soon."""
-    monkeypatch.setattr(link, "MAX_DELAY_S", 0.3)
+    monkeypatch.setattr(link, "RECONNECT_BACKOFF", Backoff(0.1, 0.3))
     monkeypatch.setattr(transport, "PING_INTERVAL_S", 0.3)
     monkeypatch.setattr(transport, "PING_TIMEOUT_S", 0.7)
 
