@@ -175,8 +175,7 @@ READ_ONLY_QUERY = "read_only=1"
 
 
 class Follows(Struct, frozen=True):
-    """State of a read replica. ``leader`` is the leader's name, or empty. ``as_of`` has the meaning of ``as_of`` in a
-    ``result`` frame."""
+    """State of a read replica. ``leader`` is the leading node's name, or empty. ``as_of`` is that of the result."""
 
     leader: str
     as_of: int

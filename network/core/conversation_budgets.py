@@ -1,4 +1,5 @@
 """Budgets of conversations: the number of messages in total and for each participant. Part of step 6. Pure.
+
 The *first parties* of a conversation are the sender of its root and the participants whom the root names: its
 recipient, or the ids in ``requires_response``. They may use the whole budget. Everybody whom a party addresses
 directly, or names in ``requires_response``, becomes a *party* too. Reading messages makes nobody a party. One eighth of

@@ -1,4 +1,4 @@
-"""The hub: accepts, orders, stores and delivers; the only writer of the ledger."""
+"""The hub accepts, orders, stores and delivers messages. It is the only writer of the ledger."""
 
 from .hub import Hub
 

@@ -1,9 +1,9 @@
-"""Steps 5 to 8 of each batch, and what happens when one of them fails.
+"""Steps 5 to 8 of each batch, and recovery when a step fails.
 
 One task commits batch after batch: look up, apply, append, publish. Nothing is answered or delivered before the append
-has returned. If an append fails, its outcome is unknown: the writer answers nobody, closes every session with 4503,
-reopens the ledger and starts from its contents. Clients repeat what was not answered, and dedup (the first rule of step
-6) settles what had happened.
+has returned. If an append fails, its outcome is unknown. The writer then answers nobody, closes every session with
+4503, reopens the ledger and loads the state from it. Clients repeat their unanswered frames. The first rule of step 6
+recognizes repeats of entries that were stored after all.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from .status import HubStatus
 log = logging.getLogger(__name__)
 
 MAX_TABLE_WRITES = 20_000
-"""Table values that are loaded without a pause, about 40 ms of work."""
+"""Number of table values that are loaded without a pause, about 40 ms of work."""
 FULL_RETRY_MS = 5000
 REOPEN_BACKOFF = Backoff(0.1, 1.0)
-"""Delays before the ledger is reopened. docs/operations.md promises a ready hub within 5 s after a fault, and opening takes
-time too."""
+"""Delays before the ledger is reopened. docs/operations.md promises a ready hub within 5 s after a fault, and opening
+the ledger takes part of that time."""
 LEDGER_FAILED = "The hub's ledger failed; reconnect and repeat what was not answered."
 
 
 class Batch:
-    """Entries on their way through steps 5 to 8, with what is known of them so far."""
+    """Entries on their way through steps 5 to 8, with the results of the steps so far."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self.entries = entries
@@ -60,7 +60,7 @@ class Batch:
         self.is_stored = False
         self.facts = Facts()
         self.draft: State
-        """Changes of the entries on top of the committed state; made by step 6."""
+        """Changes of the entries on top of the committed state, made by step 6."""
         self.outcomes: list[tuple[Entry, Outcome]] = []
         self.rows: list[Row] = []
 
@@ -68,7 +68,7 @@ class Batch:
 class BatchWriter:
     """The hub's only writer of the ledger, and its recovery.
 
-    ``lock`` is held by each commit, and by whatever must not run beside one.
+    Each commit holds ``lock``, and so does all other work that must not run at the same time.
     """
 
     def __init__(
@@ -100,32 +100,33 @@ class BatchWriter:
         self._clock_watch = clock_watch
         self._new_id = new_id
         self._reported_error: LedgerError | None = None
-        """Error that somebody else met; the writer recovers from it before its next batch."""
+        """Error that another part of the hub reported. The writer recovers from it before its next batch."""
         now_s = asyncio.get_running_loop().time
         self._now_s = now_s
         self._ledger_errors = RepeatedErrorLog("the ledger failed; reopening it", "the ledger is open again", now_s)
         self._full_errors = RepeatedErrorLog("nothing is stored", "there is room again", now_s)
 
     async def run(self) -> None:
-        """Commit what is pending, batch by batch, until the hub drains and nothing is left."""
+        """Commit pending entries, batch by batch, until the hub drains and nothing is left."""
         while True:
             await self._pending.has_work.wait()
             # Clear before taking the batch: an entry that is added while the batch commits sets the event again.
             self._pending.has_work.clear()
-            # Before the next batch: a commit to a ledger that is known to fail would only fail too.
+            # Recover before the next batch, because a commit to a failed ledger would only fail too.
             if self._reported_error is not None:
                 await self._recover(self._reported_error)
             batch = self._intake.take_batch()
             if batch:
-                # A commit that hangs raises nothing. `HubStatus.is_ready` detects it by this time.
+                # A commit that hangs raises nothing. `HubStatus.is_ready` uses this time to detect it.
                 self._status.commit_started_s = self._now_s()
-                # Recovery takes the lock itself, so it runs outside of the ``async with``.
+                # Recovery takes the lock itself, so it runs outside the ``async with``.
                 try:
                     async with self.lock:
                         await self._commit_or_refuse(batch)
                 except LedgerError as error:
                     await self._recover(error)
-                except Exception as error:  # a defect: what was committed is in the ledger, so start again from there
+                # a bug: everything that was committed is in the ledger, so load the state from it
+                except Exception as error:
                     log.exception("a batch failed; starting again from the ledger")
                     await self._recover(error)
                 self._status.commit_started_s = None
@@ -133,14 +134,15 @@ class BatchWriter:
                 self._pending.has_work.set()
                 # A ledger in memory never waits. Without this, no session would be read between two batches.
                 await asyncio.sleep(0)
-            # Only once nothing is pending: `Hub.close` adds a last entry, which must be stored before the ledger is
+            # Only when nothing is pending: `Hub.close` adds a last entry, which must be stored before the ledger is
             # closed.
             elif self._status.draining.is_set():
                 return
 
     def reopen_ledger(self, error: LedgerError) -> None:
-        """Reopen the ledger because of an error that was met beside the batches. `HubStatus.opened` is set when it is open again."""
-        if self._status.is_open:  # otherwise the writer has met the error too, and recovers already
+        """Reopen the ledger because of an error that occurred outside the batches. `HubStatus.opened` is set when it is
+        open again."""
+        if self._status.is_open:  # otherwise the writer has also seen the error, and is already recovering
             self._reported_error = error
             self._status.opened.clear()
             self._pending.has_work.set()
@@ -148,12 +150,12 @@ class BatchWriter:
     # --- steps 5 to 8
 
     async def commit(self, entries: list[Entry]) -> None:
-        """Commit one batch; the caller holds ``lock``. Raises `LedgerError`: then its outcome is unknown."""
+        """Commit one batch. The caller holds ``lock``. Raises `LedgerError` if the outcome is unknown."""
         await self._commit(Batch(entries))
 
     async def _commit(self, batch: Batch) -> None:
-        # At most three rounds: a wrong guess ends guessing, and an unstorable outcome starts checking. Both happen
-        # once.
+        # At most three rounds: a wrong guess ends guessing, and an outcome that cannot be stored starts checking. Each
+        # happens at most once.
         while not batch.is_stored:
             await self._look_up(batch)
             await self._apply(batch)
@@ -161,15 +163,15 @@ class BatchWriter:
         self._publisher.publish(batch.draft, batch.outcomes)
 
     async def _look_up(self, batch: Batch) -> None:
-        """Step 5. Skip the lookup where only repeats are asked for: they are rare, and the ledger's unique key finds
+        """Step 5. Skip the lookup if it would only find repeats. Repeats are rare, and the ledger's unique key detects
         them (docs/decisions/guessed-lookups.md)."""
-        # Guess only where nothing but keys is asked for. Missing heads or cold values would change outcomes, and no
+        # Guess only if the lookup contains nothing but keys. Missing heads or cold values would change outcomes, and no
         # unique key would reveal that.
         batch.facts = Facts() if batch.is_guessed else await self._ledger.lookup(batch.lookup)
 
     async def _apply(self, batch: Batch) -> None:
-        """Step 6. A refused entry stores nothing, so the unique key cannot reveal that it is a repeat. Look such entries
-        up after all; if one is a repeat, apply the batch again."""
+        """Step 6. A refused entry stores nothing, so the unique key cannot reveal that it is a repeat. So look up the
+        keys of refused entries. If one is a repeat, apply the batch again."""
         self._apply_entries(batch)
         known: dict[tuple[str, str], StoredKey] = {}
         looked_up: set[tuple[str, str]] = set()
@@ -180,15 +182,15 @@ class BatchWriter:
             repeats = (await self._ledger.lookup(LookupRequest(doubted, set(), set()))).stored
             if repeats:
                 known |= repeats
-                # A copy: `_apply_entries` adds the batch's own rows to the facts, and the next round must not take them
-                # for stored.
+                # Use a copy: `_apply_entries` adds the batch's own rows to the facts, and the next round must not treat
+                # them as stored.
                 batch.facts = Facts(stored=dict(known))
                 self._apply_entries(batch)
 
     def _apply_entries(self, batch: Batch) -> None:
-        """Apply the entries in order to a new draft, in which each one sees the outcomes of those before it."""
+        """Apply the entries in order to a new draft. Each entry sees the outcomes of earlier entries."""
         facts = batch.facts
-        # A new draft each time. The committed state stays unchanged until the ledger has stored the batch.
+        # Make a new draft each time. The committed state stays unchanged until the ledger has stored the batch.
         draft = batch.draft = self._draft()
         batch.outcomes = []
         for entry in batch.entries:
@@ -196,7 +198,7 @@ class BatchWriter:
                 outcome = apply(self._rules, draft, facts, entry)
                 if batch.is_checked:
                     self._ledger.check(outcome.rows, outcome.writes)
-            except Exception:  # a defect: refuse this entry alone
+            except Exception:  # a bug: refuse only this entry
                 quote = self._new_id()
                 log.exception("apply failed", extra={"quote": quote, "entry": type(entry).__name__})
                 outcome = refuse_after_defect(entry, quote)
@@ -210,27 +212,27 @@ class BatchWriter:
                     facts.heads[row.seq] = row.head
 
     def _draft(self) -> State:
-        """Return a draft on the committed state, stamped with a time that never goes back."""
+        """Return a draft on the committed state, with a timestamp that never goes back."""
         state = self._registry.state
         return state.draft(max(self._clock(), state.stamp))
 
     async def _append(self, batch: Batch) -> None:
-        """Step 7. If the ledger refuses the batch as it stands, record in the batch how to decide it again."""
+        """Step 7. If the ledger refuses the batch, record in the batch how step 6 must decide it again."""
         # One append for the whole batch, so that one fsync pays for all of its entries.
         rows = batch.rows = [row for _, outcome in batch.outcomes for row in outcome.rows]
         writes = list(batch.draft.durable_writes.values())
         started_s = time.perf_counter()
         try:
             if rows or writes:
-                # From here on a failure leaves it open whether the ledger stored the batch.
+                # From here on, a failure leaves open whether the ledger stored the batch.
                 batch.is_appending = True
                 await self._ledger.append(rows, writes)
-        except KeyTaken:  # the guess was wrong: an entry repeats what is stored
+        except KeyTaken:  # the guess was wrong: an entry repeats a stored one
             # After a real lookup no key can be taken. If one is, the ledger and the state disagree: recover.
             if not batch.is_guessed:
                 raise
             batch.is_guessed = batch.is_appending = False
-        except Unstorable:  # a defect: find out which outcome it is, and store the others
+        except Unstorable:  # a bug: find the outcome that cannot be stored, and store the others
             if batch.is_checked:
                 raise
             batch.is_checked, batch.is_appending = True, False
@@ -244,8 +246,8 @@ class BatchWriter:
     # --- failures
 
     async def _commit_or_refuse(self, entries: list[Entry]) -> None:
-        """Commit a batch. If the log is full, or a defect stored nothing, try each entry alone and refuse those that
-        fail again. Raises `LedgerError`."""
+        """Commit a batch. If the log is full, or a bug stored nothing, try each entry alone and refuse those that fail
+        again. Raises `LedgerError`."""
         batch = Batch(entries)
         try:
             return await self._commit(batch)
@@ -257,30 +259,30 @@ class BatchWriter:
             raise
         except Exception:
             if not await self._has_stored_nothing(batch):
-                raise  # what is stored has to be published, so the state is loaded again
+                raise  # stored rows have to be published, so the state is loaded again
             quote = self._new_id()
             log.exception("a batch failed before anything was stored", extra={"quote": quote, "entries": len(entries)})
             outcome = refuse_after_defect(entries[0], quote)
-        # One by one: the entry that does not fit, or has the defect, must not take the others with it.
+        # One by one: the entry that does not fit, or triggers the bug, must not make the others fail too.
         if len(entries) > 1:
             for entry in entries:
                 await self._commit_or_refuse([entry])
             return
-        # With an empty draft: nothing was stored, and only the refusal goes out.
+        # Publish an empty draft: nothing was stored, and only the refusal is sent.
         self._publisher.publish(self._draft(), [(entries[0], outcome)])
 
     async def _has_stored_nothing(self, batch: Batch) -> bool:
-        """Return whether the ledger certainly holds nothing of a batch. Rows prove it; a batch of table writes alone
-        leaves no trace to look for."""
+        """Return whether the ledger certainly contains nothing of a batch. Rows prove that a batch was stored. A batch
+        that has only table writes leaves no trace to look for."""
         if batch.is_stored:
             return False
-        # The ledger was never asked, so the state in memory still equals the stored one.
+        # The ledger was never asked to store, so the state in memory still equals the stored one.
         if not batch.is_appending:
             return True
         return bool(batch.rows) and not await self._ledger.rows(self._registry.state.head, 1)
 
     async def _recover(self, cause: Exception) -> None:
-        """Answer nobody, close every session, reopen the ledger and start from its contents."""
+        """Answer nobody, close every session, reopen the ledger and load the state from it."""
         status = self._status
         # Refuse new sessions first: clients that reconnect must not join before the state is loaded again.
         status.is_open = False
@@ -288,22 +290,23 @@ class BatchWriter:
         status.commit_started_s = None
         self._reported_error = None
         has_lost_leadership = isinstance(cause, LeadershipLost)
-        if not has_lost_leadership:  # which is no failure, and was logged by the ledger
+        if not has_lost_leadership:  # lost leadership is not a failure, and the ledger has already logged it
             self._ledger_errors.record(cause)
-        # End every session: no answer and no delivery may rest on a commit whose outcome is unknown.
+        # End every session: no answer and no delivery may depend on a commit whose outcome is unknown.
         self._registry.counts["recoveries"] += 1
         self._registry.end_all(
             format_lost_leadership(cause.leader) if isinstance(cause, LeadershipLost) else LEDGER_FAILED
         )
-        # Clients repeat what is dropped here, because nobody was answered.
+        # Clients repeat the entries that are dropped here, because nobody was answered.
         self._intake.drop_pending()
-        # Timers, mailboxes and recent rows may rest on a batch that was never stored.
+        # Timers, mailboxes and recent rows may depend on a batch that was never stored.
         self._registry.reset()
         failures = 0
-        # Retry without end: the storage may return, and a hub that gave up would need an operator. Draining stops it.
+        # Retry without end, because the storage may return. A hub that gave up would need an operator. Draining ends
+        # the loop.
         while not status.is_open and not status.draining.is_set():
             try:
-                async with self.lock:  # a trim must not continue with a plan from before
+                async with self.lock:  # a trim must not continue with a plan from before the recovery
                     await self._ledger.close()
                     await self._load_unless_draining()
             except Exception as error:  # noqa: BLE001 (whatever a failing storage raises, it is tried again)
@@ -315,7 +318,7 @@ class BatchWriter:
                     self._ledger_errors.record_success()
 
     async def _load_unless_draining(self) -> None:
-        """Load the state. That may wait until this node leads; a hub that drains stops waiting."""
+        """Load the state. This may wait until this node leads. A draining hub stops waiting."""
         loading = asyncio.create_task(self.load())
         draining = asyncio.create_task(self._status.draining.wait())
         try:
@@ -324,7 +327,7 @@ class BatchWriter:
             draining.cancel()
             if not loading.done():
                 loading.cancel()
-                # Wait for the cancelled task: it must not go on using the ledger that `Hub.close` is about to close.
+                # Wait for the cancelled task. It must not use the ledger while `Hub.close` closes it.
                 await asyncio.wait((loading,))
         if not loading.cancelled():
             loading.result()
@@ -335,11 +338,11 @@ class BatchWriter:
         registry.meta, writes = await self._ledger.open()
         stamp = registry.meta.stamp
         registry.participants.state = State(head=registry.meta.head, stamp=stamp, rights=self._rights)
-        self._clock_watch.check(stamp)  # the newest row's time: a clock far ahead of it may be wrong
+        self._clock_watch.check(stamp)  # compare with the newest row's time: a clock far ahead of it may be wrong
         # New rows must not be older than stored ones, even if the clock was set back between two starts.
         self._clock.not_before(stamp)
         for start in range(0, len(writes), MAX_TABLE_WRITES):
             registry.state.apply_writes(writes[start : start + MAX_TABLE_WRITES])
-            await asyncio.sleep(0)  # the leader of a shared log has to send heartbeats meanwhile
+            await asyncio.sleep(0)  # the leader of a shared log must be able to send heartbeats meanwhile
         self._status.is_open = True
         self._status.opened.set()

@@ -1,8 +1,8 @@
-"""One WebSocket connection: from bytes to the hub and back, without a task switch per message.
+"""One WebSocket connection: it passes bytes to the hub and back, without a task switch per message.
 
-`HubConnection` hooks into websockets' protocol callback. A text message goes straight to `Hub.receive`, and what the hub
-writes in one tick leaves as one joined write. The library keeps the handshake, the framing of everything else, and the
-closing handshake. `keepalive` replaces its keepalive.
+`HubConnection` hooks into the protocol callback of websockets. A text message goes straight to `Hub.receive`, and all
+frames that the hub writes in one tick are joined into one write. The library still does the handshake, the framing of
+everything else, and the closing handshake. `keepalive` replaces the library's keepalive.
 """
 
 from __future__ import annotations
@@ -39,33 +39,35 @@ from .session import PauseReason, Session, SessionState
 log = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
-"""Maximum duration of the closing handshake before the connection is cut (docs/protocol.md, 4429)."""
+"""Maximum duration of the closing handshake, in seconds, before the connection is cut (docs/protocol.md, 4429)."""
 UNSENT_BYTES = 1 << 17
-"""Maximum number of bytes in the kernel's send buffer that the peer's TCP has not taken. Without this limit the kernel
-buffers 4 MB per slow reader, and answers, pings and the close frame stand behind them. No cost was measured."""
+"""Maximum number of bytes in the kernel's send buffer that the peer's TCP has not accepted. Without this limit the
+kernel buffers 4 MB per slow reader, in front of answers, pings and the close frame. No cost was measured."""
 UNREAD_BYTES = 1 << 20
-"""Bytes that may wait for a connection when it asks for another pong. Beyond them it is not read until it reads."""
+"""Number of unsent bytes beyond which a peer that sends pings is not read. Reading resumes when the peer reads
+again."""
 TURN_FRAMES, TURN_BYTES = 128, 1 << 16
-"""Frames and bytes that are taken from one connection before the others have their turn. One read may hold ten thousand
-frames, and libuv reads up to 32 times at once while there is something to read."""
+"""Maximum number of frames and bytes that are read from one connection before other connections get their turn. One
+read may contain ten thousand frames, and libuv reads up to 32 times in a row while data is available."""
 HELLO_BYTES = 8 * 1024
-"""Maximum size of a `hello` beside its card: the hub keeps no more of an unknown connection."""
+"""Maximum size of a `hello` in addition to its card. The hub buffers no more than this for an unknown connection."""
 _joiner = FrameJoiner()
 _OPEN = WireState.OPEN
-"""A separate name for the hot path: looking a member up in its enum costs as much as a call."""
+"""Module-level name for the hot path: looking up a member in its enum costs as much as a call."""
 _DONE = Request("/", Headers())
-"""Replaces the request once it was read. Ten thousand idle connections would keep theirs for nothing."""
+"""Replaces the request after it was read. Otherwise ten thousand idle connections would keep their requests for
+nothing."""
 
 
 class _Protocol(ServerProtocol):
-    """websockets' protocol with this contract's code for an oversized message."""
+    """The protocol of websockets, with this protocol's close code for an oversized message."""
 
     def fail(self, code: CloseCode | int, reason: str = "") -> None:
         super().fail(4413 if code == CloseCode.MESSAGE_TOO_BIG else code, reason)
 
 
 class HubConnection(ServerConnection):
-    """One WebSocket connection; the `Connection` of its session and a `PendingConnection` until its welcome."""
+    """One WebSocket connection. It is the `Connection` of its session, and a `PendingConnection` until its welcome."""
 
     __slots__ = [
         "_accepted",
@@ -89,28 +91,29 @@ class HubConnection(ServerConnection):
             max_size=limits.max_frame_bytes,
             logger=logging.getLogger("websockets.server"),
         )
-        # No keepalive of the library: it would end a slow reader, whose pongs stand behind a long queue (`keepalive`).
+        # Do not use the library's keepalive: it would end a slow reader, whose pongs wait behind a long queue
+        # (`keepalive`).
         super().__init__(protocol, server, ping_interval=None, close_timeout=CLOSE_TIMEOUT_S)
         self.peer = Peer()
         self.source = source_of(address)
         self._behind_proxy = behind_proxy
         self._accepted: socket.socket | None = accepted
-        """The socket until it has a transport, which it gets after the TLS handshake."""
+        """The socket, until it has a transport after the TLS handshake."""
         self.hub = hub
-        """The hub of the session. The server may choose another one before there is a session."""
+        """The hub of the session. The server may choose another hub before there is a session."""
         self._handshakes = hub.handshakes
         self._limits = limits
         self._splitter = FrameSplitter(min(limits.max_frame_bytes, limits.max_card_bytes + HELLO_BYTES))
         """Accepts no frame larger than a `hello` until the participant is known."""
         self._session: Session | None = None
         self._request_head: RequestHead | None = RequestHead()
-        """None once the request is complete: frames follow."""
+        """None after the request is complete. Frames follow."""
         self.is_head = False
         """Whether the request is a HEAD, which the library sees as a GET."""
         self._message = MessageAssembler()
         self._holds = frozenset({"session"})
-        """Reasons why no frame is taken: there is no session yet (``session``), the hub wants none (``hub``), pongs wait
-        for the peer to read (``pongs``), or other connections have their turn (``turn``)."""
+        """Reasons why no frame is read: there is no session yet (``session``), the hub does not want frames (``hub``),
+        pongs wait for the peer to read (``pongs``), or other connections have their turn (``turn``)."""
         self._timers = Timers(self.loop)
         self._stall_watch = StallWatch(limits.stall_timeout_ms / 1000)
         self._written = 0
@@ -132,19 +135,19 @@ class HubConnection(ServerConnection):
         self._start_stall_watch()
 
     def end(self, code: int, reason: str) -> None:
-        """Send a close frame, and cut the connection if the peer does not answer it in time."""
+        """Send a close frame. Cut the connection if the peer does not answer the close frame in time."""
         if self.protocol.state is _OPEN:
             # A close reason has at most 123 bytes (RFC 6455, 5.5).
             self.protocol.send_close(code, reason.encode()[:120].decode(errors="ignore"))
             self._flush_protocol()
         self._holds = frozenset()
-        self.resume_reading()  # the peer's close frame has to be seen, even where reading was paused
+        self.resume_reading()  # the peer's close frame has to be seen, even if reading was paused
         if self._session is not None and self._session.origin is None:
-            self._handshakes.add(self)  # admitted by its token, and refused even so
+            self._handshakes.add(self)  # the token admitted this connection, but the session was refused
 
     def admit(self) -> None:
         self._handshakes.remove(self)
-        # Only now: an unknown peer must not make the hub buffer a whole large frame.
+        # Only now: an unknown peer must not make the hub buffer a large frame.
         self._splitter.max_bytes = self._limits.max_frame_bytes
 
     def pause_reading(self, reason: str = "hub") -> None:
@@ -155,7 +158,7 @@ class HubConnection(ServerConnection):
         self._holds -= {reason}
         if self._holds or self.transport.is_closing():
             return
-        self._has_heard = True  # what the peer sent meanwhile, pongs among it, is yet to be read
+        self._has_heard = True  # data that arrived meanwhile, possibly a pong, is not read yet
         if self._splitter.state is WAITING:
             self.loop.call_soon(self._read_on)
         else:
@@ -164,13 +167,13 @@ class HubConnection(ServerConnection):
     # --- bytes come in
 
     def data_received(self, data: bytes) -> None:
-        """Take frames for one turn: whole text messages go to the hub, everything else to the library."""
+        """Read frames for one turn. Whole text messages go to the hub, and everything else goes to the library."""
         if self._request_head is not None:
             data = self._read_request(self._request_head, data)
         splitter, protocol = self._splitter, self.protocol
         splitter.feed(data)
         frames_left = TURN_FRAMES
-        # Handling a frame may pause or end the connection, so both are checked again before each frame.
+        # Handling a frame may pause or end the connection, so check both again before each frame.
         while not self._holds and protocol.state is _OPEN and (frame := splitter.next_frame()) is not None:
             frames_left -= 1
             if isinstance(frame, bytes):
@@ -186,19 +189,20 @@ class HubConnection(ServerConnection):
         elif splitter.state is REFUSED:
             self._refuse_size()
         elif (splitter.state is WAITING or len(data) > TURN_BYTES) and not self._holds:
-            # Let every other connection that has data be read before this one continues.
+            # Let every other connection with data be read before this one continues.
             self.pause_reading("turn")
             self.loop.call_soon(self.resume_reading, "turn")
 
     def _read_on(self) -> None:
-        """Take what was received while reading was paused. Only then read more: otherwise it would pile up here."""
-        if not self._holds and not self.protocol.reader.eof:  # at its end nobody waits for an answer
+        """Handle the data that was received while reading was paused. Only then read more: otherwise data would pile up
+        here."""
+        if not self._holds and not self.protocol.reader.eof:  # after the end of the stream nobody waits for an answer
             self.data_received(b"")
         if not self._holds and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def _read_request(self, head: RequestHead, data: bytes) -> bytes:
-        """Pass the request to the library, and return what follows it."""
+        """Pass the request to the library, and return the bytes after it."""
         if "close" in self._timers:  # the body of a request that was refused
             return b""
         try:
@@ -208,7 +212,7 @@ class HubConnection(ServerConnection):
             response.headers["Allow"] = "GET, HEAD"
             self.transport.write(response.serialize())
             if self.transport.can_write_eof():
-                # Do not close: with the body unread the kernel would reset the connection, and the answer be lost.
+                # Do not close: with an unread body the kernel would reset the connection, and the answer would be lost.
                 self.transport.write_eof()
             self._timers.start("close", CLOSE_TIMEOUT_S, self.transport.abort)
             return b""
@@ -222,7 +226,7 @@ class HubConnection(ServerConnection):
         return rest
 
     def process_event(self, event: Any) -> None:
-        """Handle what the library parsed: the request, or a frame that is not a whole text message."""
+        """Handle an event that the library parsed: the request, or a frame that is not a whole text message."""
         if not isinstance(event, Frame):
             super().process_event(event)
             return
@@ -231,7 +235,7 @@ class HubConnection(ServerConnection):
             self.acknowledge_pings(bytes(event.data))
         elif event.opcode is Opcode.PING:
             if self.transport.get_write_buffer_size() > UNREAD_BYTES:
-                self.pause_reading("pongs")  # a flood of pings, whose pongs nobody reads
+                self.pause_reading("pongs")  # a flood of pings whose pongs the peer does not read
         elif event.opcode is Opcode.TEXT and event.fin:
             self._receive_text(bytes(event.data))
         elif event.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
@@ -240,7 +244,7 @@ class HubConnection(ServerConnection):
     def _receive_fragment(self, frame: Frame) -> None:
         message = self._message
         message.add(frame.data, is_start=frame.opcode is not Opcode.CONT, is_text=frame.opcode is Opcode.TEXT)
-        # The splitter checks each frame alone. Without this sum, fragments could make a message of any size.
+        # The splitter checks each frame alone. Without this sum, fragments could form a message of any size.
         if message.size > self._splitter.max_bytes:
             self._refuse_size()
         elif frame.fin:
@@ -269,19 +273,19 @@ class HubConnection(ServerConnection):
         self._fail(CloseCode.MESSAGE_TOO_BIG, f"a {what} has at most {max_bytes} bytes ({limit})")
 
     def _fail(self, code: CloseCode, reason: str) -> None:
-        """Fail the connection; what the peer still sends is ignored."""
+        """Close the connection with an error. Further data from the peer is ignored."""
         self.protocol.fail(code, reason)
         self._flush_protocol()
 
     # --- the connection's life
 
     def start_handshake(self) -> None:
-        """Take a place among the pending connections, and limit the time until the hello."""
+        """Add this connection to the pending ones, and limit the time until its hello."""
         self._handshakes.add(self)
         self._timers.start("hello", self._limits.hello_timeout_ms / 1000, self._check_hello)
 
     def read_address(self, headers: Headers) -> None:
-        """Count the connection for its real address. Behind a proxy every connection comes from the proxy."""
+        """Count the connection for its real address. Behind a proxy every connection comes from the proxy's address."""
         host = read_forwarded_address(headers) if self._behind_proxy else None
         if host is not None:
             self._handshakes.move(self, source_of((host,)))
@@ -289,13 +293,13 @@ class HubConnection(ServerConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         Connection.connection_made(self, transport)  # not the library's server, which would run the connection itself
         self._accepted = None
-        # Pause at the first byte that the socket does not take: it then waits in the session's queue, where sessions
-        # share frames. A TLS transport pauses at its limit, a plain one beyond it.
+        # Pause at the first byte that the socket does not accept. Further data then waits in the session's queue, where
+        # sessions share frames. A TLS transport pauses at its limit, a plain transport beyond it.
         is_tls = transport.get_extra_info("sslcontext") is not None
         self.transport.set_write_buffer_limits(high=1 if is_tls else 0)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            # Each tick is one joined write already, so Nagle's algorithm would only add a delay.
+            # Each tick is already one joined write, so Nagle's algorithm would only add a delay.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
@@ -307,7 +311,7 @@ class HubConnection(ServerConnection):
         self._session = self.hub.connect(self)
         if self.hub.is_draining:  # the read replica ended during the handshake
             self.end(4503, "This node follows no longer, or stops; reconnect.")
-        # A newcomer evicts the connection whose last step is oldest. This one has just taken a step.
+        # A new connection evicts the connection whose last step is the oldest. This one has just made a step.
         self._handshakes.record_progress(self)
         self._timers.start("ping", self._limits.ping_interval_ms / 1000, self._ping)
         self.resume_reading("session")
@@ -325,7 +329,8 @@ class HubConnection(ServerConnection):
             self.end(4408, "hello was awaited for hello_timeout_ms; send it first.")
 
     def evict(self) -> None:
-        """End the connection at once. A client that has asked for a session gets the reason, if that takes no time."""
+        """End the connection at once. A client that has asked for a session gets the reason, if that needs no
+        waiting."""
         is_plain = self._accepted is None and self.transport.get_extra_info("sslcontext") is None
         if self._session is None or not is_plain or self.transport.get_write_buffer_size():
             self.cut()
@@ -356,10 +361,10 @@ class HubConnection(ServerConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.close_session()
-        # Break reference cycles: the garbage collector would find them, and stop everything for long when thousands of
-        # connections have come and gone.
+        # Break reference cycles. When thousands of connections have ended, the garbage collector would otherwise stop
+        # everything for a long time to collect them.
         self.protocol.parser.close()
-        # The traceback of an error holds the frames that it came through.
+        # The traceback of an error keeps its stack frames alive.
         self.protocol.parser_exc = self.protocol.handshake_exc = self.connection_exc = None
 
     def resume_writing(self) -> None:
@@ -382,15 +387,15 @@ class HubConnection(ServerConnection):
             self._timers.start("stall", self._stall_watch.period_s, self._check_stall)
 
     def _check_stall(self) -> None:
-        """Close a stalled reader; check again while anything waits for it, here or in the kernel."""
+        """Close a stalled reader. Check again while data waits for the reader, in this process or in the kernel."""
         self._timers.cancel("stall")
         session = self._session
         if session is None or self.protocol.state is not _OPEN:
             return
         if PauseReason.OVERLOAD in session.pauses or PauseReason.RATE in session.pauses:
-            self._stall_watch.reset()  # its acknowledgements are not read, which is not its fault
+            self._stall_watch.reset()  # acknowledgements are not being read, which is not the reader's fault
         waiting = _count_waiting(self.transport)
-        # Count what left the kernel, not what was written: the kernel's buffer takes bytes that nobody reads.
+        # Count bytes that left the kernel, not bytes that were written: the kernel buffers bytes that nobody reads.
         taken, unacked = self._written - waiting, session.outbox.unacked
         match self._stall_watch.check(self.loop.time(), waiting=waiting, taken=taken, unacked=unacked):
             case ReaderProgress.MOVING:
@@ -398,15 +403,15 @@ class HubConnection(ServerConnection):
             case ReaderProgress.STALLED:
                 log.info("a stalled reader is closed", extra={"session_id": session.session_id})
                 self.end(4429, "Nothing was read for stall_timeout_ms; reconnect and resume.")
-                self.hub.disconnect(session)  # drops its queue
+                self.hub.disconnect(session)  # drops the session's queue
             case ReaderProgress.IDLE:
                 pass
 
     def _ping(self) -> None:
-        """Send a ping, unless nothing was heard since the last one: then the connection is over."""
+        """Send a ping. If nothing was heard since the last ping, the connection is dead: end it."""
         if self.protocol.state is not _OPEN:
             return
-        # A ping would stand behind what waits, and while reading is paused no pong is read. `_check_stall` judges such a
+        # A ping would wait behind other data, and while reading is paused no pong is read. `_check_stall` judges such a
         # reader instead.
         if _count_waiting(self.transport) or self._holds:
             self._has_heard = True
@@ -422,5 +427,6 @@ class HubConnection(ServerConnection):
 
 
 def _count_waiting(transport: asyncio.Transport) -> int:
-    """Return the bytes that the peer's TCP has not taken: those that wait here and in the kernel's send queue."""
+    """Return the number of bytes that the peer's TCP has not accepted, in this process and in the kernel's send
+    queue."""
     return int(transport.get_write_buffer_size()) + count_unsent(transport.get_extra_info("socket"))

@@ -1,9 +1,9 @@
 """Deliveries of each session, and handled messages of each participant: windows, bounded queues, ack cursors.
 
 An `Outbox` belongs to one session. While the session is *live*, published messages are pushed into its outbox. When the
-queue overflows, the session is *behind*: the queue is dropped, and pages are read from the ledger until the session has
-caught up. A `Mailbox` belongs to one participant: its ack cursor, the messages handled above the cursor, and those that
-wait for another attempt. Decides in memory; no IO, no clock.
+queue overflows, the session falls *behind*. The queue is then dropped, and pages are read from the ledger until the
+session has caught up. A `Mailbox` belongs to one participant. It holds the ack cursor, the messages handled above the
+cursor, and the messages that wait for another attempt. Decides in memory; no IO, no clock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from roundelay.network.core.ack_cursor import AckCursor
 
-# The counters of one participant with one session; seqs grow to the right. With two sessions there are two outboxes.
+# The counters of one participant with one session. Seqs grow to the right. With two sessions there are two outboxes.
 #
 #                     open={4}          above={12}
 #   Mailbox   handled | . 4 . . |       . . . 12 . . . . . . . . . . .   handled: up to `ack_cursor` without `open`,
@@ -30,7 +30,7 @@ from roundelay.network.core.ack_cursor import AckCursor
 #
 #   Session   joined_at: the head at its welcome; handled_at_join: what was handled or waited then, all below joined_at
 #
-# In each session cursor <= delivered <= _done <= position <= head. An acknowledgement moves through from right to left:
+# In each session cursor <= delivered <= _done <= position <= head. An acknowledgement is processed from right to left:
 #
 #   ack 9            Outbox.release_up_to: what was handed over up to 9 leaves the window, without later redeliveries.
 #                    Mailbox.mark_handled_up_to: ack_cursor = 9. `open` below is emptied, without failed messages that
@@ -39,25 +39,27 @@ from roundelay.network.core.ack_cursor import AckCursor
 #   nack 7           Mailbox.schedule_retry: 7 joins `awaiting_retry` and `failed`, below the cursor also `open`.
 #                    `redelivery` repeats it.
 #
-# `ack_cursor` belongs to the participant. Any session moves it, by its acknowledgements (never above its own `delivered`)
-# or by `compact`. So the cursor may be above a slow session's position, and nothing of that session may depend on it:
+# `ack_cursor` belongs to the participant. Any session moves it, by acknowledgements (never above its own `delivered`)
+# or by `compact`. So the cursor may be above the position of a slow session. Nothing of that session may depend on the
+# cursor:
 #
 #   - What a page leaves out was handled when the session joined, and is handled still.
 #   - An ack below the cursor only makes room in the window.
 #
-# A session is given the same messages whether it is live or behind.
+# A session gets the same messages whether it is live or behind.
 
 MAX_OWN = 1 << 16
-"""Own sends that a session remembers while it is behind (512 KiB). Older ones are delivered to it like anybody's."""
+"""Maximum number of own sends that a session remembers while it is behind (512 KiB). Older ones are delivered like
+messages from others."""
 MAX_ABOVE = 4096
-"""Single acknowledgements that are kept above an ack cursor that cannot follow, as with a client that names its cursor
-itself."""
+"""Maximum number of single acknowledgements above an ack cursor that cannot follow, as for a client that sets its own
+cursor."""
 
 Delivery: TypeAlias = tuple[int, bytes, bool]
-"""A message's seq, its frame, and whether it has to be acknowledged. Recipients of the same message share it."""
+"""A message's seq, its frame, and whether it has to be acknowledged. Recipients of the same message share one tuple."""
 
 _NOTHING_QUEUED: deque[Delivery] = deque()
-"""Queue of each session that was never given anything; never changed. An empty deque takes 760 bytes."""
+"""Shared queue of sessions that have never received anything. Never changed. An empty deque takes 760 bytes."""
 
 
 class Outbox:
@@ -66,26 +68,27 @@ class Outbox:
     def __init__(self, max_unacked: int, max_bytes: int) -> None:
         self.is_behind = True
         self.is_silent = False
-        """Whether nothing is delivered here, since the client polls (``network.receive``)."""
+        """Whether nothing is delivered to this session, because its client polls (``network.receive``)."""
         self.is_paging = False
         self.position = 0
         """Everything up to this seq was handed over or is in the queue."""
         self.delivered = 0
-        """The highest seq handed over."""
+        """The highest seq that was handed over."""
         self.queued_bytes = 0
         self._done = 0
-        """Everything up to this seq was handed over, or was the session's own. An overflow goes back to here."""
+        """Everything up to this seq was handed over or sent by this session. After an overflow, delivery continues from
+        this seq."""
         self._own = array("Q")
         """Seqs above ``_done`` that the session sent itself, ascending. Pages must leave them out."""
         self.skipped: set[int] = set()
-        """Seqs left out of a page because they wait for another attempt, which goes to this session too."""
+        """Seqs left out of a page because they wait for another attempt. This session gets that attempt too."""
         self._max_unacked = max_unacked
         self._max_bytes = max_bytes
         self._unacked: dict[int, None] = {}
         self._queue = _NOTHING_QUEUED
         self._redeliveries: dict[int, int] = {}
-        """Redeliveries in the window or the queue, which are out of order. The value is the highest seq that had been
-        handed over before."""
+        """Redeliveries in the window or the queue. They are out of order. The value is the highest seq that had been
+        handed over before the redelivery."""
 
     @property
     def unacked(self) -> int:
@@ -96,7 +99,8 @@ class Outbox:
         return len(self._queue)
 
     def start(self, cursor: int) -> None:
-        """Start after ``cursor``, behind until the first page has been read. A silent outbox stays behind forever."""
+        """Start after ``cursor``. The outbox is behind until the first page has been read. A silent outbox stays
+        behind."""
         if self.is_silent:
             return
         self.position = self.delivered = self._done = cursor
@@ -108,11 +112,11 @@ class Outbox:
         self._queue.append(delivery)
         self.queued_bytes += len(delivery[1])
         self.position = delivery[0]
-        # A message larger than the bound is still queued alone. Otherwise the session would fall behind at it again and
-        # again.
+        # A message larger than the limit is still queued alone. Otherwise the session would fall behind at this message
+        # again and again.
         if self.queued_bytes <= self._max_bytes or len(self._queue) == 1:
             return True
-        # Keep redeliveries up to `_done`: the pages to come start above it and do not bring them.
+        # Keep redeliveries up to `_done`: later pages start above `_done` and do not contain them.
         self._queue = deque(item for item in self._queue if item[0] <= self._done)
         self._redeliveries = {seq: before for seq, before in self._redeliveries.items() if seq <= self._done}
         self.queued_bytes = sum(len(item[1]) for item in self._queue)
@@ -121,12 +125,12 @@ class Outbox:
         return False
 
     def skip_own(self, seq: int) -> None:
-        """Pass over a message that the session sent itself."""
+        """Skip a message that the session sent itself."""
         if self.is_silent:
             return
         if not self.is_behind:
             self.position = seq
-            # Nothing is queued that an overflow could drop, so `_done` moves on and the own seq need not be kept.
+            # The queue has nothing that an overflow could drop, so `_done` moves on and the own seq need not be stored.
             if not self._queue:
                 self._done = seq
                 return
@@ -141,9 +145,9 @@ class Outbox:
         return at < len(own) and own[at] == seq
 
     def push_redelivery(self, seq: int, frame: bytes) -> None:
-        """Queue a redelivery before everything else."""
+        """Queue a redelivery before all other messages."""
         self._redeliveries[seq] = self.delivered
-        # A message that this session has not had is queued in order: an ack of it must not cover what is below it.
+        # Queue a message that this session has not had in order: an ack of it must not cover the messages below it.
         is_new = seq > self.delivered
         at = sum(queued < seq for queued, _, _ in self._queue) if is_new else 0
         if self._queue is _NOTHING_QUEUED:
@@ -152,14 +156,14 @@ class Outbox:
         self.queued_bytes += len(frame)
 
     def take_frames(self, max_bytes: int) -> list[bytes]:
-        """Hand over what the window and ``max_bytes`` allow, at least one frame."""
+        """Hand over as many frames as the window and ``max_bytes`` allow, at least one."""
         frames: list[bytes] = []
         size = newest = 0
         queue, unacked, redeliveries = self._queue, self._unacked, self._redeliveries
         while queue and size < max_bytes:
             seq, frame, needs_ack = queue[0]
-            # The window counts only what the client has to acknowledge. Messages of its own participant pass a full
-            # window.
+            # The window counts only messages that the client has to acknowledge. Messages of its own participant pass a
+            # full window.
             if needs_ack:
                 if len(unacked) >= self._max_unacked:
                     break
@@ -168,7 +172,7 @@ class Outbox:
             size += len(frame)
             frames.append(frame)
             if redeliveries and seq in redeliveries:
-                # Remember the seq at the hand-over, not at the push: acks that were sent in between cannot mean this
+                # Store the seq at the hand-over, not at the push: acks that were sent in between cannot mean this
                 # redelivery.
                 redeliveries[seq] = max(self.delivered, newest)
             if seq > newest:
@@ -182,14 +186,14 @@ class Outbox:
         return frames
 
     def has_work(self) -> bool:
-        """Return whether `take_frames` would hand anything over."""
+        """Return whether `take_frames` would return anything."""
         return bool(self._queue) and (len(self._unacked) < self._max_unacked or not self._queue[0][2])
 
     def wants_page(self) -> bool:
         """Return whether the outbox is behind and has room for another page."""
         if self.is_silent or not self.is_behind or self.is_paging:
             return False
-        # A page with a full window would only fill memory: read it when the client has acknowledged something.
+        # With a full window, a page would only fill memory. Read it after the client has acknowledged something.
         return not self._queue and len(self._unacked) < self._max_unacked
 
     def is_unacked(self, seq: int) -> bool:
@@ -201,11 +205,11 @@ class Outbox:
         return seq in self._unacked or seq in self._redeliveries or any(queued == seq for queued, _, _ in self._queue)
 
     def has_or_will_get(self, seq: int) -> bool:
-        """Return whether this message is in the window, in the queue, or in a page to come."""
+        """Return whether this message is in the window, in the queue, or in a later page."""
         return not self.is_silent and (seq > self.position or self.has(seq))
 
     def release(self, seq: int) -> None:
-        """Remove a message from the window: it is handled, or will be delivered again."""
+        """Remove a message from the window, because it is handled or will be delivered again."""
         if seq in self._redeliveries and seq not in self._unacked:  # its redelivery is still in the queue
             self._queue = deque(item for item in self._queue if item[0] != seq)
             self.queued_bytes = sum(len(item[1]) for item in self._queue)
@@ -213,30 +217,30 @@ class Outbox:
         self._redeliveries.pop(seq, None)
 
     def covers(self, acked: int, seq: int) -> bool:
-        """Return whether an acknowledgement of everything up to ``acked`` means this message too.
+        """Return whether an acknowledgement of everything up to ``acked`` includes this message.
 
-        A redelivery that was handed over after ``acked`` may have been on its way when the client acknowledged. The
-        client cannot have meant it.
+        A redelivery that was handed over after ``acked`` may have been on its way when the client acknowledged. In that
+        case the client cannot have meant it.
         """
         return seq in self._unacked and seq <= acked and (seq == acked or acked > self._redeliveries.get(seq, -1))
 
     def release_up_to(self, seq: int) -> None:
-        """Remove everything up to ``seq`` that the acknowledgement `covers` from the window."""
+        """Remove everything up to ``seq`` from the window, if the acknowledgement `covers` it."""
         unacked = self._unacked
         if self._redeliveries:
             for redelivered in [other for other in self._redeliveries if self.covers(seq, other)]:
                 self.release(redelivered)
-        elif seq >= self.delivered:  # nearly always: nothing above it was handed over
+        elif seq >= self.delivered:  # true for almost every ack: nothing above it was handed over
             unacked.clear()
             return
-        # Apart from redeliveries the window is in ascending order, so the first larger seq ends the search.
+        # Except for redeliveries the window is in ascending order, so the first larger seq ends the search.
         for acked in list(itertools.takewhile(lambda other: other <= seq, unacked)):
             if acked not in self._redeliveries:
                 del unacked[acked]
 
     def first_undelivered(self) -> int | None:
         """Return the smallest seq that may have to be read from the ledger, or None if the session is up to date."""
-        # Queued messages count: an overflow drops them, and then they are read again.
+        # Queued messages count too: after an overflow they are read from the ledger again.
         queued = next((seq for seq, _, _ in self._queue if seq > self.delivered), None)
         if queued is not None:
             return queued
@@ -250,10 +254,10 @@ class Outbox:
 class Mailbox:
     """The messages that one participant has handled, shared by its sessions.
 
-    Handled are all messages up to ``ack_cursor`` without ``open``, and the seqs in ``above``. ``failed`` are messages
-    whose failures the ledger keeps; ``awaiting_retry`` those of them that a timer will deliver again, the others are on
-    another attempt. ``handled_failures`` are messages that failed and are handled by now. A changed mailbox is in
-    ``changed``, a dict that all mailboxes share, until its next snapshot.
+    All messages up to ``ack_cursor`` are handled, except those in ``open``. So are the seqs in ``above``. ``failed``
+    are messages whose failures the ledger stores. Those in ``awaiting_retry`` will be delivered again by a timer; the
+    others are being attempted again now. ``handled_failures`` are messages that failed and are handled by now. A
+    changed mailbox is in ``changed``, a dict that all mailboxes share, until its next snapshot.
     """
 
     def __init__(self, cursor: AckCursor, agent_id: str = "", changed: dict[str, Mailbox] | None = None) -> None:
@@ -265,7 +269,7 @@ class Mailbox:
         self.failed: set[int] = set()
         self.handled_failures: list[int] = []
         self.delivered = 0
-        """The highest seq handed to a session that ended, or to a client that polled."""
+        """The highest seq handed to a session that has ended, or to a client that polled."""
         self._last_join_snapshot = cursor
         self._changed = changed if changed is not None else {}
 
@@ -275,7 +279,7 @@ class Mailbox:
         return self.agent_id in self._changed
 
     def mark_changed(self) -> None:
-        """Have the mailbox stored at the next flush."""
+        """Mark the mailbox to be stored at the next flush."""
         self._changed[self.agent_id] = self
 
     def is_handled(self, seq: int) -> bool:
@@ -286,12 +290,13 @@ class Mailbox:
         return min(self.open, default=self.ack_cursor + 1) - 1
 
     def schedule_retry(self, seq: int) -> None:
-        """Record that a message failed, or was revived, and will be delivered again."""
+        """Record that a message failed or was restored, and will be delivered again."""
         self.failed.add(seq)
         self.awaiting_retry.add(seq)
         if seq in self.handled_failures:  # otherwise its new attempts would be deleted with the old ones
             self.handled_failures.remove(seq)
-        # The cursor never moves back, because sessions have been told of it. `open` takes the message out from below.
+        # The cursor never moves back, because sessions already know it. Instead, `open` marks the message below the
+        # cursor as unhandled.
         if seq <= self.ack_cursor:
             self.open.add(seq)
         self.above.discard(seq)
@@ -316,18 +321,18 @@ class Mailbox:
             return
         self.above.add(seq)
         if len(self.above) > MAX_ABOVE:
-            # Forget the lowest half: those messages may be delivered twice, and memory stays bounded.
+            # Forget the lower half. Those messages may be delivered twice, but memory stays bounded.
             self.above = set(sorted(self.above)[MAX_ABOVE // 2 :])
 
     def mark_handled_up_to(self, seq: int, outbox: Outbox) -> None:
-        """Mark everything up to ``seq`` as handled, except failed messages that the session of ``outbox`` had not been
-        given again when it acknowledged."""
-        if not self.failed and not self.open:  # nearly always
+        """Mark everything up to ``seq`` as handled. Failed messages are left out if the session of ``outbox`` had not
+        received them again when it acknowledged."""
+        if not self.failed and not self.open:  # true in almost all cases
             if seq > self.ack_cursor:
                 self._raise_ack_cursor(seq)
             return
-        # A client acknowledges "up to" without knowing that a message below waits for its retry. Do not lose that
-        # retry.
+        # A client acknowledges everything up to a seq without knowing that a message below waits for its retry. Keep
+        # that retry.
         exempt = {failed for failed in self.failed if failed <= seq and not outbox.covers(seq, failed)}
         for failed in [failed for failed in self.failed if failed <= seq and failed not in exempt]:
             self.mark_handled(failed)
@@ -346,30 +351,30 @@ class Mailbox:
         self.mark_changed()
 
     def drop_before(self, first_seq: int) -> None:
-        """Forget open messages that retention dropped."""
-        # A retry that waits keeps its seq: its timer reads the row, finds it missing, and marks it handled.
+        """Forget open messages that retention has deleted."""
+        # Keep the seq of a waiting retry: its timer reads the row, finds it missing, and marks it handled.
         still_open = {seq for seq in self.open if seq >= first_seq or seq in self.awaiting_retry}
         if still_open != self.open:
             self.open = still_open
             self.mark_changed()
 
     def compact(self, outbox: Outbox) -> None:
-        """Raise the ack cursor to what a session that started at it was delivered.
+        """Raise the ack cursor to the last message delivered to a session that started at it.
 
-        Without this, a client that acknowledges one by one would leave an endless list ``above``. The session was given
-        every open message above the cursor. So each one was handled at the join, is in ``failed``, or was given and not
-        acknowledged (`Outbox.list_unacked`).
+        Without this, a client that acknowledges one by one would leave an endless list ``above``. The session received
+        every open message above the cursor. So each message is in one of three states: it was handled at the join, it
+        is in ``failed``, or it was handed over and not acknowledged (`Outbox.list_unacked`).
         """
         top = outbox.delivered
         if self.above and top > self.ack_cursor:
             self.compact_to(top, outbox.list_unacked(top))
 
     def compact_to(self, top: int, given: Iterable[int]) -> None:
-        """Raise the ack cursor to ``top``. ``given``: every message up to there that is not handled and has not
+        """Raise the ack cursor to ``top``. ``given``: every message up to ``top`` that is neither handled nor
         failed."""
         if not self.above or top <= self.ack_cursor:
             return
-        # Failed messages are not handled even if this session did not get them: another attempt is still to come.
+        # Failed messages are not handled even if this session did not get them, because another attempt follows.
         candidates = self.failed.union(given)
         self.open |= {seq for seq in candidates if self.ack_cursor < seq <= top and seq not in self.above}
         self.ack_cursor = top
@@ -377,22 +382,24 @@ class Mailbox:
         self.mark_changed()
 
     def snapshot_at_join(self) -> AckCursor:
-        """Return what is handled now or waits for another attempt, for a session that joins.
+        """Return what a joining session needs to know: the messages that are handled now, and those that wait for
+        another attempt.
 
-        Sessions that join with an equal snapshot share it. ``above`` bounds its size (32 KiB), and so does the number of
-        messages that a participant may leave open.
+        Sessions that join with an equal snapshot share it. Its size is limited (32 KiB), because ``above`` and the
+        number of messages that a participant may leave open are limited.
         """
         above = self.above.union(seq for seq in self.awaiting_retry if seq > self.ack_cursor)
         snapshot = AckCursor(self.ack_cursor, tuple(sorted(above)), tuple(sorted(self.open - self.awaiting_retry)))
-        # Share equal snapshots: thousands of sessions of one participant would otherwise hold 32 KiB each.
+        # Share equal snapshots: thousands of sessions of one participant would otherwise take 32 KiB each.
         if snapshot != self._last_join_snapshot:
             self._last_join_snapshot = snapshot
         return self._last_join_snapshot
 
     def snapshot(self) -> AckCursor:
-        """Return what the ledger stores. Afterwards the mailbox counts as unchanged."""
+        """Return the state for the ledger to store. Afterwards the mailbox counts as unchanged."""
         self._changed.pop(self.agent_id, None)
-        # The caller has turned them into table writes. Keeping them would delete the attempts of a later revival.
+        # The caller has turned them into table writes. If they were kept, the attempts of a later restore would be
+        # deleted.
         self.handled_failures = []
         return self.to_ack_cursor()
 

@@ -1,7 +1,8 @@
-"""WebSocket frames as bytes (RFC 6455, 5.2), as far as the hub splits and writes them itself. Pure: no IO.
+"""WebSocket frames as bytes (RFC 6455, 5.2): the part of the framing that the hub does itself. Pure: no IO.
 
-Whole text messages, nearly all frames, are taken out of the bytes here. Everything else (fragments, control frames,
-invalid frames) goes to websockets' own parser, frame by frame. `connection` carries the bytes to both.
+Nearly all frames are whole text messages. These are extracted from the bytes in this module. All other frames
+(fragments, control frames, invalid frames) go to the parser of websockets, frame by frame. `connection` passes the
+bytes to both.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ try:
 except ImportError:  # a websockets without its C extension
     from websockets.utils import apply_mask
 
-# The bytes that `feed` gets, the results of `next_frame` one by one, and the state that follows:
+# The bytes that `feed` gets, the results of `next_frame` one by one, and the state afterwards:
 #
 #   | text, whole | text, whole | ping | text, FIN=0 | continuation | two thirds of a text .. | IN_FRAME, `_owed`: rest
 #     bytes         bytes         ForParser ----------------------- | ForParser: its beginning
@@ -27,19 +28,20 @@ except ImportError:  # a websockets without its C extension
 #
 #   BETWEEN, IN_HEADER, IN_FRAME --feed--> WAITING --next_frame--> any;  REFUSED is final
 #
-# The parser is a generator with five steps per frame, half the cost of a bare relay, so frames bypass it where possible.
-# That is allowed only while the parser is between two frames and between two messages. So it gets all parts of a frame
-# that arrives in parts, and everything from a text without FIN to the end of that message (`_is_bypassed` is False
-# meanwhile).
+# The parser is a generator with five steps per frame, which cost half as much as a bare relay. So frames bypass the
+# parser if possible. This is allowed only while the parser is between two frames and between two messages. So the
+# parser gets all parts of a frame that arrives in parts, and everything from a text without FIN to the end of that
+# message (`_is_bypassed` is False meanwhile).
 
 LARGE_BYTES = 1 << 17
 _first_four = struct.Struct("!HH").unpack_from
-"""Reads two bytes twice. The first two are 0x8180 to 0x81FF for a masked text message in one frame. Its length is in the
-lowest seven bits, or in the other two bytes (0x81FE), or in eight bytes (0x81FF)."""
+"""Reads two 16-bit numbers. The first is 0x8180 to 0x81FF for a masked text message in one frame. Up to 0x81FD its
+lowest seven bits are the length. With 0x81FE the second number is the length. With 0x81FF the length is in the eight
+bytes after the first number."""
 
 
 class SplitterState(Enum):
-    """The position after the last frame that was taken."""
+    """The position after the last frame that was returned."""
 
     BETWEEN = "between two frames, with nothing left"
     WAITING = "before bytes that were received"
@@ -49,7 +51,7 @@ class SplitterState(Enum):
 
 
 BETWEEN, WAITING, IN_HEADER, IN_FRAME, REFUSED = SplitterState
-"""Names for the hot path: looking a member up in its enum costs as much as a call."""
+"""Module-level names for the hot path: looking up a member in its enum costs as much as a call."""
 
 
 class ForParser(NamedTuple):
@@ -59,8 +61,8 @@ class ForParser(NamedTuple):
 
 
 class FrameSplitter:
-    """The bytes of one connection, split into frames of at most ``most`` bytes (it may be changed between two
-    turns)."""
+    """The bytes of one connection, split into frames of at most ``most`` bytes. ``most`` may be changed between two
+    turns."""
 
     __slots__ = ("_data", "_is_bypassed", "_is_fragmented", "_owed", "max_bytes", "offset", "state")
 
@@ -68,17 +70,17 @@ class FrameSplitter:
         self.max_bytes = most
         self.state = BETWEEN
         self.offset = 0
-        """Number of bytes taken since the last `feed`."""
+        """Number of bytes consumed since the last `feed`."""
         self._data = b""
         self._owed = 0
-        """Number of missing bytes of a frame whose beginning the parser has."""
+        """Number of missing bytes of a frame whose beginning the parser already has."""
         self._is_fragmented = False
         """Whether the parser is within a message of several frames."""
         self._is_bypassed = True
-        """Whether text may bypass the parser, which is between two messages."""
+        """Whether text may bypass the parser, because the parser is between two messages."""
 
     def feed(self, data: bytes) -> None:
-        """Add received bytes behind those that were not taken."""
+        """Append received bytes to the bytes that are not consumed yet."""
         if self.state is not BETWEEN:
             data = self._data[self.offset :] + data
         if data:
@@ -86,8 +88,8 @@ class FrameSplitter:
         self._data, self.offset = data, 0
 
     def next_frame(self) -> bytes | ForParser | None:
-        """Return the payload of the next text message, or the next bytes for the parser. If it returns None, `state` says
-        why."""
+        """Return the payload of the next text message, or the next bytes for the parser. If the result is None, `state`
+        has the reason."""
         data, at = self._data, self.offset
         # One unpack reads both fields for nearly all frames. Seven bytes are the shortest masked header with its mask.
         head, length = _first_four(data, at) if len(data) - at > 7 else (0, 0)
@@ -109,7 +111,8 @@ class FrameSplitter:
         """Do the work of `next_frame` for anything but a whole text message of less than 64 KiB."""
         data, at, size = self._data, self.offset, len(self._data)
         if self._owed:
-            # The rest of a frame whose beginning the parser has. It goes there too, or the parser would lose its place.
+            # The rest of a frame whose beginning the parser already has. The parser needs the rest too, to find the
+            # next frame.
             end = self._owed
         else:
             start, length = read_header(data, at)
@@ -123,8 +126,8 @@ class FrameSplitter:
             if data[at] == 0x81 and data[at + 1] & 0x80 and end <= size and self._is_bypassed:
                 self.offset, self.state = end, BETWEEN if end == size else WAITING
                 return apply_mask(data[start:end], data[start - 4 : start])
-            # Control frames may come between the fragments of a message, and must not end it.
-            if not data[at] & 0x08:  # no control frame
+            # Control frames may come between the fragments of a message, and must not end the message.
+            if not data[at] & 0x08:  # not a control frame
                 self._is_fragmented = not data[at] & 0x80
         self.offset = min(end, size)
         self._owed = end - self.offset
@@ -134,16 +137,16 @@ class FrameSplitter:
         return ForParser(data[at : self.offset])
 
     def take_rest(self) -> bytes:
-        """Return everything that was not taken, for the parser: the end of a closing handshake."""
+        """Return all bytes that are not consumed, for the parser: the end of a closing handshake."""
         rest, self._data, self.offset = self._data[self.offset :], b"", 0
         return rest
 
 
 def read_header(data: bytes, at: int) -> tuple[int, int]:
-    """Return where the payload of the frame at ``at`` starts, and its length. An incomplete header gives a start beyond
-    the data.
+    """Return the start and the length of the payload of the frame at ``at``. For an incomplete header the start is
+    beyond the data.
 
-    An unmasked frame has no four bytes of a mask. Its length is found even so, and the parser refuses it.
+    An unmasked frame has no mask of four bytes. The length is correct anyway, and the parser refuses the frame.
     """
     left = len(data) - at
     if left < 2:
@@ -177,11 +180,11 @@ class MessageAssembler:
     def add(self, data: bytes | bytearray | memoryview, *, is_start: bool, is_text: bool) -> None:
         if is_start or self._data is None:
             self.is_text, self._data = is_text, bytearray()
-        # One buffer: thousands of small or empty fragments would cost more memory than they hold.
+        # Use one buffer: thousands of small or empty fragments would need more memory than their content.
         self._data += data
 
     def take(self) -> bytes:
-        """Return the whole message. The next frame starts another one."""
+        """Return the whole message. The next frame starts a new message."""
         data, self._data = bytes(self._data or b""), None
         return data
 
@@ -196,18 +199,18 @@ class FrameJoiner:
         self._newest: tuple[Sequence[bytes], list[bytes]] = ((), [])
 
     def join(self, payloads: Sequence[bytes]) -> list[bytes]:
-        """Return the parts to be written. The caller must not change ``payloads`` afterwards. A single large message stays
-        in two parts, since joining would copy it."""
+        """Return the parts to write. The caller must not change ``payloads`` afterwards. A single large message stays
+        in two parts, because joining would copy it."""
         newest, joined = self._newest
-        if newest == payloads:  # a comparison by identity, where the same frames go to several readers
+        if newest == payloads:  # compares by identity if the same frames go to several readers
             return joined
         parts: list[bytes] = []
         for payload in payloads:
             parts.append(_text_header(len(payload)))
             parts.append(payload)
         joined = parts if len(payloads) == 1 and len(payloads[0]) > LARGE_BYTES else [b"".join(parts)]
-        # Only the newest: a broadcast writes the same list to many sessions in a row, and holding more would cost
-        # memory.
+        # Keep only the newest result. A broadcast writes the same list to many sessions in a row, and more results
+        # would take more memory.
         self._newest = (payloads, joined)
         return joined
 

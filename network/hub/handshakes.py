@@ -1,9 +1,10 @@
-"""Connections before their welcome: the limit on their number, and what a transport knows of the peer.
+"""Connections before their welcome: the limit on their number, and what the transport knows about the peer.
 
-A newcomer always gets a place. At the limit another connection is evicted for it: of the source with the most places,
-the one whose last step (it came, or asked for a session) is the oldest. So a source cannot keep others out. Nor can its
-silent connections keep out newcomers of the same source: a newcomer is safe until as many came after it as there are
-places. Decides in memory; `connection` ends evicted connections.
+A new connection is always accepted. At the limit another connection is evicted: the one with the oldest step, from the
+source with the most pending connections. A connection makes a step when it is opened and when it asks for a session. So
+no source can keep others out. The silent connections of a source cannot keep out its own new connections either: a new
+connection is safe until ``places`` later connections have come. Decides in memory; `connection` ends evicted
+connections.
 """
 
 from __future__ import annotations
@@ -21,52 +22,54 @@ from roundelay.network.home import is_loopback
 
 
 class PendingConnection(Protocol):
-    """A connection before its welcome. ``source`` is its address as far as limits go (`source_of`)."""
+    """A connection before its welcome. ``source`` is the address under which limits count it (`source_of`)."""
 
     source: str
 
     def evict(self) -> None:
-        """End the connection, now."""
+        """End the connection at once."""
 
 
 class HandshakeLimiter:
-    """At most ``places`` pending connections at a time. ``evicted`` counts those that were ended for newcomers."""
+    """Limit of ``places`` pending connections at a time. ``evicted`` counts the connections that were ended for new
+    ones."""
 
     def __init__(self, places: int) -> None:
         self.evicted = 0
         self._places = places
         self._taken = 0
         self._by_source: dict[str, dict[PendingConnection, None]] = {}
-        """Pending connections by source, in the order of their last steps; no dict is empty."""
+        """Pending connections by source, ordered by their last step. No dict is empty."""
 
     def add(self, connection: PendingConnection) -> None:
-        """Add a connection that has come, or that was admitted and is refused even so. Idempotent."""
+        """Add a new connection, or one that was admitted and is refused after all. Idempotent."""
         connections = self._by_source.setdefault(connection.source, {})
         if connection in connections:
             return
         connections[connection] = None
         self._taken += 1
-        # Add first, then evict: the newcomer counts in its source, so a source at the limit loses one of its own.
+        # Add first, then evict: the new connection counts for its source, so a source at the limit loses one of its
+        # own.
         if self._taken > self._places:
             self.evict_one()
 
     def record_progress(self, connection: PendingConnection) -> None:
-        """Move a connection behind the others of its source: it took the next step towards its welcome."""
+        """Move a connection behind the others of its source, because it made the next step towards its welcome."""
         connections = self._by_source.get(connection.source, {})
         if connection in connections:
             del connections[connection]
-            # A dict keeps insertion order, so adding it again moves it to the end.
+            # A dict keeps insertion order, so adding the connection again moves it to the end.
             connections[connection] = None
 
     def move(self, connection: PendingConnection, source: str) -> None:
         """Count a connection for another source from now on, as after a step."""
-        if connection in self._by_source.get(connection.source, {}):  # otherwise it has ended
+        if connection in self._by_source.get(connection.source, {}):  # otherwise the connection has ended
             self.remove(connection)
             connection.source = source
             self.add(connection)
 
     def remove(self, connection: PendingConnection) -> None:
-        """Free the place of a connection that ended, or whose participant is known. Idempotent."""
+        """Remove a connection that ended, or whose participant is known. Idempotent."""
         connections = self._by_source.get(connection.source, {})
         if connection in connections:
             del connections[connection]
@@ -82,7 +85,7 @@ class HandshakeLimiter:
         oldest = next(iter(most_crowded))
         self.remove(oldest)
         self.evicted += 1
-        # Removed and counted before: `evict` may close the connection at once, which calls `remove` again.
+        # Remove and count first: `evict` may close the connection at once, which calls `remove` again.
         oldest.evict()
         return True
 
@@ -104,16 +107,16 @@ _FORWARDING_HEADERS = (
 
 
 def describe_peer(connection: ServerConnection, *, behind_proxy: bool) -> Peer:
-    """Return what is known of a peer. Behind a proxy no connection is local, whatever its address."""
+    """Return the known facts about a peer. Behind a proxy no connection is local, whatever its address."""
     headers: Headers = connection.request.headers if connection.request is not None else Headers()
-    # Check both ends: a peer is near only if the whole connection stays on the loopback.
+    # Check both ends: a peer is local only if the whole connection stays on the loopback interface.
     is_near = all(is_loopback(_host_of(address)) for address in (connection.local_address, connection.remote_address))
     is_local = is_near and not behind_proxy and not _is_forwarded(headers) and _names_loopback(headers)
     return Peer(is_local=is_local, is_page="Origin" in headers)
 
 
 def read_forwarded_address(headers: Headers) -> str | None:
-    """Return the address from which the last proxy was asked, or None without a valid one.
+    """Return the address of the client that the last proxy served, or None if the header has no valid address.
 
     Only the last entry counts: the client itself may have sent the others.
     """
@@ -134,9 +137,9 @@ def _is_forwarded(headers: Headers) -> bool:
 
 
 def _names_loopback(headers: Headers) -> bool:
-    """Return whether the request names this machine as only this machine itself would."""
+    """Return whether the request uses a name of this machine that only this machine itself would use."""
     hosts = headers.get_all("Host")
-    # Several Host headers are a trick: proxies and servers may each choose another one.
+    # Several Host headers are an attack: proxies and servers may each choose a different one.
     if len(hosts) != 1:
         return False
     name = urlsplit(f"//{hosts[0]}").hostname or ""
@@ -149,7 +152,7 @@ def _names_loopback(headers: Headers) -> bool:
 
 def source_of(address: Any) -> str:
     """Return the source of a socket's remote address: the address, or the /64 of an IPv6 address. The owner of one IPv6
-    address has its whole /64."""
+    address usually owns its whole /64."""
     return _source_of_host(_host_of(address))
 
 

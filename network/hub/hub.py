@@ -1,8 +1,8 @@
-"""The hub: accepts, orders, stores and delivers; the only writer of the ledger.
+"""The hub accepts, orders, stores and delivers messages. It is the only writer of the ledger.
 
-`Hub` wires the parts of the eight steps (docs/design.md) and is the seam to transports and to the node's process. Per
-frame, in `intake`: 1 auth, 2 shape, 3 the mods' ``before``, 4 into the pending batch. Per batch, in `batch_writer`: 5
-look up, 6 apply, 7 append; then in `publisher`: 8 merge and publish.
+`Hub` wires the parts of the eight steps (docs/design.md). Transports and the node's process use only this class. Steps
+for each frame, in `intake`: 1 auth, 2 shape, 3 the mods' ``before``, 4 into the pending batch. Steps for each batch, in
+`batch_writer`: 5 look up, 6 apply, 7 append; then in `publisher`: 8 merge and publish.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class Hub:
     """One network's hub over one ledger. Call ``start``, then ``connect``, ``receive`` and ``disconnect`` for each
     session, then ``close``.
 
-    ``quotas`` are the limits of single participants, by id; ``rights`` the roles of everybody. ``owner_hash`` is the
-    hash of the owner's token, if there is one. A hub that ``is_read_only`` lets people join and look, and refuses all
-    else. ``shared_log`` is the log that the ledger shares with other nodes. Time and ids are arguments. Only
+    ``quotas`` are the limits of single participants, by id. ``rights`` are the roles of everybody. ``owner_hash`` is
+    the hash of the owner's token, if there is one. A hub with ``is_read_only`` lets people join and read, and refuses
+    everything else. ``shared_log`` is the log that the ledger shares with other nodes. Time and ids are arguments. Only
     `ReplicaHub` sets ``follows``.
     """
 
@@ -89,7 +89,7 @@ class Hub:
         self.loop = asyncio.get_running_loop()
         self.status = HubStatus(ledger)
         self.handshakes = HandshakeLimiter(limits.max_unauthenticated)
-        """Connections before their welcome; the server that listens for this hub uses it."""
+        """Connections before their welcome. The server that listens for this hub uses it."""
         self._new_id = new_id
         self._clock = SteadyClock(clock)
         rules = Rules(
@@ -125,7 +125,7 @@ class Hub:
             shared_log=shared_log,
             clock=self._clock,
         )
-        """This hub as reading operations see it."""
+        """Interface of this hub for reading operations."""
         self._intake = self.intake_type(
             self.registry,
             rules,
@@ -176,8 +176,8 @@ class Hub:
         self._writer_task.add_done_callback(self._on_task_end)
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
-        """Handle the end of one of the hub's own tasks. An error is a defect: end every session, and let `HubStatus.failed`
-        end the node."""
+        """Handle the end of one of the hub's own tasks. An error is a bug: end every session, and set
+        `HubStatus.failed`, which ends the node."""
         if task.cancelled() or task.exception() is None:
             return
         log.critical(
@@ -190,33 +190,33 @@ class Hub:
         self.status.failed.set()
 
     async def close(self, why: str = STOPPING, hand_over: Callable[[], Awaitable[str]] | None = None) -> None:
-        """Send ``draining``, commit what is pending, close sessions with 4503 and the reason ``why``, close the ledger.
+        """Send ``draining``, commit pending entries, close sessions with 4503 and the reason ``why``, and close the
+        ledger.
 
-        ``hand_over`` is called when everything is committed, and returns the name of the node that takes over, or an
+        ``hand_over`` is called when everything is committed. It returns the name of the node that takes over, or an
         empty string. Sessions are then sent to that node. Idempotent.
         """
         if self.is_draining:
             return
-        # First of all: new connections are refused, and a recovery that waits for the ledger gives up.
+        # Do this first: new connections are refused, and a recovery that waits for the ledger gives up.
         self.status.draining.set()
         live = [session for session in self.registry.sessions.values() if session.state is LIVE]
         self.registry.notice(live, "draining", None, {"reason": why})
-        self._intake.is_closed = True  # before the last entry, so that nothing comes after it
+        self._intake.is_closed = True  # before the last entry, so that no entry comes after it
         # The last entry also wakes the writer, which ends when nothing is pending.
         self._pending.add(self._maintenance.collect_handled())
         # Wait for the writer instead of cancelling it: everything that was accepted is to be answered.
         if self._writer_task is not None:
-            await asyncio.wait([self._writer_task])  # its error has been logged by `_on_task_end`
+            await asyncio.wait([self._writer_task])  # `_on_task_end` has logged its error
         await self._maintenance.stop()
-        # With everything committed and the sessions still open: they are sent to the successor by their close reason.
-        # With everything committed and the sessions still open: their close reason sends them to the successor.
+        # Everything is committed and the sessions are still open. Their close reason sends them to the successor.
         successor = await hand_over() if hand_over is not None else ""
         self.registry.end_all(format_lost_leadership(successor) if successor else why)
         await self.registry.close()
         await self.ledger.close()
 
     async def abandon(self) -> None:
-        """Stop as a killed process does: answer nobody and commit nothing. The caller cuts the connections; for
+        """Stop like a killed process: answer nobody and commit nothing. The caller cuts the connections. For
         simulations."""
         self.status.draining.set()
         self._intake.is_closed = True
@@ -233,7 +233,7 @@ class Hub:
     # --- the seam to transports
 
     def connect(self, connection: Connection) -> Session:
-        """Open a session for a connection; its first frame must be ``hello``."""
+        """Open a session for a connection. The first frame of the session must be ``hello``."""
         self.registry.counts["connections"] += 1
         return self.registry.open(self._new_id(), connection)
 
@@ -242,11 +242,11 @@ class Hub:
         self._intake.receive(session, data)
 
     def refuse(self, session: Session, error: RoundelayError) -> None:
-        """Answer a frame that the transport refused, a binary one for example."""
+        """Answer a frame that the transport refused, such as a binary frame."""
         self._intake.refuse(session, error)
 
     def resume(self, session: Session) -> None:
-        """Write on: the connection takes bytes again."""
+        """Continue writing, because the connection accepts bytes again."""
         self.registry.schedule_flush(session)
 
     def disconnect(self, session: Session) -> None:
@@ -262,11 +262,11 @@ class Hub:
 
     @property
     def lock(self) -> asyncio.Lock:
-        """Lock that each commit holds, and whatever must not run beside one."""
+        """Lock held by each commit, and by all work that must not run at the same time as a commit."""
         return self._writer.lock
 
     async def commit(self, entries: list[Entry]) -> None:
-        """Commit entries of the node itself; they are durable on return. Raises `LedgerError`."""
+        """Commit entries of the node itself. They are durable when this returns. Raises `LedgerError`."""
         async with self.lock:
             await self._writer.commit(entries)
 
@@ -275,7 +275,7 @@ class Hub:
         await self.commit([BindCredentials(dict(tokens))])
 
     async def add_login(self, login_hash: str, agent_id: str, ttl_ms: int) -> None:
-        """Let the code with this hash log a person in once, as an operator: the node's owner. Raises `LedgerError`."""
+        """Let the code with this hash log in the node's owner once, as an operator. Raises `LedgerError`."""
         login = Login(agent_id, "human", self._clock() + ttl_ms, operator=True)
         try:
             await self.commit([BindCredentials(logins={login_hash: login})])
@@ -285,11 +285,12 @@ class Hub:
             raise
 
     def reopen_ledger(self, error: LedgerError) -> None:
-        """Reopen the ledger because of an error that was met outside of the writer. `HubStatus.opened` is set when it is open again."""
+        """Reopen the ledger because of an error outside the writer. `HubStatus.opened` is set when it is open again."""
         self._writer.reopen_ledger(error)
 
     def record_process_end(self, agent_id: str, reason: str | None) -> None:
-        """Record, with the next batch, why an agent's process on this node ended. The reason is None if it runs again."""
+        """Record, with the next batch, why an agent's process on this node ended. The reason is None if the process
+        runs again."""
         if not self.is_draining:
             self._pending.add(ProcessEnded(agent_id, reason))
 
@@ -317,7 +318,7 @@ class Hub:
 
     @property
     def epoch(self) -> str:
-        """The history's id. It changes exactly when the ledger was lost, replaced or forked."""
+        """The id of the history. It changes exactly when the ledger was lost, replaced or forked."""
         return self.view.epoch
 
     @property

@@ -1,7 +1,6 @@
-"""The running hub as reading operations see it: the committed state, the ledger, and who is here.
+"""The interface of the running hub for reading operations: the committed state, the ledger, and who is connected.
 
-`reads` passes a `LiveHubView` to each operation (`operations.reading.HubView`). It answers from memory and changes
-nothing stored.
+`reads` passes a `LiveHubView` to each operation. It answers from memory and changes nothing in the ledger.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .status import HubStatus
 
 
 class LiveHubView:
-    """The hub as operations read it. Implements `operations.reading.HubView`."""
+    """Implements `operations.reading.HubView` for a running hub."""
 
     def __init__(
         self,
@@ -54,13 +53,13 @@ class LiveHubView:
         self.limits = rules.limits
         self.quotas = rules.quotas
         self.public_url = public_url
-        """Address at which browsers elsewhere reach the page, if the operator sets one."""
+        """Address at which browsers elsewhere reach the page, if the operator has set one."""
         self.supervisor: AgentSupervisor | None = None
-        """Controls the agent processes of the node that runs this hub; set by a node that has any."""
+        """Controls the agent processes of the node that runs this hub. None if the node has no agents."""
         self.price_list = price_list
         """Prices of models that the node's process knows."""
         self.run_reader = run_reader
-        """Explains runs for ``network.explain`` and its neighbors, if the node can."""
+        """Explains runs for ``network.explain`` and similar operations, if the node provides it."""
         self.network_visibility: Visibility = visibility
         self._registry = registry
         self._rules = rules
@@ -82,7 +81,7 @@ class LiveHubView:
 
     @property
     def epoch(self) -> str:
-        """The history's id. It changes exactly when the ledger was lost, replaced or forked."""
+        """The id of the history. It changes exactly when the ledger was lost, replaced or forked."""
         return self._registry.meta.epoch
 
     @property
@@ -92,8 +91,8 @@ class LiveHubView:
 
     @property
     def recent(self) -> RecentHeads:
-        """Heads of the newest messages. The cache starts again when old messages were dropped or the ledger was
-        reopened: its heads may be gone from the log."""
+        """Heads of the newest messages. A new cache is made when old messages were deleted or the ledger was reopened,
+        because cached heads may no longer be in the log."""
         meta = self._registry.meta
         key = (meta.epoch, meta.first_seq, self._registry.counts["recoveries"])
         if self._recent[0] != key:
@@ -108,12 +107,12 @@ class LiveHubView:
         return list(self._rules.mods)
 
     def as_of(self) -> int | UnsetType:
-        """Return the time (ms) of which a result is true; unset where it is true now."""
+        """Return the time (ms) up to which a result is complete. Unset if the result is complete now."""
         return UNSET
 
     @property
     def has_operators(self) -> bool:
-        """Whether anybody reads an operator's inbox: the owner, or the holder of an operator's token or right."""
+        """Whether anybody can read an operator's inbox: the owner, or somebody with an operator's token or right."""
         if self._has_owner or any(token.operator and not token.revoked for _, token in self.state.items("token")):
             return True
         rights = self.state.rights
@@ -126,9 +125,9 @@ class LiveHubView:
 
     @property
     def has_human_operators(self) -> bool:
-        """Whether a person is an operator: only people decide on calls."""
-        # The holder of the owner's token joins as a person. Without that token only the hub's own process joins, where
-        # every person is an operator.
+        """Whether any person is an operator. Only people decide on calls."""
+        # The holder of the owner's token joins as a person. Without that token, only clients in the hub's own process
+        # can be operators, and every person among them is one.
         return self._has_owner or next(self.state.people_before(None), None) is not None
 
     # --- participants
@@ -137,7 +136,7 @@ class LiveHubView:
         return bool(self._registry.participants.sessions_of(agent_id))
 
     def count_sessions(self, agent_id: str, token: str) -> int:
-        """Return the number of a participant's sessions that joined with a token."""
+        """Return the number of a participant's sessions that joined with a given token."""
         sessions = self._registry.participants.sessions_of(agent_id)
         return sum(session.origin is not None and session.origin.token == token for session in sessions)
 
@@ -151,26 +150,27 @@ class LiveHubView:
         return self._registry.participants.is_awaiting_retry(agent_id, seq)
 
     def is_deferred(self, agent_id: str, seq: int) -> bool:
-        """Return whether a failed message is not due again yet."""
+        """Return whether the next attempt of a failed message is not due yet."""
         attempt = self._registry.participants.find_attempt(agent_id, seq)
         return self.is_waiting(agent_id, seq) and attempt is not None and attempt.due_at > self._clock()
 
     def find_ack_cursor(self, agent_id: str) -> tuple[int, list[int]]:
-        """Return a participant's ack cursor, and the seqs at or below it that are not handled, ascending."""
+        """Return a participant's ack cursor, and the seqs at or below the cursor that are not handled, ascending."""
         participant, participants = self.state.participant(agent_id), self._registry.participants
         if participant is None:
             return 0, []
-        participants.find_delivery_start(participant, self._registry.meta.first_seq)  # drops what retention dropped
+        # forgets messages that retention has deleted
+        participants.find_delivery_start(participant, self._registry.meta.first_seq)
         mailbox = participants.activate(participant).mailbox
         return max(mailbox.ack_cursor, participant.registered_seq), sorted(mailbox.open)
 
     def mark_delivered(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None:
-        """Record that a participant received its messages up to a seq by asking for them. ``given``: every message
-        from its ack cursor on that it has not handled, or None if it asked from another cursor."""
+        """Record that a participant received its messages up to a seq by polling. ``given``: every unhandled message
+        from its ack cursor on, or None if the participant polled from another cursor."""
         mailbox = self._registry.participants.find_mailbox(agent_id)
         if mailbox is not None:
             mailbox.delivered = max(mailbox.delivered, up_to)
-            # What was given just now is on another attempt: its timer must not deliver it a second time.
+            # The returned messages are being attempted again, so their timers must not deliver them a second time.
             mailbox.awaiting_retry.difference_update(given or ())
             if given is not None:
                 mailbox.compact_to(up_to, given)
@@ -184,7 +184,7 @@ class LiveHubView:
     async def wait_for_message(self, origin: Origin, after: int, timeout_s: float) -> None:
         """Wait until the caller may have a message above ``after``, or until the timeout. Raises `CancelledError` if
         the session has ended."""
-        # Checked without an await before the future is added: a message in between would be missed.
+        # Check without an await before the future is added: a message in between would be missed.
         if self._registry.recent.may_have_new(origin.agent_id, after):
             return
         session = self._registry.sessions.get(origin.session_id)
@@ -198,11 +198,11 @@ class LiveHubView:
         except TimeoutError:
             return
         finally:
-            # On a timeout the session would otherwise keep one future per poll.
+            # Remove the future. Otherwise the session would keep one future for each poll that timed out.
             session.arrivals.pop(arrival, None)
 
     def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None:
-        """Start (True), end (False) or leave (None) each of a session's subscriptions."""
+        """Start (True), end (False) or keep (None) each of a session's subscriptions."""
         session = self._registry.sessions.get(session_id)
         if session is not None:
             self._registry.subscriptions.subscribe(session, presence, signals)
@@ -210,7 +210,7 @@ class LiveHubView:
     # --- metrics
 
     def figures(self) -> dict[str, float]:
-        """Return the metrics by name, as ``network.status`` shows them."""
+        """Return the metrics by name, as in ``network.status``."""
         return {metric.name: metric.value for metric in self.list_metrics()}
 
     def list_metrics(self) -> list[Metric]:

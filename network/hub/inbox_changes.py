@@ -1,4 +1,5 @@
-"""The inboxes that a batch changes, found from the tables of its draft, so that no message has to be checked.
+"""The inboxes that a batch changes. They are found from the tables of the batch's draft, so that no single message has
+to be checked.
 
 `publisher` asks before it merges a batch, and sends the notices.
 """
@@ -16,21 +17,22 @@ from roundelay.network.frames import SEQ_LIMIT
 
 
 class InboxChanges(Struct):
-    """Owners of changed inboxes: participants, the readers of ``heads``, the readers of the messages ``seqs``, operators."""
+    """Participants with changed inboxes: the named ones, the readers of ``heads``, the readers of the messages
+    ``seqs``, operators."""
 
     agent_ids: set[str] = set()
     heads: list[MessageHead] = []
     seqs: set[int] = set()
-    """Messages whose heads only the ledger knows."""
+    """Messages whose heads are only in the ledger."""
     operators: bool = False
 
     def list_people(self, state: State) -> set[str]:
-        """Return everybody who is known without the ledger."""
+        """Return everybody whose inbox changed, if this is known without the ledger."""
         return self.agent_ids.union(*(thread_readers(state, head) for head in self.heads))
 
 
 def find_inbox_changes(state: State, draft: State) -> InboxChanges | None:
-    """Compare a draft with the committed state that it was made from. Return None if no inbox changes."""
+    """Compare a draft with the committed state below it. Return None if no inbox changes."""
     tables, changes = draft.tables, InboxChanges()
     for table in ("question", "dismissed", "dead", "undelivered"):
         if changed := tables.get(table):  # a table that was only read is present too, but empty
@@ -77,5 +79,5 @@ def _requests(reaction: OpenReaction | None) -> set[CallWait]:
 
 
 def _deciders(reaction: OpenReaction | None) -> set[str]:
-    """Return the people who are named as deciders. Not all of them read the trigger."""
+    """Return the people who are named as deciders. Some of them may not be able to read the trigger."""
     return {agent_id for wait in _requests(reaction) for agent_id in wait.deciders or ()}

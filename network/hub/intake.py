@@ -1,7 +1,7 @@
-"""Steps 1 to 4: one frame becomes an entry of the next batch, or is finished at once.
+"""Steps 1 to 4: one frame becomes an entry of the next batch, or is completed at once.
 
-Entries that are stored wait for the batch. Acknowledgements, signals and reads do not. Refusals go through the batch too, so
-that answers keep the order of the frames. No await: a frame is handled within the transport's callback.
+Entries that are stored wait for the batch. Acknowledgements, signals and reads do not wait. Refusals also go through
+the batch, so that answers keep the order of the frames. No await: a frame is handled within the transport's callback.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ from .signals import Signals
 DELIVERY_COST = 32
 """Cost of a broadcast per session, in bytes (`PendingEntries.add`)."""
 OPERATION_COST = 8192
-"""Cost of an operation beyond a message, in bytes: most write a row, a table value, and a result."""
+"""Cost of an operation in addition to its size, in bytes: most operations write a row, a table value, and a result."""
 MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
 """Maximum delay that a ``nack`` may ask for (docs/protocol.md)."""
 
 
 class Intake:
-    """Handles the frames of sessions. The batch writer takes what they came to by `take_batch`."""
+    """Handles the frames of sessions. The batch writer gets the resulting entries from `take_batch`."""
 
     def __init__(
         self,
@@ -90,7 +90,8 @@ class Intake:
     ) -> None:
         self.pending = pending
         self.is_closed = False
-        """Set when the hub drains: nothing more is taken from sessions. Clients repeat what was not answered."""
+        """Set when the hub drains: no more frames are accepted from sessions. Clients repeat unanswered frames
+        later."""
         self._registry = registry
         self._rules = rules
         self._limits = rules.limits
@@ -110,7 +111,7 @@ class Intake:
     # --- for the batch writer
 
     def take_batch(self) -> list[Entry]:
-        """Remove and return the next batch, and read on from sessions that were paused for overload."""
+        """Remove and return the next batch. Resume reading from sessions that were paused for overload."""
         batch = self.pending.take_batch()
         if self._overloading and self.pending.bytes < self._max_pending_bytes:
             overloading, self._overloading = self._overloading, []
@@ -120,7 +121,7 @@ class Intake:
         return batch
 
     def drop_pending(self) -> None:
-        """Drop what is pending: its sessions are closed, so nobody will be answered."""
+        """Drop all pending entries. Their sessions are closed, so nobody would get an answer."""
         self.pending.clear()
         self._overloading.clear()
 
@@ -137,28 +138,30 @@ class Intake:
         if session.state is not LIVE:
             return
         send_rate = session.send_rate
-        # Read the clock only when the credit is used up. One reading per frame would cost as much as decoding the
+        # Read the clock only when the credit is used up. Reading it for each frame would cost as much as decoding the
         # frame.
         if not send_rate.credit:
             send_rate.refill(self._clock())
         try:
-            # Step 2. Beyond the rate a wrong frame is not worth an explanation, which costs more than decoding it.
+            # Step 2. Beyond the rate, do not explain what is wrong with a frame: this costs more than decoding it.
             frame = read_frame(data, self._max_depth, is_brief=not send_rate.credit)
         except FrameError as error:
             self._refuse_frame(session, origin, error)
         else:
-            if isinstance(frame, SendFrame):  # before the match, whose class patterns cost: nearly every frame is one
+            # tested before the match, whose class patterns are slow: nearly every frame is a SendFrame
+            if isinstance(frame, SendFrame):
                 self._accept_send(session, origin, frame, len(data))
             else:
                 self._accept(session, origin, frame, len(data))
-        # Checked after the frame was accepted, because refusals occupy memory too. One frame beyond the bound does no
-        # harm.
+        # Check after the frame was accepted, because refusals need memory too. One frame beyond the limit does no harm.
         if self.pending.bytes >= 2 * self._max_pending_bytes:
             self._pause_overloading(session)
 
     def _receive_first(self, session: Session, data: bytes) -> None:
-        """Step 1. A session says ``hello`` once; frames that follow wait for the welcome. `apply` decides who it is."""
-        # The connection is paused, but frames of the same read still arrive. Keep them: they belong behind the welcome.
+        """Step 1. A session says ``hello`` once; frames that follow wait for the welcome. `apply` decides who the
+        participant is."""
+        # The connection is paused, but frames of the same read still arrive. Keep them: they must be handled after the
+        # welcome.
         if session.state is SessionState.JOINING:
             session.early_frames.append(data)
         if session.state is not SessionState.OPENING:
@@ -175,7 +178,7 @@ class Intake:
             self._registry.refuse(session, 4400, InvalidFrame("The first frame must be hello."))
 
     def release(self, session: Session) -> None:
-        """Handle what a session sent before its welcome, and read on."""
+        """Handle the frames that a session sent before its welcome, and resume reading."""
         agent_id = session.live_origin().agent_id
         # All sessions of a participant share one rate. Otherwise each further connection would raise its limit.
         send_rate = self._send_rates.get(agent_id)
@@ -185,19 +188,20 @@ class Intake:
         # A participant must not escape a pause by reconnecting.
         if send_rate.is_paused:
             session.pause_reading(PauseReason.RATE)
-        # Handle these before reading on, so that frames keep their order.
+        # Handle these frames before reading more, so that frames keep their order.
         early_frames, session.early_frames = session.early_frames, []
         for data in early_frames:
             self.receive(session, data)
         session.resume_reading(PauseReason.JOINING)
 
     def refuse(self, session: Session, error: RoundelayError) -> None:
-        """Answer a frame that the transport refused, in its order. Before the welcome this ends the session."""
+        """Answer a frame that the transport refused, in the order of the frames. Before the welcome this ends the
+        session."""
         if self.is_closed:
             return
         if session.state is SessionState.LIVE:
             self._count_frame(session)
-            # Not written at once: earlier frames still wait for their batch, and answers keep the order of the frames.
+            # Do not write at once: earlier frames still wait for their batch, and answers keep the order of the frames.
             self.pending.add(RefusedFrame(session.live_origin(), error, {}))
             if self.pending.bytes >= 2 * self._max_pending_bytes:
                 self._pause_overloading(session)
@@ -225,8 +229,8 @@ class Intake:
                     self._count_frame(session)
                     raise InvalidFrame("hello is sent once, as the first frame; this session has joined already.")
                 case ByeFrame():
-                    # Set now, not at the commit: the connection may end before it, and the reactor must not count as
-                    # lost.
+                    # Set now, not at the commit: the connection may end before the commit, and the reactor must not
+                    # count as lost.
                     session.said_bye = True
                     self.pending.add(Leave(origin))
                 case SendFrame():
@@ -246,7 +250,7 @@ class Intake:
     # --- rate and load
 
     def _count_frame(self, session: Session) -> None:
-        """Count a frame against its participant's rate, and stop reading a participant that is far beyond it."""
+        """Count a frame against its participant's rate. Stop reading a participant that is far beyond its rate."""
         send_rate = session.send_rate
         if send_rate.credit:
             send_rate.credit -= 1
@@ -269,7 +273,7 @@ class Intake:
             session.resume_reading(PauseReason.RATE)
 
     def _check_load(self, origin: Origin) -> None:
-        """Raise `Overloaded` if too much is pending and more than its share of it comes from this participant."""
+        """Raise `Overloaded` if too much is pending and this participant has more than its share."""
         max_bytes = self._max_pending_bytes
         if self.pending.bytes >= max_bytes and self.pending.is_beyond_share(origin.agent_id, max_bytes):
             self._registry.counts["overloaded"] += 1
@@ -278,7 +282,7 @@ class Intake:
     def _pause_overloading(self, session: Session) -> None:
         """Stop reading a session whose participant has more than its share pending.
 
-        The last resort, at twice the bound: refusals are entries too, so refusing alone does not bound memory.
+        This is the last resort, at twice the limit. Refusals are entries too, so refusing alone does not limit memory.
         """
         if PauseReason.OVERLOAD in session.pauses or session.origin is None:
             return
@@ -290,13 +294,14 @@ class Intake:
 
     def _accept_send(self, session: Session, origin: Origin, frame: SendFrame, size: int) -> None:
         send_rate = session.send_rate
-        if send_rate.credit:  # nearly always; `_count_frame` does the rest
+        if send_rate.credit:  # true for almost every frame; `_count_frame` handles the rest
             send_rate.credit -= 1
         else:
             self._count_frame(session)
         try:
             kind, _ = parse_address(frame.to)
-            # Step 3. A refusal is kept in the entry: a repeat of a stored message is answered as a repeat even so.
+            # Step 3. The refusal is stored in the entry, because a repeat of a stored message is answered as a repeat
+            # anyway.
             refusal = run_before_hooks(self._before_hooks, Incoming(origin, frame)) if self._before_hooks else None
             if self.pending.bytes >= self._max_pending_bytes:
                 self._check_load(origin)
@@ -318,8 +323,8 @@ class Intake:
                 "of it."
             )
         self._check_load(origin)
-        # The digest covers reaction and kind too: a record id that is used for another record must be refused, and not
-        # answered as a repeat.
+        # The digest covers reaction and kind too: if a record id is used for another record, the frame must be refused,
+        # and not answered as a repeat.
         digest = body_digest(frame.reaction.encode(), frame.kind.encode(), body)
         entry = Record(origin, frame, digest)
         if frame.kind == "started":
@@ -327,7 +332,7 @@ class Intake:
                 trigger, oldest = _parse_started(frame)
                 entry = Record(origin, frame, digest, trigger, oldest)
             except RoundelayError as error:
-                # Kept in the entry, as in `_accept_send`: a repeat of a stored record is answered as a repeat even so.
+                # Stored in the entry, as in `_accept_send`: a repeat of a stored record is answered as a repeat anyway.
                 entry = Record(origin, frame, digest, refusal=error)
         elif frame.kind in CALL_KINDS:
             wait = parse_wait(body) if frame.kind == "waiting" else None
@@ -337,7 +342,7 @@ class Intake:
             entry = Record(origin, frame, digest, failed.trigger if failed is not None else None)
         elif frame.kind in USAGE_KINDS:
             reaction = self._find_reaction(origin, frame)
-            if reaction is None:  # `started` may not be stored yet; then `finished` names what was spent
+            if reaction is None:  # `started` may not be stored yet; in that case `finished` reports the tokens
                 entry = Record(origin, frame, digest, may_withdraw=frame.kind == "finished")
             elif (usage := parse_usage(frame.kind, body)) is not None:
                 entry = Record(origin, frame, digest, reaction.trigger, usage=usage)
@@ -382,7 +387,7 @@ class Intake:
 
     def _accept_hello(self, session: Session, hello: HelloFrame) -> None:
         peer = session.connection.peer
-        # Counted now, and not only at the welcome: otherwise all hellos of one batch would pass the limit together.
+        # Count now, and not only at the welcome: otherwise all hellos of one batch would pass the limit together.
         self._registry.joining += 1
         if self._registry.admitted > self._limits.max_connections and not peer.is_trusted:
             self._registry.end(session, 4503, "max_connections is reached; try again later.")
@@ -394,21 +399,22 @@ class Intake:
             )
             self._registry.refuse(session, 4400, error)
             return
-        # Read nothing more until the welcome: `early_frames` would grow without a bound.
+        # Read nothing more until the welcome: otherwise `early_frames` could grow without limit.
         session.pause_reading(PauseReason.JOINING)
         token_hash = hash_token(hello.token) if hello.token is not UNSET else None
         new_hash = hash_token(hello.new_token) if hello.new_token is not UNSET else None
         is_owner = token_hash is not None and token_hash == self._owner_hash
         if is_owner or peer.is_trusted or self._has_valid_token(hello.agent_id, token_hash, new_hash):
-            # Known already: no newcomer may evict this connection while its hello waits for the batch.
+            # The participant is already known, so no new connection may evict this one while its hello waits for the
+            # batch.
             session.connection.admit()
-        # `apply` has no access to sessions, so the entry carries what it must know about them.
+        # `apply` has no access to sessions, so the entry contains what `apply` must know about them.
         has_reactor = self._registry.has_reactor(hello.agent_id)
         self.pending.add(Join(session.session_id, hello, token_hash, peer, is_owner, has_reactor, new_hash))
 
     def _has_valid_token(self, agent_id: str, *hashes: str | None) -> bool:
-        """Return whether one of these is a valid token or login of a participant. Everything else about its identity is
-        decided by `core.joining.identify`."""
+        """Return whether one of these is a valid token or login of a participant. `core.joining.identify` decides
+        everything else about the identity."""
         state = self._registry.state
         tokens, logins = state.tokens(agent_id), state.logins(agent_id)
         return any(
@@ -426,8 +432,9 @@ class Intake:
                 f"ack {frame.seq} is above {outbox.delivered}, the highest delivered on this session."
             )
         if mailbox.is_handled(frame.seq) and not outbox.is_unacked(frame.seq):
-            self._count_frame(session)  # nothing new: only such acks count, so that reading fast costs no rate
-        # An acknowledgement changes only memory, and `Maintenance` stores it later. A crash repeats deliveries and
+            # only acks that acknowledge nothing new count, so that reading fast costs no rate
+            self._count_frame(session)
+        # An acknowledgement changes only memory, and `Maintenance` stores it later. A crash repeats deliveries but
         # loses none.
         if frame.only:
             outbox.release(frame.seq)
@@ -435,8 +442,7 @@ class Intake:
         else:
             mailbox.mark_handled_up_to(frame.seq, outbox)  # before the outbox forgets what was redelivered
             outbox.release_up_to(frame.seq)
-        # A session that named its own cursor may have skipped open messages, so its deliveries prove nothing about
-        # them.
+        # A session that set its own cursor may have skipped open messages, so its deliveries prove nothing about them.
         if session.starts_at_ack_cursor:
             mailbox.compact(outbox)
         if outbox.has_work() or outbox.is_behind:
@@ -451,7 +457,7 @@ class Intake:
                 f"nack {frame.seq} names no delivery of this session that is open; nack what was delivered and not "
                 "acked."
             )
-        # Each failed message has a timer and a stored attempt. Without this limit a client could make one of every
+        # Each failed message has a timer and a stored attempt. Without this limit a client could create one for every
         # message.
         if len(mailbox.failed) >= self._limits.max_put_off and frame.seq not in mailbox.failed:
             raise RateLimited(
@@ -463,7 +469,7 @@ class Intake:
         self._registry.schedule_flush(session)
         if mailbox.is_handled(frame.seq):  # another session has acknowledged it
             return
-        # Before the commit: an ack of a later message that arrives meanwhile must not cover this one.
+        # Before the commit: an ack of a later message that arrives meanwhile must not cover this message.
         mailbox.schedule_retry(frame.seq)
         retry_after_ms = min(frame.retry_after_ms, MAX_RETRY_AFTER_MS) if frame.retry_after_ms is not UNSET else None
         self.pending.add(Nack(origin, frame.seq, frame.reason[: self._limits.max_reason_chars], retry_after_ms))
@@ -477,7 +483,7 @@ class Intake:
 def _parse_started(frame: RecordFrame) -> tuple[int, int]:
     """Return the trigger of a ``started`` record, and the oldest seq of its manifest or trigger.
 
-    Raises `InvalidArguments` without a trigger, `UnknownMessage` for a number that can be no seq.
+    Raises `InvalidArguments` without a trigger, and `UnknownMessage` for a number that cannot be a seq.
     """
     try:
         raw = msgspec.json.decode(frame.body, type=dict[str, Raw]).get("trigger", Raw(b"missing"))
@@ -492,6 +498,7 @@ def _parse_started(frame: RecordFrame) -> tuple[int, int]:
     if not 0 < trigger < SEQ_LIMIT:  # SQLite cannot store a larger number
         raise UnknownMessage(f"There is no message {text}; body.trigger of a started record is the seq of one.")
     manifest = body.get("manifest")
-    # Wrong items of a manifest are no error: it only decides which messages retention keeps for the reaction.
+    # Wrong items of a manifest are not an error: the manifest only decides which messages retention keeps for the
+    # reaction.
     seqs = [seq for seq in manifest if type(seq) is int and 0 < seq < SEQ_LIMIT] if isinstance(manifest, list) else []
     return trigger, min([trigger, *seqs])

@@ -14,11 +14,12 @@ from roundelay.network.errors import Closed, ConnectError
 from .hub import Hub
 
 QUEUE_FRAMES = 1024
-"""Frames that wait for the client before its session is paused. Further ones wait in the session's own queue."""
+"""Number of frames that wait for the client before its session is paused. Further frames wait in the session's own
+queue."""
 
 
 class LocalTransport:
-    """A client's `Transport` to a hub in this process. Trusted: it needs no token."""
+    """A client's `Transport` to a hub in this process. Trusted, so it needs no token."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -71,7 +72,7 @@ class LocalConnection:
             frame = await self._frames.get()
             if isinstance(frame, Closed):
                 raise frame
-            # Resume at half of the limit: resuming at each frame would flush the session for one frame at a time.
+            # Resume at half of the limit. Resuming after each frame would flush the session for one frame at a time.
             if self.is_paused and self._frames.qsize() < QUEUE_FRAMES // 2:
                 self.is_paused = False
                 self._hub.resume(self._session)
@@ -94,18 +95,18 @@ class LocalConnection:
     def end(self, code: int, reason: str) -> None:
         if self._closed is None:
             self._closed = Closed(code, reason)
-            # Behind the frames that were written: the client reads them first, as over a socket.
+            # After the frames that were written: the client reads them first, as over a socket.
             self._frames.put_nowait(self._closed)
 
     def admit(self) -> None:
-        """Do nothing: no limit counts this connection."""
+        """Do nothing, because no limit counts this connection."""
 
     def pause_reading(self) -> None:
         self._held = self._held or []
 
     def resume_reading(self) -> None:
         held, self._held = self._held or [], None
-        # Handling a frame may pause reading again. Then the rest stays held, in order.
+        # Handling a frame may pause reading again. The remaining frames then stay held, in order.
         for at, data in enumerate(held):
             if self._held is not None:  # paused again
                 self._held = held[at:]

@@ -1,6 +1,6 @@
-"""Work of the hub beside its batches: ack cursors, takeovers that end, the ledger's health, retention.
+"""Work of the hub outside its batches: storing ack cursors, ending takeovers, checking the ledger's health, retention.
 
-Each kind of work is one task. Changes of the network are entered as entries for the next batch, like everything else.
+Each kind of work is one task. Changes of the network become entries of the next batch, like all other changes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from .status import HubStatus
 log = logging.getLogger(__name__)
 
 ACK_FLUSH_S = 0.5
-"""Delay after which acknowledgements are stored. docs/protocol.md allows 1 s."""
+"""Delay in seconds after which acknowledgements are stored. docs/protocol.md allows 1 s."""
 VERIFY_S = 0.5
-"""Period of the checks that the ledger's files are still there. docs/operations.md promises a report within a second."""
+"""Period in seconds of the checks that the ledger's files still exist. docs/operations.md promises a report within a
+second."""
 
 
 class Maintenance:
@@ -63,12 +64,12 @@ class Maintenance:
         self._clock_watch = clock_watch
         self._tasks: list[asyncio.Task[None]] = []
         self._is_slow = False
-        """Whether a ledger that does not answer was logged."""
+        """Whether an unresponsive ledger was logged."""
         self._questions_from = 0
         """First seq whose questions are kept."""
 
     def start(self, on_end: Callable[[asyncio.Task[None]], None]) -> None:
-        """Start the tasks; ``on_end`` is called when one of them ends."""
+        """Start the tasks. ``on_end`` is called when a task ends."""
         retention = run_retention(
             self._retain, self._registry, self._ledger, self._wall_clock, self._writer.lock, self._clock_watch
         )
@@ -81,21 +82,22 @@ class Maintenance:
             task.add_done_callback(on_end)
 
     async def stop(self) -> None:
-        """Cancel the tasks and wait for their end. Their errors have been reported by ``on_end``."""
+        """Cancel the tasks and wait for their end. ``on_end`` has already reported their errors."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def collect_handled(self) -> SaveAckCursors:
-        """Return the ack cursors that changed since the last call, and the end of failures that are handled by now."""
+        """Return the ack cursors that changed since the last call, and the writes for failures that are handled by
+        now."""
         registry, state = self._registry, self._registry.state
         writes: list[TableWrite] = []
         for mailbox in registry.participants.list_changed():
             agent_id = mailbox.agent_id
             if mailbox.handled_failures:
                 open_triggers = registry.participants.open_triggers(agent_id)
-                # `clear_attempts` writes nothing for a dead letter, whose failures are deleted already. A delete here
-                # could hit the attempts of a letter that is just being revived.
+                # `clear_attempts` writes nothing for a dead letter, whose failures are already deleted. Another delete
+                # could hit the attempts of a dead letter that is just being restored.
                 for seq in mailbox.handled_failures:
                     if seq not in open_triggers:
                         writes += clear_attempts(state, agent_id, seq)
@@ -109,7 +111,7 @@ class Maintenance:
         return SaveAckCursors(tuple(writes))
 
     async def _run_periodic(self) -> None:
-        """Store acknowledgements soon, not at once: a crash may repeat what was just handled, and loses nothing."""
+        """Store acknowledgements soon, but not at once. A crash may repeat handled messages, and loses nothing."""
         while True:
             # Together, not one by one: a commit for each acknowledgement would cost an fsync each.
             await asyncio.sleep(ACK_FLUSH_S)
@@ -134,7 +136,7 @@ class Maintenance:
             self._is_slow = False
 
     async def _watch_ledger(self) -> None:
-        """Check the ledger's files while nobody writes; a write checks them itself."""
+        """Check the ledger's files while nobody writes. A write checks them itself."""
         while True:
             await asyncio.sleep(VERIFY_S)
             # The writer recovers already, and opens the file itself.

@@ -1,6 +1,7 @@
 """The hub's metrics, for ``network.status`` as a mapping and for ``/metrics`` as Prometheus text.
 
-Counted here is what only the batch writer knows. Everything else is read where it is kept.
+This module counts only the figures that the batch writer alone knows. All other figures are read from the objects that
+hold them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Metric(NamedTuple):
 
 
 class LogStatusSource(Protocol):
-    """The log that a node shares with other nodes, as its metrics and its HTTP answers describe it."""
+    """State of the shared log, for metrics and HTTP answers."""
 
     @property
     def status(self) -> LogStatus: ...
@@ -61,8 +62,8 @@ class CommitStats:
 def list_metrics(
     registry: SessionRegistry, ledger: Ledger, commits: CommitStats, *, is_ready: bool, pending: int, evicted: int
 ) -> list[Metric]:
-    """Return all metrics, in the order of docs/operations.md. ``pending``: entries that wait for the writer;
-    ``evicted``: connections that were ended for newcomers."""
+    """Return all metrics, in the order of docs/operations.md. ``pending`` is the number of entries that wait for the
+    writer. ``evicted`` is the number of connections that were ended for new ones."""
     behind = deliveries = size = unacked = 0
     # Counted when asked: counters on the hot path would cost more than a scan once in a while.
     for session in registry.sessions.values():  # sessions before their welcome have empty outboxes
@@ -114,7 +115,8 @@ def list_metrics(
 
 
 def list_log_metrics(status: LogStatus) -> list[Metric]:
-    """Return the metrics of a node that shares its log with others, without those that it does not know yet."""
+    """Return the metrics of a node that shares its log with others. Metrics that the node does not know yet are left
+    out."""
     is_full = status.durability == "full"
     metrics = [
         Metric("log_leading", "1 while this node leads the shared log.", int(status.leads)),

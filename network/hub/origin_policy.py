@@ -1,8 +1,10 @@
-"""The origin policy: which pages may connect to the hub's port, and under which names it serves its own page.
+"""The origin policy decides which pages may connect to the hub's port, and under which names the hub serves its own
+page.
 
-A hostile page can make a visitor's browser send requests to this node: by the node's address, or by a name of the
-attacker that is then pointed here (DNS rebinding). The browser reports both: ``Origin`` is the page, ``Host`` the name.
-Programs send no ``Origin``, so nothing here concerns their sessions. `Site` is the seam to the page. Pure: no IO.
+A hostile page can make a visitor's browser send requests to this node. It uses the node's address, or a name of the
+attacker that is then pointed here (DNS rebinding). The browser reports both: ``Origin`` is the page, and ``Host`` is
+the name. Programs send no ``Origin``, so the policy does not affect their sessions. `Site` is the interface to the
+page. Pure: no IO.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ _SHOWN = 100
 
 
 class OriginPolicy:
-    """The names by which browsers may reach a node: ``web_hosts``, the name on which the node listens, the address to
-    which the browser connected, and names of the loopback for connections over it."""
+    """The names by which browsers may reach a node: ``web_hosts``, the name on which the node listens, and the address
+    to which the browser connected. Names of the loopback are allowed for connections over it."""
 
     def __init__(self, host: str, web_hosts: Sequence[str], *, behind_proxy: bool) -> None:
         named = (read_web_host(host) for host in web_hosts)
@@ -49,10 +51,10 @@ class OriginPolicy:
         self._behind_proxy = behind_proxy
 
     def find_wrong_host(self, headers: Headers, local_address: Any) -> str | None:
-        """Return why the page is not served under the name in the request, or None if it is."""
+        """Return why the page is not served under the name in the request, or None if it is served."""
         hosts = headers.get_all("Host")
-        # DNS rebinding: the attacker's name points here, so the browser takes this node for the attacker's site. The
-        # name in Host gives it away.
+        # DNS rebinding: the attacker's name points to this node, so the browser takes this node for the attacker's
+        # site. The name in Host reveals the attack.
         if len(hosts) != 1 or (asked := read_web_host(hosts[0])) is None:
             return "A page is asked for by one name: the request needs one header Host."
         if self._is_ours(asked, local_address):
@@ -63,7 +65,7 @@ class OriginPolicy:
         )
 
     def find_wrong_origin(self, headers: Headers, local_address: Any, *, is_encrypted: bool) -> str | None:
-        """Return why the requesting page may not connect, or None for this node's own page and for programs."""
+        """Return why the requesting page may not connect. None for this node's own page and for programs."""
         origins = headers.get_all("Origin")
         if not origins:
             return None
@@ -76,7 +78,7 @@ class OriginPolicy:
         scheme = match[1]
         # A proxy may end TLS, so this node cannot know whether the page was loaded by https.
         is_encrypted = scheme == "https" if self._behind_proxy else is_encrypted
-        # The scheme counts too: a page of http://host, which anybody on the network can forge, is not that of
+        # The scheme counts too: anybody on the network can forge a page of http://host, so it is not the page of
         # https://host.
         if scheme != ("https" if is_encrypted else "http") or origin.at_port(scheme) != asked.at_port(scheme):
             return (
@@ -97,7 +99,7 @@ class OriginPolicy:
 
 
 def asks_for_session(headers: Headers) -> bool:
-    """Return whether a request asks for a WebSocket, and not for a page."""
+    """Return whether a request asks for a WebSocket instead of a page."""
     return any(
         protocol.strip().lower() == "websocket" for line in headers.get_all("Upgrade") for protocol in line.split(",")
     )

@@ -1,7 +1,8 @@
-"""Bring sessions that are behind up to date from the ledger, page by page, until published messages reach them directly.
+"""Bring sessions that are behind up to date from the ledger, page by page, until published messages reach them
+directly.
 
 A session starts behind, and falls behind when its queue overflows. The newest published messages stay in memory, to
-close the gap between the last page and the head. Reads the ledger; changes nothing stored.
+close the gap between the last page and the head. Reads the ledger and changes nothing in it.
 """
 
 from __future__ import annotations
@@ -39,13 +40,14 @@ from .session import Session, SessionOutput, SessionState
 PAGE_ROWS, PAGE_BYTES = 256, 1 << 18
 """Maximum size of a page. Pages are small: each session has its own, while live sessions share their frames."""
 MAX_CONCURRENT_PAGES = 16
-"""Pages of all sessions that are read at once. One thread reads them, and its results wait for the loop in memory."""
+"""Maximum number of pages that are read at once, for all sessions. One thread reads them, and its results wait in
+memory for the event loop."""
 RECENT_ROWS, RECENT_BYTES = 2048, 4 << 20
-"""Bounds of the published messages that stay in memory."""
+"""Limits of the published messages that stay in memory."""
 
 
 class RecentRows:
-    """The newest published messages, oldest first, bounded in number and bytes."""
+    """The newest published messages, oldest first, limited in number and bytes."""
 
     def __init__(self, participants: LiveParticipants) -> None:
         self.rows: deque[Row] = deque()
@@ -53,7 +55,7 @@ class RecentRows:
         self._bytes = 0
 
     def add(self, rows: list[Row]) -> None:
-        """Add the messages of a batch, and drop the oldest ones beyond the bounds."""
+        """Add the messages of a batch, and drop the oldest ones beyond the limits."""
         self.rows.extend(rows)
         self._bytes += sum(len(row.data) for row in rows)
         while self._bytes > RECENT_BYTES or len(self.rows) > RECENT_ROWS:
@@ -99,7 +101,7 @@ class Pages:
         self._recent = recent
 
     def start(self, session: Session) -> None:
-        """Read pages for a session that is behind, until it is live or its queue is full."""
+        """Read pages for a session that is behind, until the session is live or its queue is full."""
         session.outbox.is_paging = True
         self._output.spawn(self._read_pages(session))
 
@@ -110,12 +112,13 @@ class Pages:
                 participant = self._participants.state.participant(agent_id)
                 if participant is None:
                     return
-                # The head before the page is read: what is published while it is read is in `recent`.
+                # Take the head before the page is read. Messages that are published during the read are in `recent`.
                 until = self._participants.state.head
-                # Computed for each page: memberships may change between two pages.
+                # Compute for each page: memberships may change between two pages.
                 spans = inbox_spans(self._participants.state, participant)
                 max_bytes = min(PAGE_BYTES, self._limits.session_queue_bytes)
-                # No lock is held while a page is read: commits go on, and `_go_live` adds what they published.
+                # No lock is held while a page is read. Commits continue, and `_go_live` adds the messages that they
+                # published.
                 async with self._turns:
                     page = await self._ledger.inbox(
                         spans, agent_id, outbox.position, until, PAGE_ROWS, max_bytes=max_bytes
@@ -123,15 +126,15 @@ class Pages:
                 self.pages_read += 1
                 if self._read_errors.is_failing:
                     self._read_errors.record_success(agent_id)
-                # The session may have ended during the read. Its outbox must not be filled any more.
+                # The session may have ended during the read. Do not fill its outbox any more.
                 if session.state is not SessionState.LIVE:
                     return
                 if self._push_page(session, page.rows):
                     return
                 if page.has_more:
                     continue
-                # Rows up to `until` that are not in the page are not for this session. Without this the next page would
-                # start below.
+                # Rows up to `until` that are not in the page are not for this session. Without this, the next page
+                # would start below them.
                 outbox.position = max(outbox.position, until)
                 self._go_live(session)
         except LedgerError as error:
@@ -141,11 +144,12 @@ class Pages:
                 self._output.end(session, 4503, reason)
         finally:
             outbox.is_paging = False
-            # Another page may be wanted, or the queue may have emptied, while `is_paging` blocked it.
+            # While `is_paging` blocked it, another page may have been requested, or the queue may have emptied.
             self._output.schedule_flush(session)
 
     def _push_page(self, session: Session, rows: Iterable[Row]) -> bool:
-        """Queue the rows of a page. Return True if the queue has to be acknowledged before there is room for more."""
+        """Queue the rows of a page. Return True if the client must acknowledge messages before there is room for
+        more."""
         outbox = session.outbox
         for row in rows:
             if row.seq <= outbox.position:
@@ -157,7 +161,7 @@ class Pages:
             if frame is None:
                 outbox.position = row.seq
                 continue
-            # `position` stays below this row, so the next page brings it again.
+            # `position` stays below this row, so the next page contains it again.
             if outbox.queued_bytes and outbox.queued_bytes + len(frame) > self._limits.session_queue_bytes:
                 return True
             self._output.deliveries += 1
@@ -166,8 +170,8 @@ class Pages:
         return outbox.queued > 0
 
     def _skip_damaged(self, session: Session, seq: int) -> None:
-        """Skip a row that can no longer be read. Its reader gets a notice each time it would have come, until
-        the ack cursor has passed it."""
+        """Skip a row that can no longer be read. Its reader gets a notice each time the row would have been delivered,
+        until the ack cursor has passed it."""
         mailbox = self._participants.find_mailbox(session.live_origin().agent_id)
         session.outbox.position = seq
         if mailbox is None or session.outbox.is_own(seq):
@@ -178,7 +182,7 @@ class Pages:
         self._output.notice([session], "damaged", None, {"seq": seq})
 
     def _build_frame(self, session: Session, row: Row) -> bytes | None:
-        """Return the ``deliver`` frame of a row for a session, or None if the session does not get it."""
+        """Return the ``deliver`` frame of a row for a session, or None if the session does not get the row."""
         agent_id = session.live_origin().agent_id
         assert row.head is not None
         if not is_recipient(self._participants.state, agent_id, row.head):
@@ -191,20 +195,21 @@ class Pages:
         if session.starts_at_ack_cursor:  # from an explicit cursor nothing is left out
             if row.actor == agent_id and row.seq <= session.joined_at:
                 return None
-            # Decide by the moment of joining: what a session is given must not depend on how fast it reads. A message
-            # that was handled then and is not handled now has been revived since, and comes as another attempt.
+            # Decide by the time of the join: what a session gets must not depend on how fast it reads. A message that
+            # was handled then and is not handled now has been restored since, and comes as another attempt.
             if session.handled_at_join.is_handled(row.seq):
                 if mailbox.is_handled(row.seq):
                     return None
                 if row.seq in mailbox.awaiting_retry:
-                    session.outbox.skipped.add(row.seq)  # its timer delivers it, to this session too
+                    session.outbox.skipped.add(row.seq)  # the timer delivers it, to this session too
                     return None
-        # A page may bring a message that failed before. Its number of attempts must be that of a redelivery.
+        # A page may contain a message that failed before. Its attempt number must be that of a redelivery.
         attempt = self._participants.find_attempt(agent_id, row.seq) if row.seq in mailbox.failed else None
         return deliver_bytes(row.data, attempt.failures + 1 if attempt is not None else 1)
 
     def _go_live(self, session: Session) -> None:
-        """Push what was published since the last page, from memory. From then on `publisher` reaches the session."""
+        """Push the messages published since the last page, from memory. From then on `publisher` reaches the
+        session."""
         outbox, head, recent = session.outbox, self._participants.state.head, self._recent.rows
         if outbox.position < head:
             if not recent or recent[0].seq > outbox.position + 1:

@@ -1,7 +1,8 @@
-"""The participants that are live: their sessions, and what each has handled.
+"""The live participants: their sessions, and the messages that each has handled.
 
-Stands between `intake`, which marks acknowledged messages as handled, and what goes out (`publisher`, `pages`,
-`redelivery`). Holds the committed state, which the publisher moves on. Decides in memory; no IO, no clock.
+`intake` marks acknowledged messages as handled in this module. `publisher`, `pages` and `redelivery` use it to send
+messages. It holds the committed state, which the publisher replaces after each batch. Decides in memory; no IO, no
+clock.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .session import Session
 
 
 class LiveParticipant:
-    """A participant with a session, or whose mailbox differs from what the ledger holds."""
+    """A participant that has a session, or whose mailbox differs from the ledger's version."""
 
     __slots__ = ("agent_id", "mailbox", "registered_seq", "sessions")
 
@@ -35,25 +36,25 @@ class LiveParticipants:
         self.state = State()
         """The committed state."""
         self.live: dict[str, LiveParticipant] = {}
-        """By id. The publisher looks here for each recipient of each message."""
+        """Live participants by id. The publisher looks up each recipient of each message here."""
         self._online: dict[str, LiveParticipant] = {}
         """Participants with a session."""
         self._in_channels: dict[str, dict[str, LiveParticipant]] = {}
         """Participants with a session, by the channels that they are or were in."""
         self._idle: dict[str, None] = {}
-        """Participants without a session that `drop_idle` has yet to look at."""
+        """Participants without a session that `drop_idle` has not checked yet."""
         self._changed: dict[str, Mailbox] = {}
         self._head_moved = asyncio.Event()
-        """Set and replaced whenever the head moves: each event wakes those who wait at that moment."""
+        """Set and replaced whenever the head moves. Each event wakes the tasks that wait at that moment."""
 
     # --- the state
 
     def merge(self, draft: State) -> None:
-        """Move the committed state on to a draft."""
+        """Merge a draft into the committed state."""
         head = self.state.head
         self.state.merge(draft)
-        # Members who left stay in this index: they may still read what was sent before, and `is_recipient` decides.
-        for key in draft.tables.get("member", ()):  # members who came or left, as CHANNEL/ID
+        # Members who left stay in this index: they may still read earlier messages, and `is_recipient` decides.
+        for key in draft.tables.get("member", ()):  # members who joined or left, as CHANNEL/ID
             channel, _, agent_id = key.partition("/")
             live = self.live.get(agent_id)
             if live is not None and live.sessions:
@@ -75,7 +76,7 @@ class LiveParticipants:
         """Drop everything that was derived from the state, which is about to be loaded again."""
         for participants in (self.live, self._online, self._in_channels, self._idle):
             participants.clear()
-        self._changed = {}  # a new dict: mailboxes from before hold on to the old one
+        self._changed = {}  # a new dict, because mailboxes from before keep the old one
 
     # --- sessions
 
@@ -110,7 +111,8 @@ class LiveParticipants:
         mailbox.delivered = max(mailbox.delivered, session.outbox.delivered)
         if live.sessions:
             return
-        # The next session gets what the last one held on another attempt, even if it starts from a cursor above it.
+        # The last session's unhandled messages go to the next session as another attempt, even if that session starts
+        # from a cursor above them.
         mailbox.awaiting_retry |= mailbox.failed
         self._idle[live.agent_id] = None
         del self._online[live.agent_id]
@@ -123,7 +125,7 @@ class LiveParticipants:
     # --- mailboxes
 
     def activate(self, participant: Participant) -> LiveParticipant:
-        """Return the live participant, loaded from the state if it is not in memory."""
+        """Return the live participant. It is loaded from the state if it is not in memory."""
         live = self.live.get(participant.agent_id)
         if live is None:
             mailbox = self._load_mailbox(participant.agent_id)
@@ -140,7 +142,8 @@ class LiveParticipants:
         mailbox = Mailbox(self.state.ack_cursor(agent_id), agent_id, self._changed)
         open_triggers = self.open_triggers(agent_id)
         for seq, attempt in self.state.attempts(agent_id).items():
-            # The agent still works on it. Its reaction is resumed, so another delivery would start a second one.
+            # The agent still works on the message. Its reaction is resumed, so another delivery would start a second
+            # reaction.
             if seq in open_triggers:
                 continue
             if attempt.is_revived or not mailbox.is_handled(seq):
@@ -151,19 +154,19 @@ class LiveParticipants:
         return mailbox
 
     def open_triggers(self, agent_id: str) -> set[int]:
-        """Return the triggers of an agent's open reactions. Their failures count until the reaction ends."""
+        """Return the triggers of an agent's open reactions. The failures of a trigger count until its reaction ends."""
         return {reaction.trigger for reaction in self.state.reactions_of(agent_id).values()}
 
     def find_attempt(self, agent_id: str, seq: int) -> Attempt | None:
-        """Return the failures of a message at a participant, if it failed and is not handled."""
+        """Return the failures of a message at a participant, or None if the message is handled or has never failed."""
         attempt: Attempt | None = self.state.get("attempt", f"{agent_id}/{seq}")
         return attempt
 
     def find_delivery_start(self, participant: Participant, first_seq: int) -> int:
         """Return the cursor at which delivery from the ack cursor starts.
 
-        Afterwards the mailbox forgets what retention dropped, so only this one answer lies below ``first_seq``: its
-        session is welcomed as ``limited``, later ones are not.
+        Afterwards the mailbox forgets messages that retention has deleted. So only this one result can be below
+        ``first_seq``: its session is welcomed as ``limited``, later sessions are not.
         """
         mailbox = self.activate(participant).mailbox
         start = max(mailbox.delivery_start(), participant.registered_seq)
@@ -178,9 +181,9 @@ class LiveParticipants:
         return changed
 
     def drop_idle(self) -> None:
-        """Forget participants without a session whose mailbox equals what the ledger holds.
+        """Forget participants without a session whose mailbox equals the ledger's version.
 
-        Any other mailbox is looked at again when it changes (`list_changed`): nothing else makes it equal.
+        Other mailboxes are checked again after they change (`list_changed`), because nothing else makes them equal.
         """
         for agent_id in list(self._idle):
             live = self.live.get(agent_id)
@@ -205,14 +208,14 @@ class LiveParticipants:
         return self.state.ack_cursor(agent_id).is_handled(seq) and not (attempt is not None and attempt.is_revived)
 
     def is_awaiting_retry(self, agent_id: str, seq: int) -> bool:
-        """Return whether a failed message has yet to be delivered again."""
+        """Return whether a failed message still has to be delivered again."""
         live = self.live.get(agent_id)
         if live is not None:
             return seq in live.mailbox.awaiting_retry
         return self.find_attempt(agent_id, seq) is not None and not self.is_handled(agent_id, seq)
 
     def delivered_up_to(self, agent_id: str) -> int:
-        """Return the highest seq that any session of this participant was given, as far as the hub remembers."""
+        """Return the highest seq that any session of this participant received, if the hub remembers it."""
         live = self.live.get(agent_id)
         if live is None:
             return 0

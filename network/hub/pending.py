@@ -1,7 +1,7 @@
 """Step 4: entries that wait for the batch writer, and the fair choice of the next batch. In memory; no IO, no clock.
 
-`intake` adds entries, `batch_writer` takes batches. A participant that sends more than a batch holds waits for itself
-alone: owners take turns (docs/decisions/fair-batches.md).
+`intake` adds entries, and `batch_writer` takes batches. A participant that sends more than fits into a batch delays
+only itself: owners take turns (docs/decisions/fair-batches.md).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from roundelay.network.core.entries import (
 )
 
 ENTRY_BYTES = 1024
-"""Memory that a pending entry takes beside its frame, as estimated."""
+"""Memory of a pending entry in addition to its frame, estimated."""
 BATCH_COST = 1 << 19
-"""Maximum cost of a batch, some 400 small messages. Everybody waits while a batch is applied and written, and a larger
-one saves hardly any more fsyncs."""
+"""Maximum cost of a batch, about 400 small messages. Everybody waits while a batch is applied and written. A larger
+batch would save hardly any fsyncs."""
 TURN_COST = 1 << 14
 """Cost that one owner may add to a batch before the next owner's turn."""
 
@@ -33,19 +33,20 @@ TURN_COST = 1 << 14
 class PendingEntries:
     """Entries that wait for the writer, each with its size in bytes and its cost.
 
-    Has no bound itself: `intake` refuses frames beyond ``max_pending_bytes`` and stops reading beyond twice of it.
+    This class has no limit itself. `intake` refuses frames beyond ``max_pending_bytes``, and stops reading beyond twice
+    this limit.
     """
 
     def __init__(self) -> None:
         self.bytes = 0
         self.has_work = asyncio.Event()
-        """Wakes the batch writer, which clears it."""
-        # Entries since the last batch, in two lists: one tuple per message would be one more object to allocate and to
-        # collect.
+        """Wakes the batch writer, which clears the event."""
+        # Entries since the last batch, in two lists. With one tuple per message there would be one more object to
+        # allocate and to collect.
         self._entries: list[Entry] = []
         self._sizes: list[int] = []
         self._extra_costs: dict[int, int] = {}
-        """Cost beyond the size, by index in the lists; most entries have none."""
+        """Cost in addition to the size, by index in the lists. Most entries have none."""
         self._queues: dict[str, _OwnerQueue] = {}
         """Entries that did not fit into a batch, by owner."""
         self._turns: deque[_OwnerQueue] = deque()
@@ -56,9 +57,9 @@ class PendingEntries:
         return self._queued + len(self._entries)
 
     def add(self, entry: Entry, size: int = 0, extra_cost: int = 0) -> None:
-        """Add an entry. ``size`` is the size of its frame; ``extra_cost`` is further work, in bytes that would cost as
-        much."""
-        if not self.bytes:  # while anything is left, the writer keeps itself awake
+        """Add an entry. ``size`` is the size of its frame. ``extra_cost`` is the cost of further work, expressed in
+        bytes."""
+        if not self.bytes:  # while entries are left, the writer keeps itself awake
             self.has_work.set()
         # Tiny frames cost memory too. Without a fixed part, a million of them would pass the bound.
         size += ENTRY_BYTES
@@ -69,7 +70,8 @@ class PendingEntries:
             self._extra_costs[len(self._sizes) - 1] = extra_cost
 
     def take_batch(self) -> list[Entry]:
-        """Remove and return the next batch: everything in order of arrival if it fits, else owners in turns."""
+        """Remove and return the next batch. If everything fits, it is in order of arrival. Otherwise owners take
+        turns."""
         if not self._queued and self.bytes + sum(self._extra_costs.values()) <= BATCH_COST:
             batch = self._entries
             self.clear()
@@ -105,7 +107,8 @@ class PendingEntries:
         self.bytes = self._queued = 0
 
     def is_beyond_share(self, owner: str, max_bytes: int) -> bool:
-        """Return whether an owner has more pending than its share: ``max_bytes`` divided by the owners that wait."""
+        """Return whether an owner has more pending than its share: ``max_bytes`` divided by the number of owners that
+        wait."""
         self._sort_by_owner()
         queue = self._queues.get(owner)
         return queue is not None and queue.bytes * len(self._queues) >= max_bytes
@@ -126,7 +129,8 @@ class PendingEntries:
 
 
 class _OwnerQueue:
-    """Pending entries of one owner, oldest first: ``(entry, size, cost)``. ``credit`` is the cost it may still spend."""
+    """Pending entries of one owner, oldest first: ``(entry, size, cost)``. ``credit`` is the cost that the owner may
+    still use."""
 
     __slots__ = ("bytes", "credit", "entries", "owner")
 
@@ -138,9 +142,10 @@ class _OwnerQueue:
 
 
 def owner_of(entry: Entry) -> str:
-    """Return whose turn an entry takes. A ``hello`` belongs to the id that it names, so it stays behind what earlier
-    sessions of that id sent."""
-    if isinstance(entry, Send):  # before the match, whose class patterns cost: nearly every entry is a message
+    """Return the owner of an entry, whose turn the entry uses. A ``hello`` belongs to the id that it names. So it stays
+    behind the entries of earlier sessions of that id."""
+    # tested before the match, whose class patterns are slow: nearly every entry is a message
+    if isinstance(entry, Send):
         return entry.origin.agent_id
     match entry:
         case Join():

@@ -1,7 +1,7 @@
-"""Step 8: the committed state moves on to a batch's draft, and its outcomes go out to sessions.
+"""Step 8: a batch's draft becomes the committed state, and its outcomes are sent to sessions.
 
-Turns outcomes into deliveries, answers, notices, welcomes and goodbyes, in the order of the batch. Decides nothing about
-the network. Runs without an await: a session never sees half of a batch.
+Turns outcomes into deliveries, answers, notices, welcomes and goodbyes, in the order of the batch. Decides nothing
+about the network. Runs without an await, so a session never sees half of a batch.
 """
 
 from __future__ import annotations
@@ -82,9 +82,10 @@ class Publisher:
         self._limits = rules.limits.model_dump()
 
     def publish(self, draft: State, outcomes: Sequence[tuple[Entry, Outcome]]) -> None:
-        """Merge a batch into the committed state, then hand out each entry's messages and effects in order."""
+        """Merge a batch into the committed state. Then send each entry's messages and effects in order."""
         registry, sessions, messages = self._registry, self._registry.sessions, list[Row]()
-        inbox_changes = find_inbox_changes(registry.state, draft)  # before the merge: it compares the two
+        # before the merge, because it compares the draft with the committed state
+        inbox_changes = find_inbox_changes(registry.state, draft)
         # Before any delivery: `is_recipient` must see the members and participants of this batch.
         registry.participants.merge(draft)
         if inbox_changes is not None:
@@ -95,14 +96,14 @@ class Publisher:
             for row in outcome.rows:
                 if row.head is not None:
                     messages.append(row)
-                    # The sender's session gets `stored` instead of a delivery. A message that an operation or a hook sent
-                    # has no `stored`, so it is delivered to the caller's session too.
+                    # The sender's session gets `stored` instead of a delivery. A message that an operation or a hook
+                    # sent has no `stored`, so it is delivered to the caller's session too.
                     sender_session = entry.origin.session_id if isinstance(entry, Send) and row.key else ""
                     self._deliver(row, sender_session)
                     for mod in self._after_hooks:
                         self._run_after(mod, row)
             for effect in outcome.effects:
-                if isinstance(effect, SessionReply):  # before the match, whose class patterns cost
+                if isinstance(effect, SessionReply):  # tested before the match, whose class patterns are slow
                     session = sessions.get(effect.session_id)
                     if session is not None:
                         registry.write(session, effect.data)
@@ -126,7 +127,7 @@ class Publisher:
         frame = FIRST_DELIVERY % row.data
         if kind == "direct":  # nearly every message: to one participant, and to the sender's other sessions
             _, name = parse_address(row.target)
-            # Kept in memory only (`uncaused_answers`): a restart begins to count again.
+            # Kept in memory only (`uncaused_answers`): after a restart, counting begins again.
             state.recent_messages.delivered[name] = seq
             if head.sender_kind == "human":
                 record_person(self._rules.limits, state, head)
@@ -151,12 +152,13 @@ class Publisher:
             targets = [live[name] for name in dict.fromkeys(parties(head)) if name in live]
         others = [session for recipient in targets if recipient.agent_id != row.actor for session in recipient.sessions]
         registry.push(others, (seq, frame, True), sender_session)
-        # The sender's other sessions get the message too, but it is not their work: they acknowledge nothing.
+        # The sender's other sessions get the message too, but need not acknowledge it, because it is not their work.
         own = [session for recipient in targets if recipient.agent_id == row.actor for session in recipient.sessions]
         registry.push(own, (seq, frame, False), sender_session)
 
     async def _notify_readers(self, seqs: set[int]) -> None:
-        """SendNotice those who may read these messages that their inbox changed. Only the ledger knows the messages."""
+        """Notify the readers of these messages that their inbox changed. The heads of these messages are only in the
+        ledger."""
         registry = self._registry
         try:
             heads = await self._ledger.heads(seqs)
@@ -173,7 +175,7 @@ class Publisher:
 
         try:
             work = mod.after(AfterContext(self._registry.state, submit), row)
-        except Exception:  # one mod's defect must not end the hub
+        except Exception:  # a bug of one mod must not end the hub
             log.exception("a mod's after hook failed", extra={"mod": mod.id})
             return
         if work is not None:
@@ -206,7 +208,7 @@ class Publisher:
                 assert_never(effect)
 
     def _notify(self, effect: SendNotice) -> None:
-        """Send a notice to the sessions of its readers; who asked gets it without the reason."""
+        """Send a notice to the sessions of its readers. The sender of the request gets it without the reason."""
         registry = self._registry
         sessions = {
             session.session_id: session
@@ -251,12 +253,12 @@ class Publisher:
     def _welcome(self, effect: AcceptSession) -> None:
         hello, participant, origin = effect.hello, effect.participant, effect.origin
         registry, state, meta = self._registry, self._registry.state, self._registry.meta
-        # Do this even if the new session has ended: the older fencing token is refused from here on, and its session has
-        # to learn that.
+        # Do this even if the new session has ended: the older fencing token is refused from here on, and its session
+        # must learn that.
         if origin.fencing_token is not None:
             self._supersede(participant.agent_id)
-        # The connection may have ended while its hello was in the batch. Then its registration stays, and no session
-        # starts.
+        # The connection may have ended while its hello was in the batch. In this case its registration stays, but no
+        # session starts.
         session = registry.sessions.get(origin.session_id)
         if session is None or session.state is not SessionState.JOINING:
             return
@@ -289,18 +291,19 @@ class Publisher:
         registry.write(session, encode(frame))
         at_ack_cursor = hello.resume is UNSET
         registry.join(session, origin, participant, cursor, at_ack_cursor=at_ack_cursor, is_silent=not hello.deliver)
-        # These came while no runner was connected. The new one has just learned of its open reactions from the welcome.
+        # These requests came while no runner was connected. The new runner has just learned of its open reactions from
+        # the welcome.
         for request in effect.cancel_requests:
             self._request_cancel(request)
-        # Last: early frames are handled as those of a live session, behind its welcome and its cancel requests.
+        # Last: early frames are handled as those of a live session, after its welcome and its cancel requests.
         self._intake.release(session)
 
     def _describe_leader(self) -> Follows | UnsetType:
-        """Return what ``welcome`` says about the node that leads; nothing where this node does."""
+        """Return the fields of ``welcome`` that describe the leader. Empty if this node leads."""
         return UNSET
 
     def _list_limits(self, agent_id: str) -> dict[str, int]:
-        """Return the limits of one participant, without those that do not apply to it."""
+        """Return the limits of one participant, without limits that do not apply to it."""
         quotas = self._rules.quotas
         if agent_id not in quotas.own:
             return self._limits
@@ -310,17 +313,18 @@ class Publisher:
     def _find_start(self, effect: AcceptSession) -> tuple[int, Any, int | None]:
         """Return the cursor, the kind of resume and, if the history was cut, its first seq.
 
-        Without a ``resume`` a session starts at its participant's ack cursor. A cursor of another history, or outside of
-        this one, starts at the beginning, as ``limited``.
+        Without a ``resume`` a session starts at its participant's ack cursor. With a cursor of another history, or
+        outside of this one, it starts at the beginning, as ``limited``.
         """
         resume, meta = effect.hello.resume, self._registry.meta
         if resume is UNSET:
             start = self._registry.participants.find_delivery_start(effect.participant, meta.first_seq)
-            # Retention dropped messages that this participant had not handled. Say so once, and start at what is left.
+            # Retention deleted messages that this participant had not handled. Report this once, and start at the
+            # oldest remaining message.
             if start < meta.first_seq - 1:
                 return meta.first_seq - 1, "limited", meta.first_seq
             return start, "new" if effect.is_new else "full", None
-        # A cursor holds only within its own history. In another one the same number names another message.
+        # A cursor is valid only within its own history. In another history the same number means another message.
         if resume.epoch == meta.epoch and meta.first_seq - 1 <= resume.cursor <= self._registry.state.head:
             return resume.cursor, "full", None
         return meta.first_seq - 1, "limited", meta.first_seq
@@ -328,8 +332,8 @@ class Publisher:
     def _supersede(self, agent_id: str) -> None:
         for session in self._registry.participants.sessions_of(agent_id):
             if session.is_reactor:
-                # Written before the close frame: the old runner must stop its work, not reconnect and take the agent
-                # back.
+                # Written before the close frame: the old runner must stop its work, instead of reconnecting and taking
+                # the agent back.
                 self._registry.notice([session], "superseded", None, {"agent_id": agent_id})
                 self._registry.end(session, 4409, "A newer reactor has taken over.")
 
@@ -337,5 +341,5 @@ class Publisher:
 async def _await_after(work: Awaitable[None]) -> None:
     try:
         await work
-    except Exception:  # one mod's IO must not end the hub
+    except Exception:  # a bug in one mod's IO must not end the hub
         log.exception("a mod's after hook failed")

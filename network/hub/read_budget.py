@@ -1,9 +1,10 @@
-"""The read budget: who may begin a read and who waits, so that unread results stay bounded.
+"""The read budget decides which reads may begin and which wait, so that unread results stay limited.
 
-A read in progress counts as twice ``max_result_bytes`` (its rows, and the frame made of them). A result counts as its
-own size until the connection has taken it. Three bounds hold at once: per session, per participant with all of its
-sessions, and for the hub. A session without reads may begin one, however small a bound is. Waiting reads take
-turns: first by participant, then by session. Decides in memory, on the hub's loop; its only clock is the loop's timer.
+A read in progress counts as twice ``max_result_bytes`` (its rows, and the frame made from them). A result counts as its
+own size until the connection has accepted it. Three limits apply at once: per session, per participant with all its
+sessions, and for the hub. A session without reads may always begin one, however small the limits are. Waiting reads
+take turns, first by participant, then by session. Decides in memory, on the hub's loop. Its only clock is the loop's
+timer.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ from collections.abc import Callable
 from roundelay.network.config import Limits
 
 FULL_S = 2.0
-"""Time at the hub's bound after which the session with the most unread results is closed (docs/protocol.md)."""
+"""Time in seconds at the hub's limit after which the session with the most unread results is closed
+(docs/protocol.md)."""
 LARGE_BYTES = 1 << 19
 REST_S_PER_BYTE = 1 / (1 << 30)
-"""Pause before the next read after a large result, in seconds per byte: about the time that the loop spent to encode and
-write it. Frames of others need several turns of the loop to be delivered, and without a pause each of these turns would
-make another large result."""
+"""Pause before the next read after a large result, in seconds per byte. It is about the time that the loop spent to
+encode and write the result. Delivering other sessions' frames takes several turns of the loop. Without a pause each of
+these turns would make another large result."""
 
 
 class ByteBudget:
-    """Bytes in use under one bound. They count under the bounds of the parents too."""
+    """Bytes in use under one limit. They also count under the limits of the parents."""
 
     __slots__ = ("limit", "parent", "ready", "used")
 
@@ -32,10 +34,10 @@ class ByteBudget:
         self.limit = limit
         self.parent = parent
         self.ready: dict[ByteBudget, None] = {}
-        """Children that wait and may fit into their own bound, in turn."""
+        """Children that wait and may fit into their own limit, in turn."""
 
     def fits(self, size: int) -> bool:
-        # A read beyond the bound may run alone: otherwise it would wait forever.
+        # A read beyond the limit may run alone: otherwise it would wait forever.
         return not self.used or self.used + size <= self.limit
 
     def add(self, size: int) -> None:
@@ -57,7 +59,7 @@ class ParticipantBudget(ByteBudget):
 
 
 class SessionReads(ByteBudget):
-    """One session's reads, from its first one on: those in progress, those that wait, and results to be written."""
+    """One session's reads, from its first read on: those in progress, those that wait, and results to be written."""
 
     __slots__ = ("end", "in_progress", "participant", "request_bytes", "results", "unread", "waiting", "written")
 
@@ -65,19 +67,19 @@ class SessionReads(ByteBudget):
         super().__init__(limit, participant)
         self.participant = participant
         self.end = end
-        """Ends the session, when its unread results make everybody wait."""
+        """Ends the session if its unread results make everybody wait."""
         self.waiting: list[asyncio.Future[None]] = []
         """Reads that wait for the budget, oldest first; at most ``max_reads``."""
         self.unread = 0
-        """Bytes of results that the connection has not taken."""
+        """Bytes of results that the connection has not accepted."""
         self.in_progress = 0
-        """Number of reads and of signals by thread, waiting ones included."""
+        """Number of reads and of signals by thread, including waiting ones."""
         self.request_bytes = 0
-        """Bytes of the frames that asked for the reads in progress."""
+        """Bytes of the frames that requested the reads in progress."""
         self.results: list[bytes] = []
         """Results to be written, one by one."""
         self.written = 0
-        """Bytes of the result that was written last, until the connection has taken it."""
+        """Bytes of the result that was written last, until the connection has accepted it."""
 
 
 class ReadBudget:
@@ -92,7 +94,7 @@ class ReadBudget:
         self._participants: dict[str, ParticipantBudget] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._holds = 0
-        """Number of reasons why no read may begin now: one began in this turn, or a large result was made."""
+        """Number of reasons why no read may begin now: a read began in this turn, or a large result was made."""
 
     @property
     def used(self) -> int:
@@ -110,11 +112,11 @@ class ReadBudget:
         return reads
 
     async def acquire(self, reads: SessionReads) -> None:
-        """Reserve the bytes of one read, after a wait if there is no room. Raises `CancelledError` if the session has
+        """Reserve the bytes of one read. Waits if there is no room. Raises `CancelledError` if the session has
         ended."""
-        if reads not in reads.participant.sessions:  # the session went while its read waited for something else
+        if reads not in reads.participant.sessions:  # the session ended while its read waited for something else
             raise asyncio.CancelledError
-        # A read that fits must still wait behind others. Otherwise newcomers could pass a waiting one forever.
+        # A read that fits must still wait behind others. Otherwise new reads could pass a waiting one forever.
         if not self._holds and not reads.waiting and not self._hub.ready and self._fits(reads):
             self._start(reads)
             return
@@ -126,7 +128,7 @@ class ReadBudget:
         await turn
 
     def release(self, reads: SessionReads) -> None:
-        """Free what `acquire` reserved."""
+        """Free the bytes that `acquire` reserved."""
         self._free(reads, self._read_bytes)
 
     def add_result(self, reads: SessionReads, size: int) -> None:
@@ -138,14 +140,14 @@ class ReadBudget:
             asyncio.get_running_loop().call_later(size * REST_S_PER_BYTE, self._end_hold)
 
     def drop_result(self, reads: SessionReads, size: int) -> None:
-        """Free a result that the connection has taken, or that is given up."""
+        """Free a result that the connection has accepted, or that is given up."""
         reads.unread -= size
         self._free(reads, size)
 
     def close_session(self, reads: SessionReads) -> None:
         """Remove a session with its waiting reads and its results. Reads in progress end by themselves."""
         for turn in reads.waiting:
-            # The waiting tasks see `CancelledError` and release nothing, because they hold nothing yet.
+            # The waiting tasks get a `CancelledError`. They release nothing, because they have reserved nothing yet.
             turn.cancel()
         self.waiting -= len(reads.waiting)
         reads.waiting.clear()
@@ -162,8 +164,8 @@ class ReadBudget:
 
     def _free(self, reads: SessionReads, size: int) -> None:
         reads.add(-size)
-        # The participant's budget outlives its sessions while a read of theirs is in progress: its bytes are still in
-        # use.
+        # The participant's budget outlives its sessions while one of their reads is in progress, because its bytes are
+        # still in use.
         if not reads.participant.used and not reads.participant.sessions:
             self._participants.pop(reads.participant.agent_id, None)
         if reads.waiting or reads.participant.ready:
@@ -183,8 +185,8 @@ class ReadBudget:
             self._hub.ready[participant] = None
 
     def _start_waiting(self) -> None:
-        """Start every waiting read that fits. A participant or session at its own bound leaves the queue, and
-        returns when it frees something."""
+        """Start every waiting read that fits. A participant or session at its own limit leaves the queue, and returns
+        when it frees bytes."""
         hub, size = self._hub, self._read_bytes
         while hub.ready:
             participant = next(iter(hub.ready))
@@ -196,29 +198,29 @@ class ReadBudget:
             if not reads.waiting or not reads.fits(size):
                 del participant.ready[reads]
                 continue
-            # Checked only now: readers at their own bound must leave the queue even while nobody may start.
+            # Check only now: readers at their own limit must leave the queue even while no read may start.
             if self._holds:
                 return
             if not hub.fits(size):
                 if self._timer is None:
-                    # The hub is full for everybody. Results that are being written get this long to leave.
+                    # The hub is full for everybody. Results that are being written get this much time.
                     self._timer = asyncio.get_running_loop().call_later(FULL_S, self._evict_largest)
                 return
-            # Both leave the front of their queues, and `_enqueue` puts them at the end: that makes the turns.
+            # Both leave the front of their queues, and `_enqueue` puts them at the end. This is how they take turns.
             del participant.ready[reads], hub.ready[participant]
             turn = reads.waiting.pop(0)
             self.waiting -= 1
             self._enqueue(reads)
             # The task that waited may have been cancelled meanwhile.
             if not turn.done():
-                # Wake this read before `_start` schedules the end of the hold: if the read makes a large result at
-                # once, that holds up the next one.
+                # Wake this read before `_start` schedules the end of the hold. If the read makes a large result at
+                # once, the result delays the next read.
                 turn.set_result(None)
                 self._start(reads)
 
     def _start(self, reads: SessionReads) -> None:
-        """Count a read, and allow no other in this turn of the loop: some take milliseconds, and frames of others come
-        in between."""
+        """Count a read, and allow no other read in this turn of the loop. Some reads take milliseconds, and other
+        sessions' frames must come in between."""
         reads.add(self._read_bytes)
         self._holds += 1
         asyncio.get_running_loop().call_soon(self._end_hold)
@@ -228,13 +230,14 @@ class ReadBudget:
         self._start_waiting()
 
     def _evict_largest(self) -> None:
-        """End the session with the most unread results of the participant with the most: the hub has been at its bound
+        """End the session with the most unread results, of the participant with the most. The hub has been at its limit
         for `FULL_S`."""
         self._timer = None
         if not self._hub.ready or self._hub.fits(self._read_bytes):
             return
         unread = {budget: sum(reads.unread for reads in budget.sessions) for budget in self._participants.values()}
-        # By participant first: a participant with many sessions must not be spared because each of them holds little.
+        # Choose the participant first: a participant with many sessions must not be spared because each session holds
+        # little.
         participant = max(unread, key=lambda budget: unread[budget])
         if unread[participant]:
             max(participant.sessions, key=lambda reads: reads.unread).end()
@@ -254,7 +257,7 @@ class ReadSlot:
         self._is_acquired = True
 
     def release(self) -> None:
-        """Idempotent."""
+        """Release the budget. Idempotent."""
         if self._is_acquired:
             self._is_acquired = False
             self._budget.release(self._reads)

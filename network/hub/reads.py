@@ -1,6 +1,6 @@
-"""Reads: operations that change nothing. They run beside the batches, on the committed state and the ledger.
+"""Reads: operations that change nothing. They run in parallel to the batches, on the committed state and the ledger.
 
-`intake` starts one task per read. Each waits for the read budget, so that unread results stay bounded.
+`intake` starts one task per read. Each task waits for the read budget, so that unread results stay limited.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ReadService:
             value = await operation.call(reading, args)
             if read_errors.is_failing:
                 read_errors.record_success(reader)
-            # Encode at once: the value of a large result has megabytes, and so has the frame.
+            # Encode at once, because a large result takes megabytes as a value and again as a frame.
             return encode(ResultFrame(call_id=call_id, value=cast(Raw, value), as_of=as_of))
         except LedgerError as error:
             quote = read_errors.record(error, reader)
@@ -79,7 +79,7 @@ class ReadService:
             return error_bytes(internal, keys)
         except RoundelayError as error:
             return error_bytes(error, keys)
-        except Exception:  # a defect of one operation must not end the hub
+        except Exception:  # a bug in one operation must not end the hub
             quote = self._new_id()
             log.exception("an operation failed", extra={"quote": quote, "op": operation.op})
             return error_bytes(InternalError(f"The hub failed on this call; quote {quote} to its operator."), keys)

@@ -1,7 +1,7 @@
-"""Log an error that repeats once: each reason when it appears and once a minute while it lasts, then the recovery.
+"""Log of repeated errors: each reason when it appears and once a minute while it lasts, then the recovery.
 
 A failing storage is tried again twenty times a minute, and a participant that cannot be served reconnects at once. A
-line for each failure would hide the first one, which says why. Writes the log and nothing else.
+line for each failure would hide the first line, which has the reason. Writes only to the log.
 """
 
 from __future__ import annotations
@@ -13,21 +13,23 @@ log = logging.getLogger(__name__)
 
 REPEAT_AFTER_S = 60.0
 MAX_REASONS = 20
-"""Distinct reasons beyond which all others count as one: a reason with a number in it may be new each time."""
+"""Number of distinct reasons beyond which all others count as one. A reason that contains a number may be new each
+time."""
 
 
 class RepeatedErrorLog:
-    """One thing that may fail for a while, for one subject or for many.
+    """An operation that may fail for a while, for one subject or for many.
 
-    ``what`` starts each line about a failure, ``over`` the line about the recovery. With ``new_id`` each reason gets an
-    id to quote, which is logged and returned by `record`.
+    ``what`` starts each line about a failure, and ``over`` starts the line about the recovery. With ``new_id`` each
+    reason gets an id to quote, which is logged and returned by `record`.
     """
 
     def __init__(
         self, what: str, over: str, now_s: Callable[[], float], new_id: Callable[[], str] | None = None
     ) -> None:
         self.is_failing = False
-        """Whether anything fails. An attribute, so that callers on the hot path need no call of `record_success`."""
+        """Whether any subject fails. It is an attribute, so that callers on the hot path need not call
+        `record_success`."""
         self._what = what
         self._over = over
         self._now_s = now_s
@@ -40,15 +42,15 @@ class RepeatedErrorLog:
         self._failures = 0
 
     def record(self, error: Exception, subject: str = "", *, is_defect: bool = False) -> str:
-        """Record a failure and return the id to quote, the same for the same reason. A defect is logged with its
+        """Record a failure and return the id to quote, which is the same for the same reason. A bug is logged with its
         traceback."""
         now_s, reason = self._now_s(), str(error) or type(error).__name__
         if not self._failing:
             self._began_s, self._failures = now_s, 0
-            # A new outage logs each reason again, even within a minute of the last one.
+            # A new outage logs each reason again, even within a minute of the last line.
             self._logged.clear()
         self.is_failing = True
-        # Removed first, so that the dict stays sorted by the time of the last failure.
+        # Remove first, so that the dict stays sorted by the time of the last failure.
         self._failing.pop(subject, None)
         self._failing[subject] = now_s
         self._failures += 1
@@ -68,8 +70,8 @@ class RepeatedErrorLog:
         return quote
 
     def record_success(self, subject: str = "") -> None:
-        """Record that a subject succeeded. The failure is over when every subject that failed lately has succeeded. A
-        subject that has not tried for `REPEAT_AFTER_S` may never do so, and does not count."""
+        """Record that a subject succeeded. The outage is over when every subject that failed lately has succeeded. A
+        subject that has not tried for `REPEAT_AFTER_S` does not count, because it may never try again."""
         if not self._failing:
             return
         now_s = self._now_s()

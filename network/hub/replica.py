@@ -1,8 +1,8 @@
-"""The read replica of a node that follows: clients may read there what another node decides.
+"""The read replica of a node that follows: clients can read data that another node has decided.
 
-`ReplicaHub` serves the node's index and stores nothing. `ReplicaReaders` starts and stops one as the node follows and
-leads; the node's own hub waits meanwhile, and begins when the node leads. A replica that fails ends alone: reading is no
-reason to miss an election.
+`ReplicaHub` serves the node's index and stores nothing. `ReplicaReaders` starts a replica when the node begins to
+follow, and stops it when the node begins to lead. Meanwhile the node's own hub waits; it begins when the node leads. A
+failure of the replica ends only the replica: reading is no reason to miss an election.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CANNOT_SHOW = "What this node has of the network can't be shown for the moment; 
 
 
 class ReplicaView(LiveHubView):
-    """The replica as operations read it: their results are true as of the last row that was followed."""
+    """Interface of a replica for reading operations. Results are complete up to the last followed row."""
 
     def as_of(self) -> int | UnsetType:
         assert self._rules.follows is not None
@@ -45,7 +45,7 @@ class ReplicaView(LiveHubView):
 
 
 class ReplicaIntake(Intake):
-    """Refuses frames that the leader alone can handle and that `core.apply` never sees."""
+    """Refuses frames that only the leader can handle and that `core.apply` never sees."""
 
     def _accept_nack(self, session: Session, origin: Origin, frame: NackFrame) -> None:
         self._refuse_change(session)
@@ -60,23 +60,23 @@ class ReplicaIntake(Intake):
 
 
 class ReplicaPublisher(Publisher):
-    """Welcomes sessions to a replica. Mods' ``after`` hooks run where the message was decided, not here."""
+    """Welcomes sessions to a replica. Does not run the mods' ``after`` hooks, which run at the leader."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # The leader runs them once. Every replica would otherwise repeat their IO.
+        # The leader runs them once. Otherwise every replica would repeat their IO.
         self._after_hooks = ()
 
     def _welcome(self, effect: AcceptSession) -> None:
         session = self._registry.sessions.get(effect.origin.session_id)
         if session is not None and session.state is SessionState.JOINING and self._is_ahead(effect.hello.resume):
-            # A start at an earlier cursor would show the client again what it has seen.
+            # Starting at an earlier cursor would show the client messages that it has already seen.
             self._registry.end(session, 4503, BEHIND)
             return
         super()._welcome(effect)
 
     def _is_ahead(self, resume: ResumePoint | UnsetType) -> bool:
-        """Return whether a cursor lies in this history, beyond what the replica has."""
+        """Return whether a cursor is in this history, but beyond the replica's data."""
         meta, head = self._registry.meta, self._registry.state.head
         return resume is not UNSET and resume.epoch == meta.epoch and resume.cursor > head
 
@@ -86,10 +86,10 @@ class ReplicaPublisher(Publisher):
 
 
 class ReplicaHub(Hub):
-    """A hub over the index of a node that follows. ``follows`` describes the leader, and how far this node is.
+    """A hub over the index of a node that follows. ``follows`` describes the leader, and how current this node is.
 
-    It decides who may join and refuses every change by the same rules as the leader. It stores nothing, so it has no
-    maintenance: the leader's acknowledgements, takeovers and trims arrive by `apply_followed` and `drop_before`.
+    It decides who may join and refuses every change, by the same rules as the leader. It stores nothing, so it has no
+    maintenance. The leader's acknowledgements, takeovers and trims arrive by `apply_followed` and `drop_before`.
     """
 
     view_type = ReplicaView
@@ -104,21 +104,21 @@ class ReplicaHub(Hub):
         await self._start_writer()
 
     async def apply_followed(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
-        """Move on to what the leader has stored, and deliver it. The index holds it already."""
-        # The lock keeps this apart from the replica's own batches (joins), whose drafts would miss these writes.
+        """Apply changes that the leader has stored, and deliver their messages. The index already contains them."""
+        # The lock separates this from the replica's own batches (joins), whose drafts would miss these writes.
         async with self.lock:
             state = self.state
             draft = state.draft(max(self._clock(), state.stamp))
             outcome = Outcome(rows=rows, writes=writes)
             draft.apply_outcome(outcome)
-            # End revoked sessions before anything is published: in the same commit there may be messages that they must
-            # no longer see.
+            # End revoked sessions before anything is published: the same commit may contain messages that they must no
+            # longer see.
             for write in writes:
                 if write.table == "participant" and write.value is not None:
                     self._end_cut_sessions(write.value)
                 elif write.table == "token" and write.value is not None and write.value.revoked:
                     self._end_token_sessions(write.key, write.value.agent_id)
-            # An entry without origin stands for the leader's commit: no session is its sender, so all of them get the
+            # An entry without origin represents the leader's commit: no session is its sender, so all of them get the
             # messages.
             self._publisher.publish(draft, [(BindCredentials(), outcome)])
 
@@ -136,19 +136,19 @@ class ReplicaHub(Hub):
                 self.registry.refuse(session, 4403, error)
 
     def _end_token_sessions(self, token: str, agent_id: str) -> None:
-        """End the sessions that joined with a token that is revoked."""
+        """End the sessions that joined with a token that is now revoked."""
         for session in self.registry.participants.sessions_of(agent_id):
             if session.origin is not None and session.origin.token == token:
                 self.registry.refuse(session, 4403, Forbidden(f"This token of {agent_id} was revoked."))
 
 
 class ReplicaReaders:
-    """A `cluster.read_replica.ReadReplica`; ``make_hub`` makes the hub for readers of an index."""
+    """A `cluster.read_replica.ReadReplica`. ``make_hub`` makes the hub for readers of an index."""
 
     def __init__(self, make_hub: Callable[[ReadOnlyIndex], ReplicaHub]) -> None:
         self._make_hub = make_hub
         self.hub: ReplicaHub | None = None
-        """The hub for readers; None while this node does not follow, or has not caught up yet."""
+        """The hub for readers. None while this node does not follow, or has not caught up yet."""
 
     @property
     def is_serving(self) -> bool:
@@ -158,7 +158,7 @@ class ReplicaReaders:
         hub = self._make_hub(index)
         try:
             await hub.start()
-        except LedgerError as error:  # the follower meets this error too, and handles it
+        except LedgerError as error:  # the follower sees this error too, and handles it
             log.warning("the read replica cannot read the node's index: %s", error)
             return
         self.hub = hub
@@ -172,7 +172,8 @@ class ReplicaReaders:
             await self._run(self.hub, self.hub.drop_before(first_seq))
 
     async def _run(self, hub: ReplicaHub, work: Awaitable[None]) -> None:
-        """Do a part of the work; if it fails, stop serving. The replica's state may differ from the index by then."""
+        """Do one piece of work. If it fails, stop serving: the replica's state may differ from the index after the
+        failure."""
         try:
             await work
         except Exception:

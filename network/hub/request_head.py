@@ -1,13 +1,13 @@
 """The head of an HTTP request as it arrives, before the library may parse it. Sans-IO: bytes in, bytes out.
 
-The library accepts GET alone, and does not bound a request that never ends. `RequestHead` finds the end of
-the head, turns HEAD into GET, and reports other methods.
+The library accepts only GET, and does not limit a request that never ends. `RequestHead` finds the end of the head,
+turns HEAD into GET, and reports other methods.
 """
 
 from __future__ import annotations
 
 MAX_REQUEST_BYTES = 32 * 1024
-"""Maximum size of a request's head. A thousand pending requests hold 32 MiB."""
+"""Maximum size of a request's head. A thousand pending requests take 32 MiB."""
 MAX_METHOD_CHARS = 16
 
 
@@ -19,7 +19,7 @@ class UnsupportedMethodError(Exception):
 
 
 class RequestHead:
-    """Splits the request from what follows it."""
+    """Splits the request from the bytes after it."""
 
     __slots__ = ("_pending", "_size", "is_complete", "method")
 
@@ -28,7 +28,7 @@ class RequestHead:
         """Method of the request, once it is known."""
         self.is_complete = False
         self._pending = b""
-        """Bytes that decide something together with the next ones: the method, or a part of the blank line."""
+        """Bytes that are only meaningful together with the next bytes: the method, or a part of the blank line."""
         self._size = 0
 
     @property
@@ -38,7 +38,7 @@ class RequestHead:
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
         """Return bytes of the request for the library, and the bytes that follow the request.
 
-        Raises `UnsupportedMethodError`; the request is over then.
+        Raises `UnsupportedMethodError`. The request then ends.
         """
         given, data = self._pending, self._pending + data
         if not self.method:
@@ -57,7 +57,7 @@ class RequestHead:
         head, blank_line, rest = data.partition(b"\r\n\r\n")
         request = (head + blank_line)[len(given) :]
         self.is_complete = bool(blank_line)
-        # The library has these bytes already; they are kept to find a blank line that arrives in two parts.
+        # The library already has these bytes. They are kept to find a blank line that arrives in two parts.
         self._pending = b"" if blank_line else data[-3:]
         self._size += len(request)
         return request, rest

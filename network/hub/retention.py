@@ -1,4 +1,4 @@
-"""Retention: decides which rows the ledger may drop, and drops them in small transactions between the hub's own."""
+"""Retention decides which rows the ledger may delete, and deletes them in small transactions between the hub's own."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 60.0
 ROUNDS_BETWEEN_EXPIRIES = 60
-"""Results of calls expire every hour."""
+"""Number of one-minute rounds between two expiries, so that results of calls expire every hour."""
 LEAP_MS = DAY_MS
-"""A clock this far ahead of the known time may be wrong."""
+"""A clock this far ahead of the known time may be wrong, in ms."""
 DOUBT_S = 3600.0
-"""Time during which nothing is dropped by a clock that may be wrong. An operator may correct the clock meanwhile."""
+"""Time in seconds during which nothing is deleted by a clock that may be wrong. Meanwhile an operator may correct the
+clock."""
 KEEP_ALL = Retain()
 TOO_LATE = "What this session has yet to be given is too old to be kept; reconnect and go on from there."
 
@@ -40,12 +41,12 @@ class ClockWatch:
         self._last: tuple[int, float] | None = None
         self._suspect_until: float | None = None
         self.leap_ms = 0
-        """Size of the last leap."""
+        """Size of the last leap, in ms."""
 
     def check(self, known: int = 0) -> None:
         """Compare the clock with the last check. The first check compares it with ``known``, a time in the past."""
         now, seconds = self._clock(), self._seconds()
-        # At the start the newest stored row is the last known time: a clock may have been wrong already when the hub
+        # At the start, the newest stored row is the last known time: the clock may already have been wrong when the hub
         # started.
         last_time, last_seconds = self._last or (known or now, seconds)
         self._last = now, seconds
@@ -60,19 +61,19 @@ class ClockWatch:
 
 
 def plan_trim(retain: Retain, registry: SessionRegistry, now: int) -> Trim:
-    """Return what may be dropped now: nothing that the prompt of an open reaction may hold, and nothing that a connected
-    session has yet to be given."""
+    """Return what may be deleted now. Messages that the prompt of an open reaction may contain are kept. So are
+    messages that a connected session has not received yet."""
     return Trim(
         messages_before=None if retain.days is None else now - retain.days * DAY_MS,
         records_before=None if retain.record_days is None else now - retain.record_days * DAY_MS,
         max_bytes=retain.bytes,
-        # Without pins everything stored may go, by age and size.
+        # Without pins everything stored may be deleted, by age and size.
         pinned=min(_find_pins(registry, now), default=registry.state.head + 1),
     )
 
 
 def _find_pins(registry: SessionRegistry, now: int) -> Iterator[int]:
-    """Yield seqs that must stay, and record since when each session waits for its first undelivered seq."""
+    """Yield seqs that must stay. Also record since when each session waits for its first undelivered seq."""
     for reaction in registry.state.reactions_by_oldest():
         if registry.state.present(reaction.agent_id) is not None:  # a removed agent never comes back to its reaction
             yield reaction.oldest
@@ -84,7 +85,7 @@ def _find_pins(registry: SessionRegistry, now: int) -> Iterator[int]:
         if session.origin is None:
             continue
         undelivered = session.outbox.first_undelivered()
-        # Progress restarts the patience: only a session that stays at one message counts as stalled.
+        # Progress restarts the time limit: only a session that stays at one message counts as stalled.
         if undelivered != session.undelivered_seq:
             session.undelivered_seq, session.undelivered_since = undelivered, now
         if undelivered is not None:
@@ -92,7 +93,7 @@ def _find_pins(registry: SessionRegistry, now: int) -> Iterator[int]:
 
 
 def _end_stalled(registry: SessionRegistry, pinned: int, patience_ms: int, now: int) -> bool:
-    """End the sessions that have pinned ``pinned`` for longer than ``patience_ms``, and return whether there were any.
+    """End the sessions that have pinned ``pinned`` for longer than ``patience_ms``. Return whether there were any.
     Their clients reconnect and are welcomed as ``limited``."""
     stalled = [
         session
@@ -108,8 +109,8 @@ def _end_stalled(registry: SessionRegistry, pinned: int, patience_ms: int, now: 
 
 
 def drop_before(registry: SessionRegistry, first_seq: int) -> None:
-    """Follow a trim that another node has decided: end the sessions that had yet to be given dropped messages. Their
-    clients reconnect and are welcomed as ``limited``."""
+    """Apply a trim that another node has decided. End the sessions that have not received the deleted messages yet.
+    Their clients reconnect and are welcomed as ``limited``."""
     registry.meta = msgspec.structs.replace(registry.meta, first_seq=first_seq)
     for session in list(registry.sessions.values()):
         undelivered = session.outbox.first_undelivered() if session.origin is not None else None
@@ -120,23 +121,23 @@ def drop_before(registry: SessionRegistry, first_seq: int) -> None:
 async def enforce_retention(
     retain: Retain, registry: SessionRegistry, ledger: Ledger, clock: Clock, commit_lock: asyncio.Lock
 ) -> int:
-    """Drop what is too old or too much, and return the number of dropped rows. Raises `LedgerError`."""
+    """Delete rows beyond the retention limits, and return their number. Raises `LedgerError`."""
     total = 0
     while True:
-        # Commits wait from the plan to the drop: otherwise a session could be welcomed to rows that are just being
-        # dropped, or a reaction could begin with them.
+        # Commits wait from the plan to the deletion. Otherwise a session could be welcomed to rows that are just being
+        # deleted, or a reaction could begin with them.
         async with commit_lock:
             now = clock()
             plan = plan_trim(retain, registry, now)
             trimmed = await ledger.trim(plan)
             registry.meta = msgspec.structs.replace(registry.meta, first_seq=trimmed.first_seq)
         total += trimmed.dropped
-        # One transaction drops a limited number of rows. The lock is free in between, so commits go on.
+        # One transaction deletes a limited number of rows. The lock is free in between, so commits continue.
         if trimmed.dropped:
             continue
         # Ending stalled sessions unpins rows, so the loop tries once more.
         if not trimmed.is_pinned or not _end_stalled(registry, plan.pinned, retain.patience_minutes * MINUTE_MS, now):
-            await ledger.forget_dropped()  # outside of the lock: no commit waits for it
+            await ledger.forget_dropped()  # outside the lock: no commit waits for it
             return total
 
 
@@ -148,13 +149,13 @@ async def run_retention(
     commit_lock: asyncio.Lock,
     clock_watch: ClockWatch,
 ) -> None:
-    """Enforce retention every minute, until cancelled. At once and then every hour, expire the results of calls too,
-    whatever is retained."""
+    """Enforce retention every minute, until cancelled. At the start and then every hour, also expire the results of
+    calls, whatever the retention settings are."""
     regardless_of_age = retain.model_copy(update={"days": None, "record_days": None})
     was_suspect, is_expiry_due = False, False
     for number in itertools.count():
         clock_watch.check()
-        # Logged once per leap, and only where it changes what is dropped.
+        # Log once per leap, and only if the leap changes what is deleted.
         if clock_watch.is_suspect and not was_suspect and retain != regardless_of_age:
             log.warning(
                 "the clock is %.1f days ahead of the newest stored row. If it is wrong, correct it: for an hour nothing "
@@ -168,7 +169,7 @@ async def run_retention(
                 dropped = await enforce_retention(effective, registry, ledger, clock, commit_lock)
                 if dropped:
                     log.info("old rows were dropped", extra={"rows": dropped, "first_seq": registry.meta.first_seq})
-            # Kept until it succeeds: an expiry that falls into an hour of doubt, or fails, is done later.
+            # Kept until it succeeds: an expiry that fails, or falls into an hour with a suspect clock, is done later.
             is_expiry_due = is_expiry_due or number % ROUNDS_BETWEEN_EXPIRIES == 0
             if is_expiry_due and not was_suspect:
                 await ledger.expire_calls(clock() - RESULT_TTL_MS)

@@ -1,6 +1,6 @@
-"""The listening socket of a hub, and what its port answers over HTTP: health, metrics, and the files of a page.
+"""The listening socket of a hub, and the HTTP answers of its port: health, metrics, and the files of a page.
 
-Accepts connections, judges each handshake, and runs a `HubConnection` for each session. Knows nothing of frames.
+Accepts connections, judges each handshake, and runs a `HubConnection` for each session. Knows nothing about frames.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 MAX_ACCEPTED_AT_ONCE = 4
-"""Connections that are accepted before existing ones are read again. A flood delays these by about 2 ms per turn."""
+"""Number of connections that are accepted before existing ones are read again. A flood delays these by about 2 ms per
+turn."""
 MIN_TURNS = 16
-"""Turns in which a pending connection is read before as many newcomers as there are places can have evicted it."""
+"""Minimum number of turns in which a pending connection is read before new connections can have evicted it."""
 ACCEPT_PAUSE_S = 1.0
-"""Delay before accepting again when the system gives no further file."""
+"""Delay in seconds before accepting again when the system has no more file descriptors."""
 WARN_AGAIN_S = 60.0
 
 
 class WebSocketServer:
-    """Listens for one hub. Serves sessions at ``/``, health at ``/healthz`` and ``/readyz``, metrics at ``/metrics``; with
-    a ``site`` also a page at ``/`` and its files under ``/web/``.
+    """Listens for one hub. Serves sessions at ``/``, health at ``/healthz`` and ``/readyz``, metrics at ``/metrics``.
+    With a ``site`` it also serves a page at ``/`` and its files under ``/web/``.
 
-    Accepts connections itself: event loops accept as many at once as come, so that silent ones could keep the loop from
-    everything else. That way it also knows the connections in their TLS handshake, and can evict them when the system
-    runs out of files.
+    Accepts connections itself. Event loops accept all waiting connections at once, so silent connections could keep the
+    loop from all other work. The server also knows the connections in their TLS handshake, and can evict them when the
+    system runs out of file descriptors.
     """
 
     def __init__(
@@ -73,15 +74,16 @@ class WebSocketServer:
         self._shared_log = shared_log
         self._readers = readers
         self.is_accepting_sessions = True
-        """Whether sessions are accepted once the hub is ready. False while a node that waits to lead is not prepared."""
+        """Whether sessions are accepted when the hub is ready. False while a node that waits to lead is not
+        prepared."""
         self._tls: ssl.SSLContext | None = None
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._warned_at = -math.inf
 
     async def bind(self, host: str, port: int) -> int:
-        """Bind the address and return the port, which the system chooses if ``port`` is 0. Nobody can connect yet. Raises
-        `OSError`."""
+        """Bind the address and return the port. The system chooses the port if ``port`` is 0. Nobody can connect yet.
+        Raises `OSError`."""
         self._sockets = await _bind(host, port)
         return int(self._sockets[0].getsockname()[1])
 
@@ -95,14 +97,14 @@ class WebSocketServer:
             self._start_accepting(listening)
 
     async def close(self) -> None:
-        """Stop listening and wait for the end of every connection. The hub has ended its sessions before."""
+        """Stop listening and wait for the end of every connection. The hub has already ended its sessions."""
         self.stop_listening()
         self._handshakes.evict_all()
         if self._tasks:
             await asyncio.wait(self._tasks)
 
     def stop_listening(self) -> None:
-        """Accept no more; connections stay. Idempotent."""
+        """Accept no more connections. Existing connections stay. Idempotent."""
         loop = asyncio.get_running_loop()
         listening, self._sockets = self._sockets, []
         for sock in listening:
@@ -110,7 +112,7 @@ class WebSocketServer:
             sock.close()
 
     def is_serving(self) -> bool:
-        """Return whether connections may come. The library asks at each handshake."""
+        """Return whether connections are accepted. The library asks at each handshake."""
         return bool(self._sockets)
 
     @property
@@ -131,7 +133,8 @@ class WebSocketServer:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                # Only the first failure proves that somebody waits: `accept` reports missing files before it looks.
+                # Only the first failure proves that somebody waits: `accept` reports a lack of file descriptors before
+                # it looks for a connection.
                 if number == 0:
                     self._handle_file_shortage(listening, error)
                 return
@@ -151,10 +154,10 @@ class WebSocketServer:
             task.add_done_callback(self._tasks.discard)
 
     def _handle_file_shortage(self, listening: socket.socket, error: OSError) -> None:
-        """Evict a pending connection for its file, or wait until a connection ends."""
+        """Evict a pending connection to free its file descriptor, or wait until a connection ends."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._warned_at >= WARN_AGAIN_S:
-            # Once a minute: this happens at each attempt to connect while the files are used up.
+            # Once a minute: without free file descriptors, this happens at each attempt to connect.
             self._warned_at = loop.time()
             log.warning(
                 "no further connection can be accepted. New ones wait until one ends; raise the limit of open files",
@@ -188,7 +191,7 @@ class WebSocketServer:
             if connection.protocol.state is WireState.OPEN:
                 await connection.run()
         except (ConnectionClosed, InvalidHandshake, OSError):
-            pass  # it is over, or was no handshake, which the library has answered
+            pass  # the connection ended, or its request was not a handshake, which the library has answered
         except Exception:
             log.exception("a connection failed")
         finally:
@@ -199,12 +202,12 @@ class WebSocketServer:
     def _process_request(
         self, connection: ServerConnection, request: Request
     ) -> Response | Awaitable[Response | None] | None:
-        """Answer a request, or return None to go on with the WebSocket handshake."""
+        """Answer a request, or return None to continue with the WebSocket handshake."""
         assert isinstance(connection, HubConnection)
         connection.read_address(request.headers)
         path = request.path.partition("?")[0]
         if path == "/" and (self._site is None or asks_for_session(request.headers)):
-            # The origin first: a hostile page must not learn from the answers whether the hub is ready or full.
+            # Check the origin first: a hostile page must not learn from the answers whether the hub is ready or full.
             return self._check_origin(connection, request) or self._check_session(connection, request)
         if self._site is not None and (path == "/" or path.startswith("/web/")):
             return self._check_origin(connection, request) or self._serve_file(connection, request, self._site, path)
@@ -247,7 +250,7 @@ class WebSocketServer:
         return Readiness(False, "starting" if status.behind is None else "following", str(status), log)
 
     def _check_origin(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Refuse a request of a page that this node does not serve."""
+        """Refuse a request from a page that this node does not serve."""
         refusal = self._origin_policy.find_wrong_origin(
             request.headers, connection.local_address, is_encrypted=self._tls is not None
         )
@@ -261,7 +264,7 @@ class WebSocketServer:
         if file is None:
             sentence = "There is no such file here; open the page again, at /."
             return _refuse_browser(connection, HTTPStatus.NOT_FOUND, sentence)
-        # The body is set below: `respond` takes text only, and files are bytes.
+        # The body is set below: `respond` accepts only text, and files are bytes.
         response = connection.respond(HTTPStatus.OK, "")
         for name, value in (*file.headers, ("Content-Length", str(len(file.body)))):
             _set_header(response, name, value)
@@ -282,7 +285,7 @@ class WebSocketServer:
             response = connection.respond(HTTPStatus.UPGRADE_REQUIRED, "")
             response.headers["Upgrade"] = "websocket"
             return response
-        # `Intake` checks again at the hello. This check spares the handshake where it would fail anyway.
+        # `Intake` checks again at the hello. This check avoids a handshake that would fail anyway.
         if hub.registry.admitted >= self._limits.max_connections:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "max_connections is reached; try again later.\n")
         if hub is self._hub and not self._is_ready:
@@ -290,7 +293,7 @@ class WebSocketServer:
         return None
 
     def _refuse_not_ready(self, connection: ServerConnection) -> Response:
-        """Refuse a session until the hub is ready, and name the leader if another node is."""
+        """Refuse a session until the hub is ready. Name the leader if another node leads."""
         readiness = self._describe_readiness()
         status = readiness.detail.partition(", log ")[0]
         match readiness.state:
@@ -311,7 +314,7 @@ class WebSocketServer:
 
 def _set_header(response: Response, name: str, value: str) -> None:
     if name in response.headers:
-        del response.headers[name]  # setting it would add another
+        del response.headers[name]  # setting it would add a second header
     response.headers[name] = value
 
 
@@ -329,11 +332,11 @@ def _refuse_browser(connection: ServerConnection, status: HTTPStatus, sentence: 
 def _process_response(connection: ServerConnection, _request: Request, response: Response) -> None:
     assert isinstance(connection, HubConnection)
     if connection.is_head:
-        response.body = b""  # the headers stay, the length among them
+        response.body = b""  # the headers stay, including the length
 
 
 async def _bind(host: str, port: int) -> list[socket.socket]:
-    """Return bound sockets, one for each address of the host. Raises `OSError`, and then none is left open."""
+    """Return bound sockets, one for each address of the host. Raises `OSError`; all sockets are closed before that."""
     addresses = await asyncio.get_running_loop().getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )

@@ -1,6 +1,6 @@
-"""One session: the hub's side of a connection. Its state, what waits for it, and how fast its participant may send.
+"""One session, the hub's side of a connection: its state, its queues, and how fast its participant may send.
 
-`intake` handles what comes from a session, `sessions` writes what goes to it. Decides in memory; no IO, no clock.
+`intake` handles frames from a session, and `sessions` writes frames to it. Decides in memory; no IO, no clock.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from .delivery import Outbox
 from .read_budget import SessionReads
 
 REFILLS_PER_S = 100
-"""Refills of the credit per second at full rate. One clock reading per frame would cost as much as decoding it."""
+"""Refills of the credit per second at full rate. Reading the clock for each frame would cost as much as decoding the
+frame."""
 MAX_EXCESS_FRAMES = 64
-"""Frames beyond the rate that are accepted, each to be refused, before the participant is not read for `PAUSE_S`."""
+"""Number of frames beyond the rate that are read and refused before the participant is not read for `PAUSE_S`."""
 PAUSE_S = 0.1
 
 
 class SendRate:
     """Rate of one participant's frames, shared by its sessions: ``per_s``, with a burst of one second's worth.
 
-    Decides as `core.limits.next_arrival` does, in steps of a hundredth of the rate. ``credit`` is the number of frames
-    that may come before the clock is read again.
+    Uses the algorithm of `core.limits.next_arrival`, in steps of a hundredth of the rate. ``credit`` is the number of
+    frames that may arrive before the clock is read again.
     """
 
     __slots__ = (
@@ -47,16 +48,18 @@ class SendRate:
         self.excess = 0
         """Number of frames beyond the rate since the last pause."""
         self.wait_ms = 0
-        """Delay until the rate allows another frame, as of the last refill."""
+        """Delay in ms until the rate allows another frame, as of the last refill."""
         self.is_paused = False
         self.next_signal_at = 0.0
-        """Time (ms) at which the next signal is due at exactly the rate of signals (`core.limits.due_next`)."""
+        """Time (ms) at which the next signal is due at exactly the rate of signals
+        (`core.limits.next_arrival_or_none`)."""
         self._per_s = per_s
         self._step = max(1, per_s // REFILLS_PER_S)
         self._arrival = 0.0
 
     def refill(self, now: int) -> None:
-        """Grant the credit of another step if the rate allows it at ``now`` (ms). Call it when the credit is used up."""
+        """Grant the credit of another step if the rate allows it at ``now`` (ms). Call this when the credit is used
+        up."""
         # The generic cell rate algorithm (`core.limits`): one number instead of a list of the last arrivals.
         due = max(self._arrival, now)
         ahead_ms = due - now - 1000.0
@@ -69,32 +72,32 @@ class SendRate:
 
 class SessionState(Enum):
     OPENING = "opening"
-    """Connected; ``hello`` is awaited."""
+    """Connected. The hub waits for ``hello``."""
     JOINING = "joining"
-    """``hello`` is in the batch; frames that follow it wait."""
+    """``hello`` is in the batch. Later frames wait."""
     LIVE = "live"
     CLOSED = "closed"
 
 
 LIVE = SessionState.LIVE
-"""A separate name for the hot path: looking a member up in its enum costs as much as a call."""
+"""Module-level name for the hot path: looking up a member in its enum costs as much as a call."""
 
 
 class Connection(Protocol):
-    """The transport under a session; the hub writes through it. Implemented by `connection` (WebSocket) and `local`
+    """The transport under a session, through which the hub writes. Implemented by `connection` (WebSocket) and `local`
     (in-process)."""
 
     peer: Peer
 
     @property
     def is_paused(self) -> bool:
-        """Whether the peer takes no more for now. `Hub.resume` is called when it does."""
+        """Whether the peer accepts no more data for now. `Hub.resume` is called when it does again."""
 
     def write(self, payloads: list[bytes]) -> None:
         """Write these text messages as one write."""
 
     def end(self, code: int, reason: str) -> None:
-        """Close with a code, after what was written. Idempotent."""
+        """Close with a code, after everything that was written. Idempotent."""
 
     def pause_reading(self) -> None: ...
 
@@ -114,16 +117,16 @@ class SessionOutput(Protocol):
         """Flush the session at the end of this tick."""
 
     def flush_session(self, session: Session) -> None:
-        """Write as much as the connection takes, now."""
+        """Write as much as the connection accepts, now."""
 
     def write(self, session: Session, frame: bytes) -> None:
-        """Queue a frame that is no delivery."""
+        """Queue a frame that is not a delivery."""
 
     def notice(self, sessions: Iterable[Session], kind: Any, thread_id: str | None, body: object) -> None:
-        """Send a notice. It is dropped for sessions that do not even read their answers."""
+        """Send a notice. It is dropped for sessions that do not read even their answers."""
 
     def end(self, session: Session, code: int, reason: str) -> None:
-        """Write what is queued, then close the connection with this code."""
+        """Write everything that is queued, then close the connection with this code."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a task until it ends or the hub closes."""
@@ -147,55 +150,55 @@ class Session:
         self.outbox = outbox
         self.state = SessionState.OPENING
         self.origin: Origin | None = None
-        """Participant, token and fencing token of the session, once it is welcomed."""
+        """Participant, token and fencing token of the session, after its welcome."""
         self.starts_at_ack_cursor = True
-        """Whether delivery started at the ack cursor, not at a cursor that the client named."""
+        """Whether delivery started at the ack cursor, instead of a cursor that the client named."""
         self.joined_at = 0
-        """The head at the welcome. A session that starts at the ack cursor gets its participant's messages only if they
-        are later."""
+        """The head at the welcome. A session that starts at the ack cursor gets its participant's own messages only if
+        they are later than this seq."""
         self.handled_at_join = AckCursor(0)
-        """Messages that the participant had handled at the welcome, or refused and not been given again. Only set for a session
-        that starts at the ack cursor."""
+        """Messages that the participant had handled at the welcome, or had refused and not received again. Only set for
+        a session that starts at the ack cursor."""
         self.said_bye = False
         self.outgoing: list[bytes] = []
         """Frames to be written at the end of this tick, before deliveries."""
         self.is_inbox_changed = False
-        """Whether the next write has to say that the inbox changed."""
+        """Whether the next write must include the notice that the inbox changed."""
         self.early_frames: list[bytes] = []
         """Frames that arrived while the session was joining."""
         self.arrivals: dict[asyncio.Future[None], None] = {}
         """Reads that wait for a message to this participant; at most ``max_reads``."""
         # Most sessions never read, and ten thousand idle ones need no budgets.
         self.reads: SessionReads | None = None
-        """Reads in progress and their results; None before the first read."""
+        """Reads in progress and their results. None before the first read."""
         self.undelivered_seq: int | None = None
-        """First seq that the session had yet to be given when retention last looked."""
+        """First undelivered seq of the session when retention last checked."""
         self.undelivered_since = 0
         """Time (ms) at which retention first saw ``undelivered_seq``."""
         self.pauses: set[PauseReason] = set()
-        # Never used before the welcome, when `Intake.release` replaces it. A value spares every frame a check for None.
+        # Never used before the welcome, when `Intake.release` replaces it. With a value, frames need no check for None.
         self.send_rate = SendRate(1)
-        """Replaced by the participant's at the welcome."""
+        """Replaced by the participant's rate at the welcome."""
 
     @property
     def is_reactor(self) -> bool:
-        """Whether this is the one session that works for its agent, or was until it was superseded."""
+        """Whether this is the one session that works for its agent, or was this session until it was superseded."""
         return self.origin is not None and self.origin.fencing_token is not None
 
     def live_origin(self) -> Origin:
-        """Return who this session is. Raises `RuntimeError` before the welcome."""
+        """Return the participant and tokens of this session. Raises `RuntimeError` before the welcome."""
         if self.origin is None:
             raise RuntimeError(f"session {self.session_id} is {self.state.value}: it has no origin before its welcome")
         return self.origin
 
     def pause_reading(self, reason: PauseReason) -> None:
-        """Stop reading until every reason has passed."""
+        """Stop reading until every reason has been dropped."""
         # Reasons are a set, not a counter: the same reason may be reported twice, and must end with one report.
         self.pauses.add(reason)
         self.connection.pause_reading()
 
     def resume_reading(self, reason: PauseReason) -> None:
-        """Drop a reason, and read on if it was the last one. Does nothing if it was none."""
+        """Drop a reason, and resume reading if it was the last one. Does nothing if the reason was not set."""
         if reason in self.pauses:
             self.pauses.discard(reason)
             if not self.pauses:

@@ -1,8 +1,8 @@
 """The session registry: who is connected, and what is written to each session, once per tick of the loop.
 
 `intake` and `publisher` queue frames here; `flush_session` hands them to the connection. Runs on the hub's loop without
-locks: nothing else moves between two awaits. Decides nothing about the network. `participants` holds what each
-participant has handled, `pages` serves sessions that are behind, `redelivery` repeats failed messages.
+locks: nothing else runs between two awaits. Decides nothing about the network. `participants` records the messages that
+each participant has handled, `pages` serves sessions that are behind, and `redelivery` repeats failed messages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .subscriptions import Subscriptions
 log = logging.getLogger(__name__)
 
 WRITE_BYTES = 1 << 18
-"""Maximum size of the deliveries of one write."""
+"""Maximum size of the deliveries in one write, in bytes."""
 INBOX_NOTICE = encode(NoticeFrame(kind="inbox", body={}))
 
 
@@ -61,7 +61,8 @@ class SessionRegistry:
         """Number of deliveries queued since the start."""
         self._limits = limits
         self._reactor_ends: dict[str, asyncio.Future[bool]] = {}
-        """By agent: set when its reactor ends, to whether it said goodbye."""
+        """Futures by agent. A future is completed when the agent's reactor ends. Its result says whether the reactor
+        said goodbye."""
         self._dirty: dict[Session, None] = {}
         """Sessions to be flushed at the end of this tick."""
         self._operators: dict[Session, None] = {}
@@ -71,7 +72,7 @@ class SessionRegistry:
         self.read_errors = RepeatedErrorLog(
             "the ledger cannot be read", "the ledger can be read again", self._loop.time, new_id
         )
-        """Errors of every read beside the batches."""
+        """Errors of all reads outside the batches."""
         self.recent = RecentRows(self.participants)
         self.pages = Pages(self, self.participants, ledger, limits, self.read_errors, self.recent)
         self.redelivery = Redelivery(self, self.participants, ledger, now, self.read_errors)
@@ -86,7 +87,7 @@ class SessionRegistry:
     # --- sessions come and go
 
     def open(self, session_id: str, connection: Connection) -> Session:
-        """Add a session for a new connection; its first frame must be ``hello``."""
+        """Add a session for a new connection. The first frame of the session must be ``hello``."""
         outbox = Outbox(self._limits.max_unacked, self._limits.session_queue_bytes)
         session = Session(session_id, connection, outbox)
         self.sessions[session_id] = session
@@ -116,8 +117,8 @@ class SessionRegistry:
         session.starts_at_ack_cursor = at_ack_cursor
         session.joined_at = self.state.head
         if at_ack_cursor:
-            # A snapshot, since the participant's other sessions acknowledge meanwhile. The deliveries of this session
-            # must not depend on how fast it reads.
+            # Use a snapshot, because the participant's other sessions acknowledge meanwhile. The deliveries of this
+            # session must not depend on how fast it reads.
             session.handled_at_join = live.mailbox.snapshot_at_join()
         session.outbox.is_silent = is_silent
         session.outbox.start(cursor)
@@ -154,7 +155,7 @@ class SessionRegistry:
             # 1000 is a goodbye. Any other end may be a lost connection, after which the runner comes back.
             reactor_end.set_result(code == 1000)
         if live.sessions:
-            # A redelivery goes to one session alone. If that session ended, nobody else would get it.
+            # A redelivery goes to one session only. If that session ended, nobody else would get it.
             self.redelivery.reassign(live)
             return
         participant = self.state.participant(live.agent_id)
@@ -185,12 +186,12 @@ class SessionRegistry:
         return len(self.sessions) - self.joined
 
     def end(self, session: Session, code: int, reason: str) -> None:
-        """Write what is queued, then close the connection with this code."""
-        # Answers of committed entries must leave before the close frame. The client would repeat those entries
-        # otherwise.
+        """Write everything that is queued, then close the connection with this code."""
+        # Answers of committed entries must leave before the close frame. Otherwise the client would repeat those
+        # entries.
         self.flush_session(session)
         session.connection.end(code, reason)
-        session.said_bye = True  # the hub ended it: its reactor is not lost
+        session.said_bye = True  # the hub ended the session, so its reactor is not lost
         self.leave(session, code)
 
     def refuse(self, session: Session, code: int, error: RoundelayError | None) -> None:
@@ -219,7 +220,7 @@ class SessionRegistry:
         self.recent.clear()
 
     async def close(self) -> None:
-        """Cancel the hub's tasks and timers. The sessions have been ended before."""
+        """Cancel the hub's tasks and timers. The caller has already ended the sessions."""
         self.reset()
         self.read_budget.stop()
         for task in list(self._tasks):
@@ -235,9 +236,9 @@ class SessionRegistry:
     # --- queue
 
     def push(self, sessions: Iterable[Session], delivery: Delivery, sender_session: str) -> None:
-        """Queue a published message for each of the sessions that is up to date; ``sender_session`` gets none.
+        """Queue a published message for each of the sessions that is up to date, except ``sender_session``.
 
-        A session that is behind is passed over: it reads the message from its pages.
+        A session that is behind is skipped, because it reads the message from its pages.
         """
         seq, _, needs_ack = delivery
         dirty = self._dirty
@@ -246,32 +247,32 @@ class SessionRegistry:
             if needs_ack and session.arrivals:
                 session.wake_arrivals()
             if session.session_id == sender_session:
-                # The sender has the message already. Its position must move on, or a page would bring it back.
+                # The sender already has the message. Its position must move on, or a page would bring the message back.
                 outbox.skip_own(seq)
             elif not outbox.is_behind:
                 self.deliveries += 1
                 if not outbox.push(delivery):
-                    # Only at the overflow itself: from now on `is_behind` passes the session over.
+                    # Only at the overflow itself: from now on `is_behind` skips the session.
                     self.write(session, encode(NoticeFrame(kind="behind", body={"from_seq": outbox.position})))
                 if session not in dirty:
                     self.schedule_flush(session)
 
     def write(self, session: Session, frame: bytes) -> None:
-        """Queue a frame that is no delivery. It is written this tick, before deliveries."""
+        """Queue a frame that is not a delivery. It is written in this tick, before deliveries."""
         session.outgoing.append(frame)
         if session not in self._dirty:
             self.schedule_flush(session)
 
     def notice(self, sessions: Iterable[Session], kind: Any, thread_id: str | None, body: object) -> None:
-        """Send a notice. It is dropped for sessions that do not even read their answers."""
+        """Send a notice. It is dropped for sessions that do not read even their answers."""
         frame = encode(NoticeFrame(kind=kind, thread_id=UNSET if thread_id is None else thread_id, body=body))
         for session in sessions:
             if PauseReason.ANSWERS not in session.pauses:
                 self.write(session, frame)
 
     def notify_inbox(self, agent_ids: Iterable[str], *, operators: bool = False) -> None:
-        """SendNotice people, and operators if asked, that their inbox changed. Changes before the next write are one
-        notice."""
+        """Notify people, and operators if requested, that their inbox changed. Several changes before the next write
+        become one notice."""
         sessions = [session for agent_id in agent_ids for session in self.participants.sessions_of(agent_id)]
         for session in (*sessions, *(self._operators if operators else ())):
             origin = session.origin
@@ -280,16 +281,16 @@ class SessionRegistry:
                 self.schedule_flush(session)
 
     def open_reads(self, session: Session) -> SessionReads:
-        """Return a session's part of the read budget, made at its first read."""
+        """Return a session's part of the read budget, which is made at the session's first read."""
         if session.reads is None:
             agent_id = session.live_origin().agent_id
             session.reads = self.read_budget.open_session(agent_id, partial(self._end_unread, session))
         return session.reads
 
     def write_result(self, session: Session, frame: bytes) -> None:
-        """Queue the result of a read. It is written alone, when the connection has taken everything before it.
+        """Queue the result of a read. It is written alone, after the connection has accepted everything before it.
 
-        A result cannot be read from the ledger again, as a delivery can. The read budget bounds what waits.
+        Unlike a delivery, a result cannot be read from the ledger again. The read budget limits the waiting results.
         """
         reads = self.open_reads(session)
         self.read_budget.add_result(reads, len(frame))
@@ -320,11 +321,12 @@ class SessionRegistry:
             self.flush_session(session)
 
     def flush_session(self, session: Session) -> None:
-        """Write as much as the connection takes; the rest waits. Stop reading a session that does not read its
-        answers, and start paging for one that is behind."""
+        """Write as much as the connection accepts; the rest waits. Stop reading a session that does not read its
+        answers, and start paging for a session that is behind."""
         connection, outbox = session.connection, session.outbox
         while not connection.is_paused and session.state is not SessionState.CLOSED:
-            # One result per round, and only when the connection has taken everything before: it may have megabytes.
+            # One result per round, and only after the connection has accepted everything before it: a result may have
+            # megabytes.
             has_written_result = session.reads is not None and self._write_next_result(session, session.reads)
             if session.is_inbox_changed:
                 session.is_inbox_changed = False
@@ -347,12 +349,13 @@ class SessionRegistry:
         elif session.pauses and not connection.is_paused:
             session.resume_reading(PauseReason.ANSWERS)
         if outbox.is_behind and outbox.wants_page() and not connection.is_paused:
-            # Only while the connection takes bytes: a page for a blocked reader would wait in memory.
+            # Only while the connection accepts bytes: a page for a blocked reader would wait in memory.
             self.pages.start(session)
 
     def _write_next_result(self, session: Session, reads: SessionReads) -> bool:
-        """Free the budget of the result that the connection has taken, and write the next one. False without any."""
-        # The connection takes bytes again, so the result that was written last has left the process.
+        """Free the budget of the result that the connection has accepted, and write the next result. Return False if
+        there is none."""
+        # The connection accepts bytes again, so the result that was written last has left the process.
         written, reads.written = reads.written, 0
         if written:
             self.read_budget.drop_result(reads, written)

@@ -1,6 +1,6 @@
-"""Step 2: check the shape of a frame: JSON, nesting, fields, types, the form of ids. Never its content. Pure.
+"""Step 2: check the form of a frame: JSON, nesting, fields, types, the form of ids. Never checks its content. Pure.
 
-The fast path decodes once. The slow path finds out what is wrong with a frame, so that the refusal can say where.
+The fast path decodes once. The slow path finds out what is wrong with a frame, so that the refusal can name the error.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _decoder: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 MAX_NUMBER_CHARS = 1000
-"""Maximum length of a number. JSON parsers of common languages accept it, and refuse numbers a few times as long."""
+"""Maximum length of a number. JSON parsers of common languages accept this length, and refuse numbers a few times as
+long."""
 _NAMES = frozenset(str(cls.__struct_config__.tag) for cls in CLIENT_FRAMES)
 
 
 class FrameError(Exception):
-    """A frame with a wrong shape. ``keys`` holds its valid ids, which the answer repeats."""
+    """A malformed frame. ``keys`` holds its valid ids, which the answer repeats."""
 
     def __init__(self, error: RequestError, keys: dict[str, str]) -> None:
         super().__init__(str(error))
@@ -52,11 +53,11 @@ class FrameError(Exception):
 def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> ClientFrame:
     """Decode and check one text frame, whose UTF-8 the caller has checked. Raises `FrameError`.
 
-    Refuses NaN, lone surrogates, deep nesting, long numbers, unknown fields, wrong types and malformed ids. If
-    ``is_brief``, the refusal of a frame that does not decode gives no explanation, only the id near its beginning.
+    Refuses NaN, lone surrogates, deep nesting, long numbers, unknown fields, wrong types and malformed ids. With
+    ``is_brief``, the refusal of a frame that does not decode has no explanation, only the id near its beginning.
     """
-    # Most frames are one object, or one with another in it. Seeing that by `rfind` costs a fraction of the decoding, while
-    # `count` alone costs as much as the decoding.
+    # Most frames are one object, or an object inside another. Detecting that by `rfind` costs a fraction of the
+    # decoding, while `count` alone costs as much as the decoding.
     last = data.rfind(b"{")
     is_shallow = _BRACKET not in data and (last == 0 or (max_depth > 1 and data.rfind(b"{", 0, last) == 0))
     if not is_shallow and data.count(b"{") + data.count(b"[") > max_depth and _is_deeper(data, max_depth):
@@ -64,7 +65,8 @@ def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> Client
             InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."),
             _shown_keys(data) if is_brief else _valid_keys(_fields(data)),
         )
-    # The decoder accepts such numbers, but Python and other clients refuse to read them. One message would break them.
+    # The decoder accepts such numbers, but Python and other clients refuse to read them. One message would break these
+    # clients.
     if len(data) > MAX_NUMBER_CHARS and _has_long_number(data):
         raise FrameError(
             InvalidFrame(f"The frame holds a number of more than {MAX_NUMBER_CHARS} characters; send it as a string."),
@@ -81,12 +83,14 @@ def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> Client
 
 
 def is_key(text: str) -> bool:
-    """Return whether a text may be a ``message_id``, ``call_id`` or ``record_id``: 1 to 128 visible ASCII characters."""
+    """Return whether a text may be a ``message_id``, ``call_id`` or ``record_id``: 1 to 128 visible ASCII
+    characters."""
     return 0 < len(text) <= 128 and text.isascii() and text.isprintable() and " " not in text
 
 
 def _check_keys(frame: ClientFrame, data: bytes) -> None:
-    if isinstance(frame, SendFrame):  # before the match, whose class patterns cost: nearly every frame is one
+    # tested before the match, whose class patterns are slow: nearly every frame is a SendFrame
+    if isinstance(frame, SendFrame):
         _check_send(frame, data)
         return
     if isinstance(frame, AckFrame):
@@ -139,7 +143,7 @@ def _check_send(frame: SendFrame, data: bytes) -> None:
 
 
 def _check_card(card: Raw, data: bytes) -> None:
-    """Check the types of the fields that others read. The rest of a card is its owner's affair."""
+    """Check the types of the fields that others read. The owner may put anything into the other fields."""
     if not _is_object(card):
         raise _refuse("card must be an object", data)
     try:
@@ -171,11 +175,12 @@ def _refuse(what: str, data: bytes) -> FrameError:
 
 
 def _reread_or_refuse(data: bytes, error: Exception) -> ClientFrame:
-    """Read a frame that did not decode once more, so that the last of duplicated fields counts, or explain the error."""
+    """Explain the error of a frame that did not decode. If its only error are duplicated fields, decode it again, so
+    that the last value counts."""
     if isinstance(error, msgspec.ValidationError):
         try:
-            # msgspec refuses a duplicated field of a struct, but JSON parsers agree that the last one counts. Decode it
-            # so.
+            # msgspec refuses a duplicated field of a struct, but JSON parsers agree that the last value counts. Decode
+            # the frame in this way.
             frame = _decoder.decode(encode(_FIELDS.decode(data)))
         except msgspec.DecodeError:
             pass
@@ -202,10 +207,11 @@ def _fields(data: bytes) -> dict[str, Raw]:
 
 
 def _readable_fields(data: bytes) -> Iterator[tuple[str, Raw]]:
-    """Yield the string fields of a broken frame, as far as strings and brackets show where they are.
+    """Yield the string fields of a broken frame that can be found by its strings and brackets.
 
-    An error in one field hides no other, whether it is nested too deeply, cut off or no JSON at all. A frame may consist
-    of brackets alone: the search ends after `MAX_TOKENS` runs, so that it costs no more than reading a correct frame.
+    An error in one field does not hide other fields, whether that field is nested too deeply, cut off or not JSON at
+    all. A frame may consist of brackets alone. So the search ends after `MAX_TOKENS` runs, and costs no more than
+    reading a correct frame.
     """
     depth = 0
     name, expects = None, "{"
@@ -241,7 +247,8 @@ _TOKENS = re.compile(
 )  # an unterminated string is one match too; otherwise each of its quotes would start a search
 MAX_TOKENS = 256
 SHOWN_BYTES = 512
-"""Bytes at the beginning of a frame in which an id is searched without an explanation. Clients put it there."""
+"""Number of bytes at the beginning of a frame that are searched for an id without an explanation. Clients put the id
+there."""
 
 
 def _shown_keys(data: bytes) -> dict[str, str]:
@@ -263,7 +270,8 @@ def _frame_name(fields: dict[str, Raw]) -> str | None:
 
 
 def _valid_keys(fields: dict[str, Raw]) -> dict[str, str]:
-    """Return the id that the answer repeats: the ``message_id``, ``call_id`` or ``record_id`` of the frame, if valid."""
+    """Return the id that the answer repeats: the ``message_id``, ``call_id`` or ``record_id`` of the frame, if
+    valid."""
     name = {"send": "message_id", "call": "call_id", "record": "record_id"}.get(_string(fields.get("type")) or "")
     for key in (name,) if name else ("message_id", "call_id", "record_id"):
         value = _string(fields.get(key))
@@ -278,7 +286,7 @@ def _refuse_lone_surrogates(data: bytes) -> None:
     except UnicodeEncodeError:
         message = "The frame holds a lone surrogate; send valid Unicode."
         raise FrameError(InvalidFrame(message), _valid_keys(_fields(data))) from None
-    except (ValueError, RecursionError):  # huge numbers are JSON, and are passed on unchanged
+    except (ValueError, RecursionError):  # huge numbers are valid JSON, and are passed on unchanged
         return
 
 
@@ -289,9 +297,9 @@ def _is_deeper(data: bytes, max_depth: int) -> bool:
     """
     steps = _outside_strings(data).translate(_STEPS, _NO_BRACKETS)
     # Replacing whole pairs works at the speed of C. A loop over characters would cost more than decoding the frame.
-    while max_depth > 0:  # remove the innermost pairs: everything nests one level less
+    while max_depth > 0:  # remove the innermost pairs, which reduces the nesting by one level
         outer = steps.replace(b"\x01\xff", b"")
-        # Too few pairs were removed to go on like this: a frame may be built so that each pass removes one pair.
+        # Too few pairs were removed to continue like this: a frame may be built so that each pass removes one pair.
         if len(outer) * 8 > len(steps) * 7:
             break
         steps, max_depth = outer, max_depth - 1
@@ -306,8 +314,8 @@ def _has_long_number(data: bytes) -> bool:
 
 
 def _has_long_run(data: bytes) -> bool:
-    """Return whether more than `MAX_NUMBER_CHARS` characters of numbers follow each other. A longer run
-    contains a byte at a multiple of half that length, so only those bytes are sampled."""
+    """Return whether more than `MAX_NUMBER_CHARS` characters of numbers follow each other. A longer run contains a byte
+    at a multiple of half that length, so only those bytes are sampled."""
     step = MAX_NUMBER_CHARS // 2
     seen = data[step::step]
     if len(seen.translate(None, _NUMBER)) == len(seen):
@@ -326,10 +334,10 @@ _NUMBER = b"0123456789.+-eE"
 
 
 def _outside_strings(data: bytes) -> bytes:
-    """Return the bytes between the strings of a frame, as far as it is JSON."""
+    """Return the bytes between the strings of a frame. If the frame is not JSON, the result is an approximation."""
     if _QUOTE not in data:
         return data
-    # Remove escaped backslashes first. Otherwise a quote behind two of them would look escaped.
+    # Remove escaped backslashes first. Otherwise a quote after two of them would look escaped.
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if _BACKSLASH in data else data
     return b" ".join(plain.split(b'"')[::2])
 

@@ -1,8 +1,9 @@
-"""Signals: short-lived reports of work in progress, passed on to those who may read them and stored nowhere.
+"""Signals: short-lived reports of work in progress, forwarded to participants who may read them. Never stored.
 
-A signal to a place reaches the participants that are there now. A signal to a thread reaches those who may read every
-message that it may be about. That is its trigger, or else the newest message of the thread and the triggers of the
-sender's open reactions there. Signals are dropped beyond their rate and for slow readers.
+A signal to an address reaches the participants that are there now. A signal to a thread reaches participants who may
+read every message that the signal may be about. These messages are the signal's trigger. Without a trigger, they are
+the newest message of the thread and the triggers of the sender's open reactions in it. Signals are dropped beyond their
+rate and for slow readers.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ from .session import Session, SessionState
 from .sessions import SessionRegistry
 
 MAX_OPEN_REACTIONS = 64
-"""Open reactions that are checked for a signal without a trigger (docs/protocol.md)."""
+"""Maximum number of open reactions that are checked for a signal without a trigger (docs/protocol.md)."""
 MAX_MESSAGES_BACK = 64
-"""Messages of a thread that are searched for one that the sender may read (docs/protocol.md)."""
+"""Maximum number of messages of a thread that are searched for one that the sender may read (docs/protocol.md)."""
 
 
 class Signals:
-    """Passes signals on. Refusals go through ``pending``, to be answered in order."""
+    """Forwards signals. Refusals go through ``pending``, so that they are answered in order."""
 
     def __init__(
         self, registry: SessionRegistry, rules: Rules, ledger: Ledger, pending: PendingEntries, clock: Clock
@@ -59,7 +60,8 @@ class Signals:
         self._clock = clock
 
     def accept(self, session: Session, origin: Origin, frame: SignalFrame, *, is_beyond_rate: bool) -> None:
-        """Pass on one signal, or drop it if its participant is beyond a rate. Raises what refuses it."""
+        """Forward one signal, or drop it if its participant is beyond a rate. Raises the error that refuses the
+        signal."""
         send_rate = session.send_rate
         due = None
         if not is_beyond_rate:
@@ -82,7 +84,7 @@ class Signals:
         self._send(session, frame, thread_id, readers)
 
     def _find_readers(self, sender: str, kind: str, name: str) -> tuple[str, list[str]]:
-        """Return the thread and the readers of a signal to a place. Raises `UnknownRecipient`."""
+        """Return the thread and the readers of a signal to an address. Raises `UnknownRecipient`."""
         state, subscriptions = self._registry.state, self._registry.subscriptions
         if kind == "agent" and state.present(name) is not None:
             return direct_thread(sender, name), list(dict.fromkeys((name, sender)))
@@ -98,7 +100,7 @@ class Signals:
         raise UnknownRecipient(f"{kind}:{name} is no place where {sender} may signal.")
 
     async def _signal_thread(self, session: Session, frame: SignalFrame) -> None:
-        """Send a signal about a thread to those who may read everything that it may be about."""
+        """Send a signal about a thread to participants who may read everything that the signal may be about."""
         assert frame.thread_id is not UNSET
         origin, reads = session.live_origin(), session.reads
         sender, read_errors, reader = origin.agent_id, self._registry.read_errors, f"a signal of {origin.agent_id}"
@@ -129,8 +131,8 @@ class Signals:
         self._send(session, frame, frame.thread_id, readers)
 
     async def _find_trigger(self, sender: str, thread_id: str, trigger: int) -> list[MessageHead]:
-        """Return the message that a signal names. Raises `UnknownMessage` unless it is in the thread and the sender may
-        read it."""
+        """Return the message that a signal names. Raises `UnknownMessage` unless the message is in the thread and the
+        sender may read it."""
         state = self._registry.state
         reaction = next(iter(state.reactions_to(sender, trigger).values()), None)
         head = reaction.trigger_head if reaction is not None else None
@@ -144,10 +146,10 @@ class Signals:
         return [head]
 
     async def _find_heads(self, sender: str, thread_id: str) -> list[MessageHead]:
-        """Return the messages that a signal without a trigger may be about: the newest of the thread, the newest that
-        the sender may read, and the triggers of its open reactions there.
+        """Return the messages that a signal without a trigger may be about: the newest message of the thread, the
+        newest one that the sender may read, and the triggers of the sender's open reactions in the thread.
 
-        Raises `UnknownMessage` if the sender may read none, `InvalidArguments` if there are too many.
+        Raises `UnknownMessage` if the sender may read none, and `InvalidArguments` if there are too many.
         """
         row = await find_newest_message(self._ledger, thread_id)
         newest = row.head if row is not None else None
@@ -184,8 +186,8 @@ class Signals:
 
 
 def _may_address(state: State, origin: Origin, head: MessageHead, reader: str) -> bool:
-    """Return whether the rights let the sender message a reader by an answer to ``head``. If not, its signals do not
-    reach that reader either."""
+    """Return whether the rights let the sender answer ``head`` to a reader. If not, the sender's signals do not reach
+    that reader either."""
     kind, name = parse_address(head.to) if head.kind in ("broadcast", "channel") else ("agent", reader)
     try:
         check_right_to_send(state, origin, kind, name)

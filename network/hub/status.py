@@ -1,4 +1,4 @@
-"""The lifecycle of a hub, shared by its parts: whether its ledger is open and answers, and whether it drains.
+"""The lifecycle of a hub, shared by its parts: whether its ledger is open and answers, and whether the hub drains.
 
 `batch_writer` and `hub` write it; `server`, `hub_view` and `maintenance` read it.
 """
@@ -10,7 +10,8 @@ import asyncio
 from roundelay.network.ledger import Ledger
 
 MAX_COMMIT_S = 2.0
-"""Duration of a commit beyond which the hub is not ready. SQLite retries a refused lock for up to 10 s, silently."""
+"""Duration of a commit, in seconds, beyond which the hub is not ready. SQLite silently retries a refused lock for up to
+10 s."""
 
 
 class HubStatus:
@@ -22,9 +23,9 @@ class HubStatus:
         self.opened = asyncio.Event()
         """Set while the ledger is open and nobody has asked to reopen it."""
         self.draining = asyncio.Event()
-        """Set from the start of `Hub.close` on: nothing more is taken from sessions."""
+        """Set from the start of `Hub.close` on: no more frames are accepted from sessions."""
         self.failed = asyncio.Event()
-        """Set when a task of the hub failed: whoever runs the hub has to close it."""
+        """Set when a task of the hub failed. The caller that runs the hub must then close it."""
         self.commit_started_s: float | None = None
         """Loop time at which the commit in progress began."""
         self._ledger = ledger

@@ -1,7 +1,7 @@
-"""Events that are sent to whoever asked for them and are never stored: presence, channel members, signals.
+"""Events that are sent to subscribed sessions and are never stored: presence, channel members, signals.
 
-`SessionRegistry` owns one `Subscriptions`. Decides who hears of an event; who may see a thread is decided in `signals`
-and in the core. Events are dropped for sessions that are slow.
+`SessionRegistry` owns one `Subscriptions`. This module decides which sessions get an event. `signals` and the core
+decide who may see a thread. Events are dropped for slow sessions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .session import Session, SessionOutput
 
 
 class Subscriptions:
-    """Sessions that asked for presence notices, for signals, or for both."""
+    """Sessions that subscribed to presence notices, to signals, or to both."""
 
     def __init__(self, output: SessionOutput, participants: LiveParticipants) -> None:
         self._output = output
@@ -27,7 +27,7 @@ class Subscriptions:
         self._signals: dict[Session, None] = {}
 
     def subscribe(self, session: Session, presence: bool | None, signals: bool | None) -> None:
-        """Start (True), end (False) or leave (None) each of a session's two subscriptions."""
+        """Start (True), end (False) or keep (None) each of a session's two subscriptions."""
         for subscribers, is_wanted in ((self._presence, presence), (self._signals, signals)):
             if is_wanted:
                 subscribers[session] = None
@@ -40,16 +40,16 @@ class Subscriptions:
         self._signals.pop(session, None)
 
     def announce_presence(self, participant: Participant, state: Literal["online", "offline"]) -> None:
-        """Report that a participant came or went."""
+        """Report that a participant came online or went offline."""
         frame = encode(PresenceFrame(agent_id=participant.agent_id, state=state, card=participant.card))
         for session in self._presence:
-            # A slow session gets no presence: it is stale when it arrives, and would delay answers.
+            # A slow session gets no presence: the event would be out of date when it arrives, and would delay answers.
             if not session.connection.is_paused:
                 self._output.write(session, frame)
 
     def announce_members(self, channel: str | None, agent_id: str | None) -> None:
-        """Report that the members of a channel, or their rights, changed: to its members, to operators, and to the
-        participant concerned. Without a channel, report to every presence subscriber."""
+        """Report that the members of a channel, or their rights, changed. The report goes to the channel's members, to
+        operators, and to the participant concerned. Without a channel, it goes to every presence subscriber."""
         sessions = [
             session
             for session in self._presence
@@ -64,7 +64,8 @@ class Subscriptions:
         return origin.is_operator or origin.agent_id == agent_id or is_member
 
     def list_signal_readers(self, address: str) -> Iterable[str]:
-        """Return ids that a signal to ``broadcast`` or to a channel may reach: subscribers, or the online members."""
+        """Return the ids that a signal to ``broadcast`` or to a channel may reach: subscribers, or the online
+        members."""
         if address == "broadcast":
             return dict.fromkeys(session.live_origin().agent_id for session in self._signals)
         return [live.agent_id for live in self._participants.online_in(name_of(address))]

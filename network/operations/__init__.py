@@ -1,8 +1,8 @@
 """The ``network.*`` operations of every hub (docs/protocol.md): plain functions, listed here by who may call them.
 
-The first argument of a function is a `ChangeSet` if it changes something (called in `apply`), or a `Reading`
-(awaited). The other arguments are the operation's own. The first paragraph of its docstring is its description. A
-function that shows operators more than others checks that itself.
+The first argument of a function is a `ChangeSet` if the operation changes something (called in `apply`), or a `Reading`
+(awaited). The other arguments are those of the operation. The first paragraph of its docstring is the operation's
+description. A function that shows more to operators than to others checks the caller itself.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ FOR_OPERATORS: tuple[Callable[..., Any], ...] = (
 
 @cache
 def network_operations() -> tuple[Operation, ...]:
-    """Return all of them, built like the operations of a mod."""
+    """Return all these operations, built like the operations of a mod."""
     return tuple(
         make_operation(
             "network", function, is_change=not iscoroutinefunction(function), is_for_operators=function in FOR_OPERATORS

@@ -1,7 +1,7 @@
 """Activity of agents as the hub knows it: from sessions, open reactions, and the waits that records report.
 
-People and operators see it (`list_agents`), for reactions to messages that they may read. Agents do not: they could
-pass on in their answers what they learned of others' work.
+People and operators see this activity in `list_agents`, for reactions to messages that they may read. Agents do not see
+it: their answers could pass on what they learned about the work of other agents.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from roundelay.network.core.uncaused_answers import has_person_written
 from .reading import Reading, reads
 
 Activity: TypeAlias = Literal["works", "waits", "queued", "held", "stopping", "interrupted"]
-"""State of a reaction: a model or tool of it runs (works); it waits for somebody; its turn has not come yet after a
-restart or a takeover (queued); its thread is taken over (held); it was asked to stop (stopping); its agent is gone
-(interrupted)."""
+"""State of a reaction. ``works``: a model or a tool is running. ``waits``: the reaction waits for somebody. ``queued``:
+it has not run again yet after a restart or a takeover. ``held``: its thread is taken over. ``stopping``: it was asked
+to stop. ``interrupted``: its agent is gone."""
 ORDER: tuple[Activity, ...] = ("works", "stopping", "waits", "queued", "held")
-"""Priority in which reactions determine what their agent does."""
+"""If an agent has several reactions, the first of these states is shown as the agent's activity."""
 MAX_EXAMINED = 1000
-"""Maximum number of open reactions of one agent that are examined, oldest first. An agent may start any number."""
+"""Maximum number of open reactions of one agent that are examined, oldest first. An agent may start any number of
+reactions."""
 MAX_SHOWN = 16
 """Maximum number of reactions of one agent that are listed, oldest first."""
 
@@ -40,7 +41,7 @@ def may_see_activity(reading: Reading) -> bool:
 
 
 def describe_activity(reading: Reading, participant: Participant, *, is_online: bool) -> dict[str, Any]:
-    """Return the entry of one agent, without its id."""
+    """Return the entry of one agent in `list_agents`, without the agent's id."""
     state = reading.hub.state
     # The oldest first and a bounded number: an agent that opens reactions without end must not slow down every list.
     oldest = nsmallest(
@@ -65,7 +66,7 @@ def describe_activity(reading: Reading, participant: Participant, *, is_online: 
 
 
 def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any] | None:
-    """Return what keeps an agent from its work, or None. The reason and the remedy are for operators."""
+    """Return the fault that keeps an agent from its work, or None. Only operators see the reason and the remedy."""
     state, agent_id = reading.hub.state, participant.agent_id
     fault = participant.fault
     if fault is UNSET:

@@ -1,6 +1,7 @@
-"""Operations about participants, threads and the progress of a message; and those that stop and resume a conversation.
+"""Operations about participants, threads and the progress of a message, and operations that stop and resume a
+conversation.
 
-Changes run in `apply`. Reads ask the state and the ledger, and never show more than the caller may read. Operators may
+Changes run in `apply`. Reads ask the state and the ledger. They never show more than the caller may read. Operators may
 read everything.
 """
 
@@ -54,23 +55,24 @@ from .views import Limit, find_message
 
 PageLimit = Annotated[int, Meta(ge=1, le=1000)]
 MAX_TTL_MS = 30 * 24 * 60 * 60 * 1000
-"""Maximum duration of a takeover."""
+"""Maximum duration of a takeover, in ms."""
 RECIPIENTS_AT_ONCE = 64
 """Number of recipients whose progress is looked up at once."""
 THREADS_AT_ONCE = 8
-"""Number of threads whose first and newest messages are read at once. Messages may be large."""
+"""Number of threads whose first and newest messages are read at once. The number is small because messages may be
+large."""
 FIRST_LOOKED_AT = 8
-"""Number of oldest messages of a thread that are examined for one that the caller may read."""
+"""Number of a thread's oldest messages that are examined to find one that the caller may read."""
 REACTIONS_SEARCHED = 256
-"""Maximum number of an agent's later reactions that are searched for the prompt that held a message."""
+"""Maximum number of an agent's later reactions that are searched for a prompt that contained a given message."""
 
 
 # --- changes
 
 
 def cancel(change: ChangeSet, *, reaction: str | None = None, thread_id: str | None = None) -> dict[str, Any]:
-    """Ask one reaction, or the reactions of a thread, to stop, and the reactions of agents to which they wrote
-    directly."""
+    """Ask a reaction, or all reactions of a thread, to stop. Reactions to their direct messages to other agents are
+    stopped too."""
     if (reaction is None) == (thread_id is None):
         raise InvalidArguments("network.cancel needs either reaction or thread_id, not both.")
     state = change.state
@@ -80,14 +82,14 @@ def cancel(change: ChangeSet, *, reaction: str | None = None, thread_id: str | N
 
 
 def _ask_to_stop(change: ChangeSet, reactions: Mapping[str, OpenReaction]) -> list[str]:
-    """Cancel reactions, by their keys. Returns the ids of those that the caller may know of."""
+    """Cancel reactions, given by their keys. Returns the ids of the reactions that the caller may know of."""
     stopped = []
     for key, reaction in reactions.items():
         change.set_value("reaction", key, msgspec.structs.replace(reaction, is_cancelled=True))
         head, by = reaction.trigger_head, change.origin.agent_id
         if change.origin.is_operator or reaction.agent_id == by or may_read(change.state, by, head):
             stopped.append(reaction.reaction)
-        else:  # neither learns of the other: the sender of the trigger withdraws it
+        else:  # neither learns of the other: the sender of the trigger withdraws its request
             by = head.sender_id
         change.effects.append(RequestCancel(reaction.agent_id, reaction.reaction, head.thread_id, by))
     return stopped
@@ -104,7 +106,7 @@ def _may_cancel(change: ChangeSet, reaction: OpenReaction) -> bool:
 
 
 def _with_those_asked(state: State, chosen: Mapping[str, OpenReaction]) -> dict[str, OpenReaction]:
-    """Add the reactions to direct messages that these reactions sent, recursively: nobody needs their answers any
+    """Add the reactions to direct messages that these reactions sent, recursively. Nobody needs their answers any
     more."""
     # Breadth first with a set of known keys: agents that ask each other form circles.
     all_reactions, added = dict(chosen), dict(chosen)
@@ -118,8 +120,9 @@ def _with_those_asked(state: State, chosen: Mapping[str, OpenReaction]) -> dict[
 def take(
     change: ChangeSet, *, thread_id: str, ttl_ms: Annotated[int, Meta(ge=1_000, le=MAX_TTL_MS)] | None = None
 ) -> dict[str, Any]:
-    """Take over a thread: agents do not answer there until it is given back, or `ttl_ms` have passed (default: the
-    node's `takeover_ms`). People in a direct thread may, and operators; in other threads, those who have the right."""
+    """Take over a thread: agents do not answer in it until it is given back or `ttl_ms` have passed (default: the
+    node's `takeover_ms`). Operators may do this, and people in a direct thread. Other threads need the right to take
+    over."""
     state, by = change.state, change.origin.agent_id
     head = find_thread(state, change.facts, change.origin, thread_id)
     check_may_take(state, change.origin, head)
@@ -132,7 +135,7 @@ def take(
                 f"{current.by} has already taken over {thread_id} (#{current.taken}). Any person in the thread can end that "
                 "with network.give."
             )
-        if ttl_ms is not None:  # extended
+        if ttl_ms is not None:  # the takeover is extended
             current = msgspec.structs.replace(current, until=until)
             change.set_value("hold", thread_id, current)
         return {"thread_id": thread_id, "seq": current.taken, **({"until": current.until} if current.until else {})}
@@ -149,7 +152,7 @@ def take(
 
 
 def give(change: ChangeSet, *, thread_id: str) -> dict[str, Any]:
-    """End the takeover of a thread, whoever started it: its agents answer there again."""
+    """End the takeover of a thread, whoever started it. The thread's agents answer again."""
     find_thread(change.state, change.facts, change.origin, thread_id)
     takeover = change.state.takeovers.get(thread_id)
     if takeover is None or not takeover.by:
@@ -160,8 +163,8 @@ def give(change: ChangeSet, *, thread_id: str) -> dict[str, Any]:
 
 
 def resume_root(change: ChangeSet, *, root: Seq) -> dict[str, Any]:
-    """Resume a conversation that has used its budget, with the same budget again. ``was_stopped``: the hub had stopped
-    it. Budgets that agents keep are unknown to the hub."""
+    """Resume a conversation that has used up its budget. It gets the same budget again. ``was_stopped``: the hub had
+    stopped the conversation. The hub does not know budgets that agents set themselves."""
     if change.origin.is_operator:
         head = change.facts.heads.get(root)
     else:
@@ -223,7 +226,7 @@ async def list_agents(
     after: str = "",
     limit: PageLimit = 1000,
 ) -> dict[str, Any]:
-    """Everyone who is registered, by id; those above `after`."""
+    """Every registered participant, by id. Only those above `after`."""
 
     def describe() -> Iterator[dict[str, Any]]:
         for agent_id, participant in reading.hub.state.ascending("participant", after):
@@ -251,8 +254,8 @@ async def list_threads(
     limit: Limit = 50,
     threads: Annotated[list[str], Meta(max_length=100)] | None = None,
 ) -> dict[str, Any]:
-    """Threads that the caller may read, newest first, with a last message below `before`; all of them, or only these
-    `threads`. With their unread messages and the caller's read state."""
+    """Threads that the caller may read, newest first, with a last message below `before`. All threads, or only those in
+    `threads`. Each has the number of unread messages and the caller's read state."""
     among = frozenset(threads) if threads is not None else None
     page = ListPage(limit, reading.hub.limits.max_result_bytes)
     is_at_end = False
@@ -262,7 +265,7 @@ async def list_threads(
         summaries = await _threads(reading, before, wanted, among)
         # One more than the page was asked for, so a short answer is the end.
         is_at_end = len(summaries) < wanted
-        # a snapshot: each entry shows the same moment
+        # use one snapshot, so that all entries show the same moment
         marks = dict(reading.hub.state.read_states_of(reading.origin.agent_id))
         unread = await count_unread(reading, {summary.thread_id: summary.last_seq for summary in summaries}, marks)
         first = await _find_first(reading, (summary.thread_id for summary in summaries), marks)
@@ -295,15 +298,15 @@ async def _threads(
 
 
 class _Ends(NamedTuple):
-    """Newest message of each of some threads, and the message that its title may quote, by thread id. Missing and
-    damaged ones are left out."""
+    """For each of several threads, its newest message and the message that its title may quote, by thread id. Missing
+    and damaged messages are left out."""
 
     newest: dict[str, Row]
     first: dict[str, Row]
 
 
 async def _find_first(reading: Reading, thread_ids: Iterable[str], marks: Mapping[str, ReadState]) -> dict[str, int]:
-    """Return the seq of the message that the title of each of these threads may quote, in one read."""
+    """Return the seq of the message that each thread's title may quote. All threads are looked up in one read."""
     own = {name for name, mark in marks.items() if mark.title}
     quoted = [name for name in thread_ids if name not in own and _is_quoted(reading, name)]
     starts = {name: seq for name in quoted if (seq := thread_start(name)) is not None}
@@ -311,7 +314,7 @@ async def _find_first(reading: Reading, thread_ids: Iterable[str], marks: Mappin
 
 
 async def _read_ends(reading: Reading, last: Mapping[str, int], first: Mapping[str, int]) -> _Ends:
-    """Read the ends of these threads at once. One read per thread would make a long list slow."""
+    """Read the first and newest messages of these threads at once. One read per thread would make a long list slow."""
     rows = await reading.hub.ledger.messages({*last.values(), *first.values()})
     whole = {seq: row for seq, row in rows.items() if not row.is_damaged}
     return _Ends(*({name: whole[seq] for name, seq in seqs.items() if seq in whole} for seqs in (last, first)))
@@ -320,7 +323,7 @@ async def _read_ends(reading: Reading, last: Mapping[str, int], first: Mapping[s
 async def _describe_thread(
     reading: Reading, summary: ThreadSummary, ends: _Ends, unread: int, mark: ReadState | None
 ) -> dict[str, Any] | None:
-    """Return a thread's entry; None for replies from before this participant joined."""
+    """Return the entry of a thread. None for a reply thread from before this participant joined."""
     newest = ends.newest.get(summary.thread_id)
     if newest is None:  # damaged: use the message before it
         newest = await find_newest_message(reading.hub.ledger, summary.thread_id, summary.last_seq + 1)
@@ -344,7 +347,7 @@ async def _describe_thread(
 
 
 def _may_take(reading: Reading, newest: MessageHead) -> bool:
-    """Return whether the caller may take a thread over, as far as its newest message tells."""
+    """Return whether the caller may take over a thread, judged by the thread's newest message."""
     state, origin = reading.hub.state, reading.origin
     # By the next message, not the newest: a member who has left may read the newest one, and is no longer in the
     # thread.
@@ -353,7 +356,7 @@ def _may_take(reading: Reading, newest: MessageHead) -> bool:
 
 
 async def _write_title(reading: Reading, newest: MessageHead, ends: _Ends, own: str) -> str:
-    """Return the title of a thread for the caller; ``own`` is the caller's own title for it, or empty."""
+    """Return the title of a thread for the caller. ``own`` is the caller's own title for the thread, or empty."""
     thread_id, me, state = newest.thread_id, reading.origin.agent_id, reading.hub.state
     start = thread_start(thread_id)
     place = name_place(thread_id if start is None else newest.to, me)
@@ -367,7 +370,7 @@ async def _write_title(reading: Reading, newest: MessageHead, ends: _Ends, own: 
 
 
 def _is_quoted(reading: Reading, thread_id: str) -> bool:
-    """Return whether the title of a thread quotes its first message."""
+    """Return whether the title of a thread quotes the thread's first message."""
     parties = thread_parties(thread_id) if thread_id.startswith("direct:") else ()
     participants = [reading.hub.state.participant(agent_id) for agent_id in parties]
     return is_about_something(
@@ -376,10 +379,10 @@ def _is_quoted(reading: Reading, thread_id: str) -> bool:
 
 
 async def _first_words(reading: Reading, thread_id: str, first: Row | None) -> str:
-    """Return the first text of a thread that the caller may read: the message that replies answer, or the thread's
-    first message."""
+    """Return the first text of a thread that the caller may read. In a reply thread, it is the message that the replies
+    answer; otherwise, it is the thread's first message."""
     row = first if first is not None and reads(reading, first.head) else None
-    if row is None:  # messages may be large: read several only if the first one may not be shown
+    if row is None:  # messages may be large, so read several only if the first message may not be shown
         page = await reading.hub.ledger.thread(thread_id, limit=FIRST_LOOKED_AT, newest=False)
         row = next(
             (candidate for candidate in page.rows if not candidate.is_damaged and reads(reading, candidate.head)), None
@@ -388,8 +391,8 @@ async def _first_words(reading: Reading, thread_id: str, first: Row | None) -> s
 
 
 def _shown_readers(reading: Reading, head: MessageHead) -> set[str]:
-    """Return the readers of a thread. A caller outside of its channel must not learn who joined later, and sees only
-    recipients of the newest message."""
+    """Return the readers of a thread. A caller who is not in the channel must not learn who joined later, so such a
+    caller sees only recipients of the newest message."""
     state, origin = reading.hub.state, reading.origin
     readers = thread_readers(state, head)
     if origin.is_operator or head.kind != "channel" or state.member(name_of(head.to), origin.agent_id).is_in:
@@ -401,7 +404,7 @@ def _shown_readers(reading: Reading, head: MessageHead) -> set[str]:
 
 
 async def message_status(reading: Reading, *, seq: Seq, after: str = "", limit: Limit = 500) -> dict[str, Any]:
-    """Progress of a message at each of its recipients, by id; those above `after`."""
+    """Progress of a message at each of its recipients, by recipient id. Only ids above `after`."""
     head = await find_message(reading, seq, "seq")
     hub = reading.hub
     named = heapq.nsmallest(limit + 1, (name for name in recipients(hub.state, head) if name > after))
@@ -411,7 +414,7 @@ async def message_status(reading: Reading, *, seq: Seq, after: str = "", limit: 
         wanted: set[tuple[Table, str]] = {("triggered", f"{name}/{seq}") for name in chosen}
         wanted |= {("dead", f"{name}/{seq:016d}") for name in chosen}
         wanted |= {("tried", f"{name}/{seq:016d}") for name in chosen}
-        # read memory before the ledger: the ledger is at least as new
+        # read memory before the ledger: the ledger is then at least as new
         now = {name: _read_progress(reading, name, seq) for name in chosen}
         cold = (await hub.ledger.lookup(LookupRequest(set(), set(), wanted))).cold
         for agent_id in chosen:
@@ -421,13 +424,13 @@ async def message_status(reading: Reading, *, seq: Seq, after: str = "", limit: 
 
 
 class _RecipientProgress(NamedTuple):
-    """Progress of a message at one recipient, as far as the hub has it in memory."""
+    """Progress of a message at one recipient, as the hub knows it from memory."""
 
     is_delivered: bool
     is_handled: bool
     attempts: int
     is_over: bool
-    """It is handled, and its failures are forgotten. The ledger only keeps the number of attempts."""
+    """Whether the message is handled and its failures are forgotten. The ledger keeps only the number of attempts."""
 
 
 def _read_progress(reading: Reading, agent_id: str, seq: int) -> _RecipientProgress:
@@ -460,13 +463,13 @@ async def _describe_recipient(
     else:
         state = "handled" if now.is_handled else "delivered" if now.is_delivered else "queued"
     if reading.hub.state.present(agent_id) is None:
-        state = "removed"  # a removed agent continues nothing
+        state = "removed"  # a removed agent continues no reaction
     entry: dict[str, Any] = {"agent_id": agent_id, "state": state, "attempts": attempts}
     if started is not None:
         entry["reaction"] = started.reaction
         status = entry["reaction_status"] = await _reaction_status(reading, agent_id, started)
         newest = triggered.all[-1] if triggered is not None else started
-        if status == "cancelled" and newest != started:  # a takeover cancelled the first one
+        if status == "cancelled" and newest != started:  # a takeover cancelled the first reaction
             again = await _reaction_status(reading, agent_id, newest)
             entry["again"] = {"reaction": newest.reaction, "reaction_status": again}
         opened: OpenReaction | None = reading.hub.state.get("reaction", f"{agent_id}/{newest.reaction}")
@@ -476,10 +479,10 @@ async def _describe_recipient(
 
 
 async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> tuple[ReactionStart | None, bool]:
-    """Return the first later reaction of an agent whose prompt held a message, and whether there is one. It is not
-    named to callers who cannot read its trigger."""
+    """Return the first later reaction of an agent whose prompt contained a message, and whether there is one. The
+    reaction is not named to callers who cannot read its trigger."""
     after = seq
-    for size in (4, REACTIONS_SEARCHED - 4):  # almost always it is the next reaction, or there is none
+    for size in (4, REACTIONS_SEARCHED - 4):  # nearly always it is the next reaction, or there is none
         page = await reading.hub.ledger.records(agent_id, "started", after, size)
         for row in page.rows:
             body = msgspec.json.decode(row.data) if not row.is_damaged else None
@@ -495,7 +498,8 @@ async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> tuple[Rea
 
 
 async def _reaction_status(reading: Reading, agent_id: str, started: ReactionStart) -> str:
-    """Return how a reaction ended, or ``open``. Readers of the message learn nothing else of its records."""
+    """Return how a reaction ended, or ``open``. Readers of the message learn nothing else from the reaction's
+    records."""
     opened: OpenReaction | None = reading.hub.state.get("reaction", f"{agent_id}/{started.reaction}")
     if opened is not None:
         return "cancelled" if is_blocked_by_takeover(reading.hub.state, opened) else "open"
@@ -504,4 +508,4 @@ async def _reaction_status(reading: Reading, agent_id: str, started: ReactionSta
         body = msgspec.json.decode(row.data) if not row.is_damaged else None
         status = body.get("status") if isinstance(body, dict) else None
         return status if status in ("stopped", "cancelled", "failed") else "finished"
-    return "finished"  # its records are no longer kept
+    return "finished"  # the records of the reaction are no longer kept

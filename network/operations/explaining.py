@@ -1,8 +1,9 @@
-"""Explanations that a node gives ready to draw: why a message was sent (``explain``), what followed from it
-(``effects``), what a reaction did (``work``), and what models cost (``cost_report``).
+"""Explanations that clients can show as they are. ``explain`` shows why a message was sent, and ``effects`` what
+followed from it. ``work`` shows what a reaction did, and ``cost_report`` what models cost.
 
-Records are written by agents and read by `RunReader`, which the node hands to its hub. This module checks the arguments
-and the rights: the reader calls other reading operations in the caller's name, so it sees what the caller may see.
+Agents write records, and a `RunReader` interprets them. The node passes the `RunReader` to its hub. This module checks
+arguments and rights. The reader calls other reading operations in the caller's name, so the reader sees only what the
+caller may see.
 """
 
 from __future__ import annotations
@@ -49,27 +50,28 @@ _SOURCES: tuple[Callable[..., Any], ...] = (
     views.impact,
     views.why,
 )
-"""The operations that explanations are made from: those of the protocol, and `messages`."""
+"""The operations from which explanations are built: those of the protocol, and `messages`."""
 _RIGHTS = {"network.messages": "network.why"}
-"""Operations that the protocol does not have, with those whose right they need."""
+"""Operations that are not in the protocol, each with the operation whose right it needs."""
 _TOO_LARGE = "The explanation does not fit into one answer. Read it on the node's machine: roundelay why --db FILE."
 
 
 async def explain(reading: Reading, *, seq: Seq) -> dict[str, Any]:
-    """Why a message was sent: the messages up to its root, each with the reaction that sent it, the work before it and
-    the messages of its prompt. `next` is where to continue if the answer would be too large."""
+    """Why a message was sent: all messages up to its root, and for each message the reaction that sent it, the work
+    before it and the messages of its prompt. If the answer would be too large, `next` says where to continue."""
     reader, call, max_bytes = _open(reading)
     return _fit(await reader.explain(call, seq, max_bytes), max_bytes)
 
 
 async def effects(reading: Reading, *, seq: Seq, limit: EffectLimit = 200) -> dict[str, Any]:
-    """What followed from a message, as a tree: the reactions to it, and the messages that these and others sent."""
+    """The effects of a message, as a tree: the reactions to it and the messages that they sent, then the reactions to
+    those messages, and so on."""
     reader, call, max_bytes = _open(reading)
     return _fit(await reader.list_effects(call, seq, limit, max_bytes), max_bytes)
 
 
 async def work(reading: Reading, *, reaction: str, agent_id: str) -> dict[str, Any]:
-    """What an agent did in a reaction: its state, its work, and the same as steps with times."""
+    """What an agent did in a reaction: the reaction's state, its work, and the work as steps with times."""
     reader, call, max_bytes = _open(reading)
     return _fit(await reader.read_work(call, agent_id, reaction, max_bytes), max_bytes)
 
@@ -83,14 +85,15 @@ async def cost_report(
     root: Seq | None = None,
     since: Annotated[int, Meta(ge=0)] = 0,
 ) -> dict[str, Any]:
-    """What models used and cost, in groups, the most expensive first: of the calls of an agent, in a thread, in a
-    conversation, or since a time."""
+    """What models used and cost, in groups, the most expensive group first. Select the calls of an agent, in a thread,
+    in a conversation, or since a time."""
     reader, call, max_bytes = _open(reading)
     return _fit(await reader.add_up_cost(call, by, CallSelection(agent_id, thread_id, root, since)), max_bytes)
 
 
 def _open(reading: Reading) -> tuple[RunReader, Call, int]:
-    """Return the reader, its way to call operations, and the room for an answer. Raises `UnknownOperation`."""
+    """Return the reader, a function that calls operations, and the maximum size of the answer. Raises
+    `UnknownOperation`."""
     reader = reading.hub.run_reader
     if reader is None:
         raise UnknownOperation("This hub cannot explain runs. Read network.why, network.records and network.usage.")
@@ -101,11 +104,11 @@ def _open(reading: Reading) -> tuple[RunReader, Call, int]:
     async def call(op: str, args: Mapping[str, object]) -> Any:
         nonlocal size
         operation = _list_sources()[op]
-        # A page of rights may deny an operation: its data must not come out by way of an explanation.
+        # Check the rights for each call: an explanation must not reveal the data of an operation that the rights deny.
         check_right(reading.hub.state, reading.origin, "call", _RIGHTS.get(op, op))
         await reading.take_turns()
         data = encode(await operation.call(reading, operation.decode(Raw(encode(args)))))
-        # Usage is added up page by page and not held. Everything else stays in memory until the answer is complete.
+        # Usage is added up page by page. All other results stay in memory until the answer is complete.
         size += len(data) if op != "network.usage" else 0
         if size > MAX_RESULTS_READ * max_bytes:
             raise TooLarge(_TOO_LARGE)
@@ -122,8 +125,8 @@ def _list_sources() -> dict[str, Operation]:
 
 
 def _fit(value: dict[str, Any], max_bytes: int) -> dict[str, Any]:
-    """Return the value, with its long texts cut if it is larger than a result may be."""
-    # Cut only as far as needed. The structure stays whole, because readers follow it by ids.
+    """Return the value. If it is larger than a result may be, its long texts are truncated."""
+    # Truncate only as much as needed. The structure stays whole, because readers follow it by ids.
     for max_chars in (None, 20_000, 2000, 200):
         fitted = value if max_chars is None else _cut_texts(value, max_chars)
         if len(encode(fitted)) <= max_bytes:

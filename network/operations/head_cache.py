@@ -1,9 +1,9 @@
-"""Heads of the newest messages, in memory: what an agent may read, and what each thread holds.
+"""Cache for the heads of the newest messages: those that an agent may read, and those of each thread.
 
-`network.window` runs at every reaction and looks back thousands of messages. It decides here, by heads that were read
-once, and reads only the rows that it shows. Each call reads the heads that are new since the last one, so its cost
-does not grow with an agent's history. Heads are facts of the log and never change. The state decides at each call who
-may read them. No rules, no clock.
+`network.window` runs for every reaction and looks back over thousands of messages. It decides with heads from this
+cache, and then reads only the rows that it shows. Each call reads only the heads that are new since the last call, so
+its cost does not grow with an agent's history. Heads never change. At each call the state decides who may read the
+messages. No rules, no clock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from roundelay.network.core.visibility import parties
 from roundelay.network.ledger import HeadAt, Ledger
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Maximum memory of all cached heads, as estimated. The least recently used list is evicted first."""
+"""Maximum memory of all cached heads, in bytes, estimated. The least recently used list is evicted first."""
 _SEQ_BYTES, _GROUP_BYTES = 48, 700
 _PAIRS = frozenset({"direct", "mod"})
 """Kinds of messages whose readers do not depend on the time of sending."""
@@ -36,10 +36,10 @@ class CacheEntry(Protocol):
 
 
 class HeadGroup:
-    """Messages of one thread that every visibility rule treats alike.
+    """Messages of one thread that every visibility rule treats in the same way.
 
-    ``head`` is the oldest of them, ``label`` the message whose people are their audience. ``alike`` is a group of this
-    thread or another one that only `visibility: current` distinguishes from this one.
+    ``head`` is the oldest message of the group. ``label`` is the message whose people are the audience of the group.
+    ``alike`` is a group, of this thread or another, that only `visibility: current` distinguishes from this group.
     """
 
     __slots__ = ("alike", "head", "is_settled", "label", "parties", "thread_id")
@@ -50,7 +50,7 @@ class HeadGroup:
         self.thread_id = head.thread_id
         self.alike = alike or self
         self.parties = frozenset(parties(label)) if label.kind in _PAIRS else None
-        """The only possible readers of these messages; None where readers come and go."""
+        """The only possible readers of these messages. None if the readers can change."""
         self.is_settled = is_settled
         """Whether every message of the thread, past and future, has the same parties."""
 
@@ -70,9 +70,10 @@ class Grouping:
         return _GROUP_BYTES * (self.count + 1)
 
     def find(self, head: MessageHead, labels: Mapping[int, MessageHead]) -> HeadGroup:
-        """Return the group of a head, or a new one. ``labels`` has the message that its label names."""
+        """Return the group of a head, or a new group. ``labels`` must contain the message that the head's label
+        names."""
         label = head if head.label == head.seq else labels.get(head.label, head)
-        # readers of channels and broadcasts come and go, so each message is a group of its own
+        # the readers of channels and broadcasts can change, so each message is its own group
         if head.kind not in _PAIRS:
             self.count += 1
             return HeadGroup(head, label, None, is_settled=False)
@@ -82,7 +83,7 @@ class Grouping:
         group = self._known.get((head.thread_id, rule))
         if group is None:
             self.count += 1
-            # in a direct thread with a person each message is its own label
+            # in a direct thread with a person, each message is its own label
             is_settled = head.kind == "direct" and label is head and any(map(self._is_person, parties(head)))
             group = HeadGroup(head, label, self._alike.get(rule), is_settled=is_settled)
             self._known[head.thread_id, rule] = group
@@ -90,7 +91,7 @@ class Grouping:
         return group
 
     def retain(self, retained: Set[HeadGroup | None]) -> None:
-        """Remove all groups but these."""
+        """Remove all groups except these."""
         self._known = {key: group for key, group in self._known.items() if group in retained}
         alike = {group.alike for group in retained if group is not None}
         self._alike = {key: group for key, group in self._alike.items() if group in alike}
@@ -98,17 +99,18 @@ class Grouping:
 
 
 class Heads:
-    """Newest messages of one place, ascending: seqs, and the group of each (None: the row is damaged)."""
+    """Newest messages of one thread or inbox, ascending. It contains the seqs, and the group of each message (None: the
+    row is damaged)."""
 
     def __init__(self, at_most: int, is_person: IsPerson) -> None:
         self.seqs: list[int] = []
         self.groups: list[HeadGroup | None] = []
         self.upto = 0
-        """Everything in the place up to this seq was read."""
+        """Everything up to this seq has been read."""
         self.is_cut = False
-        """Whether the place may have older messages than these."""
+        """Whether there may be older messages that are not cached."""
         self.begin: int | None = None
-        """First seq of the place, if it was asked for."""
+        """First seq of the thread, if it was requested."""
         self._at_most = at_most
         self._grouping = Grouping(is_person)
 
@@ -118,7 +120,7 @@ class Heads:
         return _SEQ_BYTES * len(self.seqs) + self._grouping.size
 
     def add(self, newer: Iterable[HeadAt], labels: Mapping[int, MessageHead], upto: int) -> None:
-        """Add ascending heads, all newer than those here."""
+        """Add ascending heads, all newer than the cached heads."""
         for seq, head in newer:
             self.seqs.append(seq)
             self.groups.append(self._grouping.find(head, labels) if head is not None else None)
@@ -130,7 +132,7 @@ class Heads:
             self._grouping.retain(set(self.groups))
 
     def newest(self, until: int) -> NewestHeads | None:
-        """Return the newest messages up to a seq; None if too few of them are cached."""
+        """Return the newest messages up to a seq. None if too few of them are cached."""
         end = bisect_right(self.seqs, until)
         if end <= self._at_most and self.is_cut:
             return None
@@ -139,7 +141,7 @@ class Heads:
 
 
 class NewestHeads(NamedTuple):
-    """Newest messages of a place up to a seq, ascending: seqs, and the group of each."""
+    """Newest messages up to a seq, ascending: seqs, and the group of each message."""
 
     seqs: list[int]
     groups: list[HeadGroup | None]
@@ -147,7 +149,7 @@ class NewestHeads(NamedTuple):
     kept: Heads
 
     def find_group(self, seq: int) -> HeadGroup | None:
-        """Return the group of one of these messages; None for any other, and for a damaged one."""
+        """Return the group of one of these messages. None for any other message, and for a damaged one."""
         index = bisect_left(self.seqs, seq)
         return self.groups[index] if index < len(self.seqs) and self.seqs[index] == seq else None
 
@@ -159,10 +161,10 @@ def _describe(head: MessageHead) -> Hashable:
 
 
 class RecentHeads:
-    """Heads that readers of one hub asked for recently. Create a new cache after old messages were dropped."""
+    """Heads that readers of one hub have requested recently. Create a new cache after old messages were deleted."""
 
     def __init__(self, is_person: IsPerson, max_bytes: int = MAX_BYTES) -> None:
-        """``is_person`` returns whether an id is a person's. A kind never changes."""
+        """``is_person`` returns whether an id is a person's id. The kind of an id never changes."""
         self.is_person = is_person
         self._max_bytes = max_bytes
         self._kept: OrderedDict[Hashable, CacheEntry] = OrderedDict()
@@ -172,7 +174,7 @@ class RecentHeads:
         self, ledger: Ledger, spans: Sequence[Span], agent_id: str, until: int, at_most: int
     ) -> NewestHeads:
         """Return the newest messages up to ``until`` that lie in these spans or that the agent sent privately."""
-        # other spans need another key: the history of a new channel fills in old messages
+        # Other spans need another key, because the history of a new channel adds older messages.
         key = (agent_id, *((span.target, span.after, span.before) for span in spans))
 
         async def read(after: int, limit: int) -> list[HeadAt]:
@@ -183,8 +185,8 @@ class RecentHeads:
     async def threads(
         self, ledger: Ledger, newest: Mapping[str, int], until: int, at_most: int
     ) -> dict[str, NewestHeads]:
-        """Return the newest messages up to ``until`` of each of these threads. ``newest``: the seq up to which each
-        thread must be read; it has nothing between that and ``until``."""
+        """Return the newest messages up to ``until`` of each of these threads. ``newest`` maps each thread to the seq
+        up to which it must be read. The thread has no messages between that seq and ``until``."""
         # One read for all threads that have new messages. One per thread would make a window slow.
         behind: dict[str, int] = {}
         for thread_id, seq in newest.items():
@@ -227,7 +229,7 @@ class RecentHeads:
             if heads is not None and needed <= after:
                 # The cache may reach beyond ``until``: other triggers are newer than this one.
                 newest = heads.newest(until)
-                if newest is None:  # an old position is asked for: read it without caching it
+                if newest is None:  # an old position is requested: read it without caching it
                     old = await self._make(ledger, await read(0, at_most + 1), at_most, until)
                     newest = old.newest(until)
                     assert newest is not None, "one more than is asked for was read"
@@ -265,20 +267,20 @@ class RecentHeads:
         return self._kept.get(key)
 
     def discard(self, key: Hashable) -> None:
-        """Remove the value of a key, if there is one. Callers remove a value before they change it, and store it again
-        afterwards, so that its size is counted right."""
+        """Remove the value of a key, if there is one. To change a value, callers remove it first and store it again
+        afterwards, so that its size is counted correctly."""
         gone = self._kept.pop(key, None)
         self.bytes -= gone.size if gone is not None else 0
 
     def store(self, key: Hashable, value: CacheEntry) -> None:
-        """Store a value under a key, and evict the least recently used values if there is too much."""
+        """Store a value under a key. Evict the least recently used values if the cache is too large."""
         self.discard(key)
         self._kept[key] = value
         self.bytes += value.size
         self._evict(key)
 
     def _evict(self, key: Hashable) -> None:
-        """Evict down to the limit. The value in use stays, whatever its size."""
+        """Evict values down to the limit. The value that is in use stays, whatever its size."""
         self._kept.move_to_end(key)
         while self.bytes > self._max_bytes and len(self._kept) > 1:
             _, gone = self._kept.popitem(last=False)

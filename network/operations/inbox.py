@@ -1,8 +1,8 @@
 """The inbox (``network.inbox``): everything that waits for a participant.
 
 Items are decisions on calls, unanswered questions, failed messages, stopped conversations, exceeded budgets and faults
-of agents. All of them are already in tables; this module only collects them. An item about a message is shown to
-callers who may read the message, with one line of it. Reads change nothing; `dismiss` does.
+of agents. All items are already in tables; this module only collects them. An item about a message is shown to callers
+who may read the message. It contains one line of the message. Reads change nothing; `dismiss` hides an item.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from .views import Limit
 
 ItemKind: TypeAlias = Literal["approval", "question", "dead_letter", "stopped", "budget", "fault"]
 SCANNED = 1000
-"""Maximum number of dead letters, of stopped conversations, and of ended budgets that are examined."""
+"""Maximum numbers of dead letters, stopped conversations and ended budgets that are examined."""
 READ_AT_ONCE = 32
 """Number of items whose messages are read at once."""
 MAX_DISMISSED = 500
-"""Maximum number of dismissed items of one participant. Older ones are shown again."""
+"""Maximum number of dismissed items of one participant. Older dismissed items are shown again."""
 
 
 class WaitingItem(NamedTuple):
-    """An item that may be shown, before its message was read. Sorted by these fields, descending."""
+    """An item that may be shown, before its message is read. Items are sorted by these fields, descending."""
 
     seq: int
     kind: ItemKind
     agent_id: str
     at: int
-    """Time (ms) at which it arose; 0: the time of its message."""
+    """Time (ms) at which the item arose. 0 means the time of its message."""
     details: Mapping[str, Any]
     text: str | None = None
-    """Its text, if that is not the message's."""
+    """Text of the item, if it differs from the text of the message."""
     spent: BudgetStop | None = None
     request: ListedRequest | None = None
-    """The request of an approval."""
+    """The approval request, for items about approvals."""
 
     @property
     def place(self) -> tuple[int, str, str]:
@@ -78,7 +78,7 @@ async def inbox(
     before: Annotated[str, Meta(pattern="^[0-9]{1,16}/[a-z_]{1,16}/[a-z0-9._-]{0,64}$")] | None = None,
 ) -> dict[str, Any]:
     """What waits for the caller, newest first: calls to decide on, questions, failed messages, stopped conversations,
-    exceeded budgets. Continue with `before`, the answer's `next`."""
+    exceeded budgets. To continue, pass the answer's `next` as `before`."""
     stored: DismissedItems = reading.hub.state.get("dismissed", reading.origin.agent_id) or DismissedItems()
     # By time: an item that arises again after it was dismissed is shown again.
     dismissed = {(kind, seq): at for kind, seq, at in stored.items}
@@ -105,15 +105,15 @@ async def inbox(
 
 
 def _dismissal_key(item: WaitingItem) -> tuple[str, int]:
-    """Return the key under which an item is dismissed. A fault belongs to its agent, whatever message it last
+    """Return the key under which an item is dismissed. A fault is identified by its agent, whatever message it last
     concerned."""
     return (f"fault/{item.agent_id}", 0) if item.kind == "fault" else (item.kind, item.seq)
 
 
 def _describe(reading: Reading, item: WaitingItem, row: Row | None) -> dict[str, Any] | None:
-    """Return an item with a line of its message; None if the caller may not read the message, or it is gone."""
+    """Return an item with a line of its message. None if the message is gone or the caller may not read it."""
     entry: dict[str, Any] = {"kind": item.kind, "seq": item.seq}
-    if item.seq == 0:  # not about a message
+    if item.seq == 0:  # the item is not about a message
         return {**entry, "at": item.at, "text": item.text, "agent_id": item.agent_id, **item.details}
     # A fault is shown even without its message, which may be dropped or unreadable: the agent still fails.
     if item.kind == "fault" and (row is None or row.head is None or item.details["cause"] == "ended"):
@@ -145,8 +145,8 @@ def _describe(reading: Reading, item: WaitingItem, row: Row | None) -> dict[str,
 
 
 async def _list_items(reading: Reading) -> list[WaitingItem]:
-    """Return all items that may be shown. A request for approval is not listed as a question too. A message that
-    failed at several recipients is several items."""
+    """Return all items that may be shown. A request for approval is not also listed as a question. A message that
+    failed at several recipients gives several items."""
     approvals = list(_list_approvals(reading)) if reading.origin.kind == "human" else []
     # an agent may name any message as its request
     requests = {(approval.seq, approval.agent_id) for approval in approvals}
@@ -174,7 +174,8 @@ def _list_questions(reading: Reading) -> Iterator[WaitingItem]:
 
 
 async def _list_dead_letters(reading: Reading) -> list[WaitingItem]:
-    """Return the caller's dead letters (operators: all), and those that the caller sent, without the reason."""
+    """Return the dead letters of the caller's deliveries (operators: all), and those of messages that the caller sent.
+    The latter come without the reason."""
     origin, ledger = reading.origin, reading.hub.ledger
     undelivered: list[tuple[str, UndeliveredMessage]] = await ledger.cold("undelivered", f"{origin.agent_id}/", SCANNED)
     prefix = "" if origin.is_operator else f"{origin.agent_id}/"
@@ -197,8 +198,8 @@ def _may_resume(reading: Reading) -> bool:
 
 
 async def _list_stopped(reading: Reading) -> list[WaitingItem]:
-    """Return stopped conversations. Only the sender of the root and operators see who used the budget: other readers
-    of the root may not read the rest of the conversation."""
+    """Return stopped conversations. Only the sender of the root and operators see who used the budget, because other
+    readers of the root may not read the rest of the conversation."""
     if not _may_resume(reading):
         return []
     items = []
@@ -246,7 +247,7 @@ async def _list_budget_stops(reading: Reading) -> list[WaitingItem]:
 
 
 async def _find_ended(reading: Reading, items: Sequence[WaitingItem]) -> set[tuple[int, str, str]]:
-    """Return those of these budgets that no longer stop anything."""
+    """Return the budget stops that no longer stop anything."""
     stops = {stop.place: stop.spent for stop in items if stop.spent is not None}
     if not stops:
         return set()
@@ -282,7 +283,7 @@ def _list_quotas(reading: Reading) -> Iterator[WaitingItem]:
 
 
 def _list_faults(reading: Reading) -> Iterator[WaitingItem]:
-    """Yield the agents that cannot work, one item each, for operators. Dead letters have items of their own."""
+    """Yield the agents that cannot work, one item per agent, for operators. Dead letters have their own items."""
     if not reading.origin.is_operator:
         return
     for agent_id in reading.hub.state.faults():
@@ -307,7 +308,8 @@ def dismiss(
     seq: Seq | None = None,
     agent_id: Annotated[str, Meta(pattern=ID_PATTERN)] | None = None,
 ) -> dict[str, Any]:
-    """Hide an inbox item of a kind and a seq, or the fault of an agent, until it arises again. Nothing else changes."""
+    """Hide an inbox item, given by its kind and seq, or the fault of an agent. The item is shown again if it arises
+    again. Nothing else changes."""
     of_agent, agent_id = agent_id, change.origin.agent_id
     if kind == "fault" and of_agent is not None and seq is None:
         key = f"fault/{of_agent}", 0

@@ -1,9 +1,9 @@
-"""The operation ``network.memory``: summaries that an agent wrote of threads, as far as they may enter a prompt.
+"""The operation ``network.memory``: summaries of threads that an agent wrote, if they may enter a prompt.
 
-A memory is a record of its agent: the summary of some messages of a thread, and of an earlier memory that it
-continues. It covers all messages of that chain, and is shown only where each of them may be shown (`views.View`). So a
-memory reveals nothing that its messages would not, and it ends with the first message that is no longer kept. Reads
-only.
+A memory is a record of its agent. It summarizes some messages of a thread, and continues an earlier memory. It covers
+all messages of that chain, and is shown only if every covered message may be shown (`views.View`). So a memory reveals
+nothing that its messages would not reveal. It becomes invalid as soon as one of its messages is no longer kept. Only
+reads.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from .views import PAGE, View, open_view
 
 MAX_THREADS = 100
 MAX_SEQS = 1000
-"""Maximum number of messages that one record sums up. A record with more is not a memory."""
+"""Maximum number of messages that one record summarizes. A record with more messages is not a memory."""
 MAX_KNOWN = 4096
-"""Maximum number of memories of a thread that are held, newest first."""
+"""Maximum number of memories of a thread that are cached, newest first."""
 MAX_GROUPS = 65_536
-"""Maximum number of channel and broadcast messages that the memories of one thread cover. Beyond, a record is not a
-memory."""
+"""Maximum number of channel and broadcast messages that the memories of one thread cover. A record beyond this number
+is not a memory."""
 MAX_GROUPS_AT_ONCE = 32
-"""Maximum number of groups of messages for which a memory copies the groups of the one that it continues."""
+"""If a memory has at most this number of message groups, it copies the groups of the memory that it continues."""
 _MEMORY_BYTES = 400
 MEMORY = "memory"
-"""Kind of the record."""
+"""Kind of the records that contain memories."""
 
 
 class MemoryBody(Struct, frozen=True):
-    """Body of the record: the messages that were summed up, and the seq of the memory that this one continues."""
+    """Body of the record: the messages that were summarized, and the seq of the memory that this one continues."""
 
     thread_id: str
     seqs: Annotated[list[Seq], Meta(max_length=MAX_SEQS)]
@@ -57,8 +57,8 @@ async def memory(
     trigger: Seq,
     visibility: Visibility | None = None,
 ) -> dict[str, Any]:
-    """The newest record of kind `memory` that the caller wrote for each of these threads, if every message that it
-    covers may enter the prompt for `trigger`; else the newest earlier one for which that holds."""
+    """For each of these threads, the newest record of kind `memory` that the caller wrote and that may enter the prompt
+    for `trigger`. Every message that the memory covers must be allowed in that prompt."""
     view = await open_view(reading, trigger, visibility)
     page = ListPage(MAX_THREADS, reading.hub.limits.max_result_bytes)
     for thread_id in dict.fromkeys(threads):
@@ -81,7 +81,7 @@ async def _find_newest(reading: Reading, view: View, thread_id: str) -> dict[str
         if body is not None:
             entry = {"thread_id": thread_id, "seq": newest.seq, "upto": newest.upto, "messages": newest.messages}
             return {**entry, "text": body.text}
-        # dropped or damaged since it was read, so every memory that continues it is invalid too
+        # the memory was deleted or damaged after it was read, so every memory that continues it is invalid too
         reading.hub.recent.discard(_key(reading, thread_id))
 
 
@@ -90,17 +90,17 @@ def _key(reading: Reading, thread_id: str) -> Hashable:
 
 
 class _Memory:
-    """A memory without its text: the facts that decide whether it may be shown."""
+    """A memory without its text: the data that decides whether it may be shown."""
 
     __slots__ = ("earlier", "groups", "messages", "seq", "upto")
 
     def __init__(self, seq: int, seqs: Sequence[int], groups: frozenset[HeadGroup], earlier: _Memory | None) -> None:
         self.seq = seq
         self.upto: int = max([0 if earlier is None else earlier.upto, *seqs])
-        """Newest message that it covers."""
+        """Newest message that the memory covers."""
         self.messages: int = len(seqs) + (0 if earlier is None else earlier.messages)
         self.groups = groups
-        """Groups of the messages that it covers, without those of ``earlier``."""
+        """Groups of the messages that the memory covers, without those of ``earlier``."""
         self.earlier = earlier
         if earlier is not None and len(groups | earlier.groups) <= MAX_GROUPS_AT_ONCE:
             # Share one set along a chain: in a direct thread, thousands of messages belong to a few groups.
@@ -109,15 +109,15 @@ class _Memory:
 
 
 class _Memories:
-    """The memories that an agent wrote of a thread. Each is read once, however often it is asked for."""
+    """The memories that an agent wrote about a thread. Each memory is read only once, however often it is requested."""
 
     def __init__(self, is_person: IsPerson) -> None:
         self.upto = 0
-        """Every record up to this seq was read."""
+        """Every record up to this seq has been read."""
         self._grouping = Grouping(is_person)
         self._known: OrderedDict[int, _Memory] = OrderedDict()
         self._shared: dict[int, HeadGroup] = {}
-        """Groups of channel and broadcast messages, by seq. Each such message is a group of its own."""
+        """Groups of channel and broadcast messages, by seq. Each such message is its own group."""
 
     @property
     def size(self) -> int:
@@ -127,7 +127,7 @@ class _Memories:
     def add(
         self, seq: int, body: MemoryBody, heads: Mapping[int, MessageHead], labels: Mapping[int, MessageHead]
     ) -> None:
-        """Add the next memory, if everything that it covers is there."""
+        """Add the next memory, if everything that it covers is stored."""
         earlier = None if body.earlier is None else self._known.get(body.earlier)
         if (body.earlier is not None and earlier is None) or not all(covered in heads for covered in body.seqs):
             return
@@ -149,7 +149,7 @@ class _Memories:
         return group
 
     def find_newest(self, view: View) -> _Memory | None:
-        """Return the newest one of which everything may be shown."""
+        """Return the newest memory whose covered messages may all be shown."""
         assert view.until is not None, "a memory is asked for with a trigger"
         hidden: set[_Memory] = set()
         for candidate in reversed(self._known.values()):
@@ -182,7 +182,7 @@ async def _read_memories(reading: Reading, thread_id: str) -> _Memories:
         read = []
         for row in rows:
             body = _read(row)
-            # a memory covers only earlier messages, so all of them are stored by now or never will be
+            # a memory covers only earlier messages: each of them is either stored by now or never will be
             if body is not None and all(covered < row.seq for covered in body.seqs):
                 heads = await ledger.heads(body.seqs)
                 missing = {head.label for head in heads.values()} - heads.keys()

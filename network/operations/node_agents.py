@@ -1,6 +1,6 @@
 """Operations for the processes of a node's agents: list, start, stop, restart and reload them. For operators.
 
-The node's `reading.AgentSupervisor` controls the processes. A hub without a node runs none.
+The node's `reading.AgentSupervisor` controls the processes. A hub without a node runs no agents.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ async def node_agents(reading: Reading) -> dict[str, Any]:
 async def control_agent(
     reading: Reading, *, agent_id: Annotated[str, Meta(pattern=ID_PATTERN)], action: AgentAction
 ) -> dict[str, Any]:
-    """Start, stop, restart or reload the process of an agent that this node runs. `reload` applies its changed file,
-    and refuses a file with errors."""
+    """Start, stop, restart or reload the process of an agent that this node runs. `reload` applies the agent's changed
+    file. A file with errors is refused."""
     supervisor = reading.hub.supervisor
     if supervisor is None:
         raise InvalidArguments("This node runs no agents. Stop or start the agent where it was started.")
     if reading.place is None:
         return await supervisor.control(agent_id, action)
-    reading.place.release()  # a process takes seconds to start
+    reading.place.release()  # starting a process takes seconds
     try:
         return await supervisor.control(agent_id, action)
     finally:

@@ -1,5 +1,5 @@
 """Operations for operators: participants, tokens and logins, dead letters, quotas, stopped conversations, the log, and
-figures.
+the hub's figures.
 
 Every participant may see its own dead letters and quotas.
 """
@@ -66,7 +66,7 @@ def create_token(
 ) -> dict[str, Any]:
     """Let the token with this hash (SHA-256, hex) join as an id. The token itself is never sent.
 
-    A `warning` says what a new id could be mistaken for. Nobody can bind such an id by first use.
+    A `warning` says what a new id could be mistaken for. Such an id cannot be registered by first use.
     """
     warning = _check_new_secret(change, agent_id, kind, "token", token_hash)
     change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "kind": kind, "event": "created"}))
@@ -75,7 +75,7 @@ def create_token(
 
 
 MAX_LOGINS = 1000
-"""Maximum number of logins at a time, including used ones that have not expired."""
+"""Maximum number of logins at a time. Used logins count until they expire."""
 LOGIN_TTL_MS = 600_000
 
 
@@ -88,10 +88,10 @@ def create_login(
     ttl_ms: Annotated[int, Meta(ge=1000, le=DAY_MS)] = LOGIN_TTL_MS,
     operator: bool = False,
 ) -> dict[str, Any]:
-    """Let the code with this hash (SHA-256, hex) log in as an id once, within `ttl_ms`. A `hello` with the code binds
-    a token of the client to the id.
+    """Let the code with this hash (SHA-256, hex) log in as an id once, within `ttl_ms`. A `hello` with the code binds a
+    token of the client to the id.
 
-    A `warning` says what a new id could be mistaken for. Nobody can bind such an id by first use.
+    A `warning` says what a new id could be mistaken for. Such an id cannot be registered by first use.
     """
     # Expired logins must not use up `MAX_LOGINS`.
     _drop_logins(change, find_expired_logins(change.state))
@@ -112,7 +112,8 @@ def create_login(
 def _check_new_secret(
     change: ChangeSet, agent_id: str, kind: Kind, what: Literal["token", "login"], secret_hash: str
 ) -> dict[str, Any]:
-    """Check that a secret may be created for an id, and return the warning for the answer. Raises `InvalidArguments`."""
+    """Check that a secret may be created for an id, and return the warning for the answer. Raises
+    `InvalidArguments`."""
     if not is_id(agent_id):
         raise InvalidArguments(f"{agent_id!r} is not an id. Use lower-case letters, digits, '.', '_' and '-'.")
     if len(secret_hash) != 64 or any(char not in "0123456789abcdef" for char in secret_hash):
@@ -132,7 +133,7 @@ def _check_new_secret(
 
 
 def _drop_logins(change: ChangeSet, logins: Mapping[str, Login]) -> int:
-    """Remove logins. Returns how many of them were unused."""
+    """Remove logins. Returns the number of logins that were unused."""
     waiting = sum(not login.used_by and login.expires_at > change.stamp for login in logins.values())
     for key in list(logins):
         change.set_value("login", key, None)
@@ -142,8 +143,8 @@ def _drop_logins(change: ChangeSet, logins: Mapping[str, Login]) -> int:
 def revoke_token(
     change: ChangeSet, *, agent_id: str, token_hash: Annotated[str, Meta(pattern="^[0-9a-f]{12,64}$")] | None = None
 ) -> dict[str, Any]:
-    """Revoke every token of an id and its unused logins, and close its sessions. With a `token_hash` (or its
-    beginning, as `network.list_tokens` shows it), only that token, and the sessions that joined with it."""
+    """Revoke every token and unused login of an id, and close the id's sessions. With a `token_hash` (or its beginning,
+    as in `network.list_tokens`), revoke only that token and close the sessions that joined with it."""
     if token_hash is not None:
         return _revoke_one(change, agent_id, token_hash)
     revoked = _drop_logins(change, change.state.logins(agent_id))
@@ -156,7 +157,7 @@ def revoke_token(
         raise UnknownRecipient(f"{agent_id!r} has no token. network.list_tokens lists them.")
     row = change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "event": "revoked"}))
     participant = change.state.participant(agent_id)
-    if participant is not None:  # nothing that its sessions sent is stored from here on
+    if participant is not None:  # from here on, nothing that its sessions sent is stored
         change.set_value("participant", agent_id, msgspec.structs.replace(participant, cut_seq=row.seq))
     change.effects.append(DisconnectParticipant(agent_id, f"The token of {agent_id} was revoked."))
     return {"revoked": revoked}
@@ -179,8 +180,8 @@ def _revoke_one(change: ChangeSet, agent_id: str, prefix: str) -> dict[str, Any]
 
 
 async def list_tokens(reading: Reading, *, after: str | None = None, limit: PageLimit = 1000) -> dict[str, Any]:
-    """Tokens without their secrets, sorted by id and age, with the number of sessions that joined with each. Continue
-    with `after`, the `hash` of the last one."""
+    """Tokens without their secrets, sorted by id and age, with the number of sessions that joined with each token. To
+    continue, pass the `hash` of the last token as `after`."""
     table: list[tuple[str, Token]] = list(reading.hub.state.items("token"))
     places = [_token_order(key, it) for key, it in table if after is not None and key[:12] == after]
     if after is not None and not places:
@@ -223,8 +224,8 @@ async def dead_letters(
     after: Annotated[str, Meta(pattern="^[^/]+/[0-9]{1,16}$")] | None = None,
     limit: PageLimit = 100,
 ) -> dict[str, Any]:
-    """Messages that failed too often at their recipient, sorted by recipient and seq: the caller's own, or, for
-    operators, anybody's. Continue with `after`, AGENT/SEQ of the last one."""
+    """Messages that failed too often at their recipient, sorted by recipient and seq: those to the caller, or, for
+    operators, to anybody. To continue, pass AGENT/SEQ of the last one as `after`."""
     recipient = resolve_owner(reading.origin, agent_id, _OTHERS_LETTERS)
     owner, _, seq = after.rpartition("/") if after is not None else ("", "", "")
     last = f"{owner}/{int(seq):016d}" if after is not None else ""
@@ -282,8 +283,8 @@ def _take_dead_letter(change: ChangeSet, agent_id: str | None, seq: int) -> Dead
 
 
 async def stopped(reading: Reading, *, before: Seq | None = None, limit: Limit = 100) -> dict[str, Any]:
-    """Conversations that stopped at a limit and were not resumed, newest first, with a root below `before`. Also
-    agents that are stopped because they answered without causes."""
+    """Conversations that stopped at a limit and were not resumed, newest first, with a root below `before`. Also agents
+    that are stopped because they answered without causes."""
     hub = reading.hub
     after = stopped_key(before) if before is not None else ""
     stored: list[tuple[str, StoppedConversation]] = await hub.ledger.cold("stopped", "", limit + 1, after=after)
@@ -298,7 +299,8 @@ async def stopped(reading: Reading, *, before: Seq | None = None, limit: Limit =
 
 
 def resume_agent(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
-    """Resume an agent that was stopped because it answered without causes. ``was_stopped``: it had been stopped."""
+    """Resume an agent that was stopped because it answered without causes. ``was_stopped``: the agent had been
+    stopped."""
     if change.state.present(agent_id) is None:
         raise UnknownRecipient(f"Nobody is registered as {agent_id!r}. network.list_agents lists who is.")
     bucket = change.state.bucket(agent_id)
@@ -313,8 +315,8 @@ def resume_agent(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
 
 
 async def quotas(reading: Reading, *, agent_id: str | None = None, limit: Limit = 20) -> dict[str, Any]:
-    """What participants have stored today and may store, the fullest quota first: the caller's own. Operators name a
-    participant, or nobody for all."""
+    """How much participants have stored today and may store, the fullest quota first. Callers see their own quota.
+    Operators name a participant, or nobody to see all."""
     hub = reading.hub
     agent_id = resolve_owner(reading.origin, agent_id, "The quotas of others are for operators.")
     if agent_id is not None and hub.state.participant(agent_id) is None:
@@ -334,7 +336,7 @@ def count_near_quota(state: State) -> int:
 
 
 def _used(state: State, quotas: Quotas, agent_id: str) -> float:
-    """Return the used share of the fullest quota of a participant."""
+    """Return the used share of a participant's fullest quota."""
     allowed = quotas.of(agent_id)
     size, messages = stored_today(state, agent_id)
     counts = (
@@ -352,7 +354,7 @@ def _describe(state: State, quotas: Quotas, agent_id: str) -> dict[str, Any]:
 
 
 def _list_storing(state: State) -> list[str]:
-    """Return the participants who have stored anything, as far as the hub knows."""
+    """Return the participants who have stored anything, if the hub knows of them."""
     names = {name for table in ("bucket", "stored") for name, _ in state.items(table)}
     names.update(channel.created_by for _, channel in state.items("channel"))
     return [name for name in names if state.participant(name) is not None]
@@ -368,9 +370,9 @@ async def log(
     limit: Limit = 100,
     wait_ms: Annotated[int, Meta(ge=0, le=30_000)] = 0,
 ) -> dict[str, Any]:
-    """Every message with a seq above `after`, ascending. If there is none, the answer waits for up to `wait_ms`.
+    """Every message with a seq above `after`, ascending. If there are none, the answer waits for up to `wait_ms`.
 
-    Continue with `next` as `after`: rows that are not messages lie between.
+    Continue with `next` as `after`, because there are also rows that are not messages.
     """
     hub = reading.hub
     # Only if there is nothing yet: a caller that is behind gets its rows at once.
@@ -383,7 +385,7 @@ async def log(
 
 
 async def rows(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> dict[str, Any]:
-    """Every row of the log above `after`, ascending, as lines of JSON, byte by byte as stored."""
+    """Every row of the log above `after`, ascending. Each row is a line of JSON, byte by byte as stored."""
     hub = reading.hub
     stored = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
     return {

@@ -1,4 +1,4 @@
-"""One page of a list: entries, encoded up to `limit` and `max_result_bytes`, and whether there are more. No IO, no
+"""One page of a list: encoded entries up to `limit` and `max_result_bytes`, and whether there are more. No IO, no
 clock."""
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from roundelay.network.frames import encode
 
 class ListPage:
     """Entries of one answer. The first entry is always accepted, whatever its size, so that every list can be read to
-    its end."""
+    the end."""
 
     def __init__(self, limit: int, max_bytes: int) -> None:
         self.entries: list[Raw] = []
         self.has_more = False
-        """Whether an entry was refused for lack of room."""
+        """Whether an entry was refused because the page is full."""
         self._limit = limit
         self._max_bytes = max_bytes
         self._size = 0
 
     def add(self, entry: object) -> bool:
-        """Add an entry if it fits. Returns whether it did."""
+        """Add an entry if there is room. Returns whether the entry was added."""
         data = encode(entry)
         self._size += len(data) + 1
         # The first entry is accepted at any size. A page without entries would never advance.
@@ -35,7 +35,8 @@ class ListPage:
 
 
 def take_page(entries: Iterable[object], limit: int, max_bytes: int) -> tuple[list[Raw], bool]:
-    """Return the first entries that fit, and whether there are more. Stops reading ``entries`` there."""
+    """Return the first entries that fit, and whether there are more. Stops reading ``entries`` at the first entry that
+    does not fit."""
     page = ListPage(limit, max_bytes)
     for entry in entries:
         if not page.add(entry):

@@ -1,4 +1,4 @@
-"""Operations about reactions: open ones, their records, requests for approval, and the tokens that they used.
+"""Operations about reactions: open reactions, their records, requests for approval, and the tokens that reactions used.
 
 The hub adds up what records report, and returns the records.
 """
@@ -41,8 +41,8 @@ async def open_reactions(
     after: Seq = 0,
     limit: Limit = 100,
 ) -> dict[str, Any]:
-    """Reactions that have started and not finished, by the seq of their start, above `after`: the caller's own.
-    Operators name an agent, or nobody for all."""
+    """Reactions that have started and not finished, by the seq of their start, above `after`. Callers see their own
+    reactions. Operators name an agent, or nobody to see all."""
     agent_id = resolve_owner(reading.origin, agent_id, "The reactions of others are for operators.")
     state = reading.hub.state
     named: Iterable[OpenReaction] = (
@@ -70,8 +70,8 @@ async def open_reactions(
 
 
 async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> dict[str, Any]:
-    """Calls that wait for a person's decision, by the seq of the message that asks for it, above `after`, if the
-    caller may read that message. `may_decide` says whether a reply of the caller would decide, `may_call` whether
+    """Calls that wait for a person's decision, if the caller may read the message that asks for it. Sorted by the seq
+    of that message, above `after`. `may_decide` says whether a reply of the caller would decide, `may_call` whether
     `network.decide` would."""
     requests = list_requests(reading, after)
     page = ListPage(limit, reading.hub.limits.max_result_bytes)
@@ -94,7 +94,7 @@ async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> 
 
 
 class ListedRequest(NamedTuple):
-    """A message through which an open reaction waits for a person's decision. Sorted by ``seq`` and agent."""
+    """A message through which an open reaction asks a person for a decision. Sorted by ``seq`` and agent."""
 
     seq: int
     agent_id: str
@@ -107,7 +107,7 @@ class ListedRequest(NamedTuple):
 
     def may_be_shown(self, reading: Reading, head: MessageHead) -> bool:
         """Return whether the caller may know of the request. An approver who cannot read the reaction's trigger can
-        read the copy that the agent sent."""
+        read the copy of the request that the agent sent."""
         if head.sender_id != self.agent_id:
             return False
         if (reading.origin.agent_id, self.seq) in self.wait.copies:
@@ -130,12 +130,13 @@ class ListedRequest(NamedTuple):
 
 
 def list_requests(reading: Reading, after: int) -> list[ListedRequest]:
-    """Return the messages above ``after`` through which open reactions wait for a person's decision, by seq. Other
-    claims in records are not read here: an agent may write any number of them."""
+    """Return the messages above ``after`` through which open reactions wait for a person's decision, by seq. Only the
+    waits of open reactions are read. Other claims in records are ignored, because an agent may write any number of
+    them."""
     requests: dict[tuple[int, str], ListedRequest] = {}
     for _, opened in reading.hub.state.items("reaction"):
         if not opened.awaits or opened.is_cancelled or is_blocked_by_takeover(reading.hub.state, opened):
-            continue  # a decision could not continue it
+            continue  # a decision could not continue the reaction
         reads_trigger = reads(reading, opened.trigger_head)
         for call, wait in opened.awaits.items():
             seq = wait.find_request(reading.origin.agent_id)
@@ -163,8 +164,8 @@ def decide(
     change: ChangeSet, *, seq: Seq, decision: Annotated[str, Meta(min_length=1, max_length=MAX_DECISION_CHARS)]
 ) -> dict[str, Any]:
     """Decide on the call that the message `seq` asks about, like a reply to it: `/approve`, `/deny REASON` or `/edit
-    ARGUMENTS`. For people who may decide but cannot read that message: operators, if no approvers are named. People
-    who can read it may add `thread` or `always` to `/approve`."""
+    ARGUMENTS`. For people who may decide but cannot read that message, such as operators if no approvers are named.
+    People who can read the message may add `thread` or `always` to `/approve`."""
     origin, state, head = change.origin, change.state, change.facts.heads.get(seq)
     if head is None or not (origin.is_operator or may_read(state, origin.agent_id, head)):
         raise UnknownMessage(
@@ -207,7 +208,7 @@ DECISIONS = ("/approve", "/deny", "/edit")
 
 
 def _find_wait(state: State, request: MessageHead) -> CallWait | None:
-    """Return the wait of a call of the message's sender that the message asks about, or None."""
+    """Return the wait of the call that the message asks about, or None. Only calls of the message's sender count."""
     for opened in state.reactions_of(request.sender_id).values():
         if not opened.is_cancelled and not is_blocked_by_takeover(state, opened):
             for wait in opened.awaits.values():
@@ -217,7 +218,7 @@ def _find_wait(state: State, request: MessageHead) -> CallWait | None:
 
 
 MAX_CAUSES = 1000
-"""Maximum number of causes followed from a message to the people who started its conversation."""
+"""Maximum number of causes that are followed from a message to the people who started its conversation."""
 
 
 async def approvers(
@@ -226,9 +227,9 @@ async def approvers(
     names: Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(min_length=1, max_length=64)],
     seqs: Annotated[list[Seq], Meta(min_length=1, max_length=MAX_CAUSES)],
 ) -> dict[str, Any]:
-    """The people whom ids and roles (`role:NAME`, of the page `rights`) name. `reads`: the person reads the first of
-    these messages. `is_requester`: the person wrote one of them, or a cause of one. `unknown` are names without a
-    person or role."""
+    """The people whom ids and roles (`role:NAME`, from the node's `rights`) name. `reads`: the person reads the first
+    of these messages. `is_requester`: the person wrote one of these messages, or a cause of one. `unknown` lists names
+    without a person or role."""
     hub, state = reading.hub, reading.hub.state
     heads = await hub.ledger.heads(set(seqs))
     for seq in seqs:
@@ -269,7 +270,7 @@ async def approvers(
 
 
 async def _find_requesters(reading: Reading, heads: list[MessageHead]) -> set[str]:
-    """Return the people who wrote these messages, or any message that they follow from."""
+    """Return the people who wrote these messages, or any message that caused one of them."""
     requesters: set[str] = set()
     visited: set[int] = set()
     waiting = {head.seq: head for head in heads}
@@ -288,8 +289,8 @@ async def _find_requesters(reading: Reading, heads: list[MessageHead]) -> set[st
 async def records(
     reading: Reading, *, reaction: str, agent_id: str | None = None, after: Seq = 0, limit: Limit = 500
 ) -> dict[str, Any]:
-    """The turn records of a reaction above `after`, oldest first, for its agent and for operators, who may name the
-    agent."""
+    """The turn records of a reaction above `after`, oldest first. For the reaction's agent and for operators, who may
+    name the agent."""
     origin, room = reading.origin, reading.hub.limits.max_result_bytes
     page = ListPage(limit, room)
     is_at_end = False
@@ -300,7 +301,7 @@ async def records(
         for row in rows:
             after = row.seq
             if row.is_damaged and not origin.is_operator:
-                # an agent that continued from part of its journal would repeat what it has done
+                # an agent that continued with an incomplete journal would repeat actions
                 raise InternalError(
                     f"The record {row.seq} of the reaction {reaction!r} is damaged in the hub's ledger, so the progress "
                     "of the reaction is unknown. Tell the hub's operator."
@@ -343,11 +344,11 @@ async def spent(reading: Reading, *, seq: Seq, reaction: str | None = None) -> d
 
 
 MAX_USES = 500
-"""Maximum number of uses in one question about costs."""
+"""Maximum number of entries in `uses` of one `network.costs` call."""
 
 
 async def costs(reading: Reading, *, uses: Annotated[list[UsedTokens], Meta(max_length=MAX_USES)]) -> dict[str, Any]:
-    """Costs of these uses by the prices that the node knows: dollars in the same order, null where no price is known."""
+    """Costs of these uses by the prices that the node knows: dollars in the same order, null if no price is known."""
     price_list = reading.hub.price_list
     if price_list is None:
         return {"usd": [None] * len(uses), "has_prices": False}
@@ -362,9 +363,10 @@ async def usage(
     after: Seq = 0,
     limit: Limit = 500,
 ) -> dict[str, Any]:
-    """Model calls reported by an agent's records above `after`, ascending: the caller's own. Operators name any agent.
+    """Model calls reported by an agent's records above `after`, ascending. Callers see their own calls. Operators may
+    name any agent.
 
-    `next_agent` is the next agent by id, for operators who read all.
+    `next_agent` is the next agent by id, for operators who read all agents.
     """
     origin, hub = reading.origin, reading.hub
     agent_id = resolve_owner(origin, agent_id, "The usage of other agents is for operators.") or _next_agent(
@@ -405,8 +407,8 @@ async def usage(
 def _describe_claims(
     reading: Reading, head: MessageHead, claims: Mapping[str, Mapping[str, TokenUsage]]
 ) -> dict[str, Any]:
-    """Return each agent's sums. Agents who can read the given message are named. Others get a number, because the
-    caller must not learn that they take part."""
+    """Return each agent's token sums. Agents who can read the given message are named. Other agents get a number,
+    because the caller must not learn that they take part."""
     state, origin = reading.hub.state, reading.origin
     sums: dict[str, Any] = {}
     for number, (agent_id, spent) in enumerate(claims.items(), 1):
@@ -425,7 +427,7 @@ def _write_one(used: TokenUsage) -> dict[str, int]:
 
 
 def _next_agent(reading: Reading, after: str) -> str | None:
-    """Return the next id of an agent, removed ones included."""
+    """Return the id of the next agent, including removed ones."""
     ids = (key for key, it in reading.hub.state.items("participant") if it.kind == "agent" and key > after)
     return min(ids, default=None)
 
@@ -463,9 +465,9 @@ def _text(value: object) -> str:
 
 
 async def _describe_reactions(reading: Reading, agent_id: str, reactions: set[str]) -> dict[str, Any]:
-    """Return where each reaction of an agent belongs: its trigger, the trigger's thread and root, and the reaction
-    that sent the trigger. Only as far as the log holds them, and as far as the caller may read the trigger and its
-    cause. Uses the agent's own records, because anybody may write under any reaction id."""
+    """For each reaction of an agent, return its trigger, the trigger's thread and root, and the reaction that sent the
+    trigger. Only what the log still contains is returned, and only if the caller may read the trigger and its cause.
+    Uses only the agent's own records, because anybody may write records under any reaction id."""
     triggers: dict[str, int] = {}
     for reaction in sorted(reactions):
         page = await reading.hub.ledger.reaction(reaction, 0, 1, actor=agent_id)

@@ -1,7 +1,7 @@
-"""The operation that changes read states, and what lists of threads show of them.
+"""The operation that changes read states, and the parts of thread lists that depend on read states.
 
-The *last* and the *unread* messages of a thread are those that the caller may read. For operators, only messages that
-they may read as participants count as unread: others' conversations are not written to them.
+The *last* and the *unread* messages of a thread are messages that the caller may read. For operators, only messages
+that they may read as participants count as unread, because other conversations are not written to them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_LINE_CHARS = 200
 MAX_UNREAD = 100
 """Maximum number of unread messages of a thread that are counted."""
 UNREAD_LOOKED_AT = 200
-"""Number of newest messages of a thread that are examined for that."""
+"""Number of a thread's newest messages that are examined for unread ones."""
 THREADS_AT_ONCE = 16
 """Number of threads that are counted in one turn of the event loop."""
 
@@ -43,8 +43,8 @@ def mark(
     is_archived: bool | None = None,
     title: Annotated[str, Meta(max_length=200)] | None = None,
 ) -> dict[str, Any]:
-    """Store for oneself how far one has read a thread, whether it is pinned, muted or archived, and a title of one's
-    own for it. Omitted fields stay; an empty title removes the title."""
+    """Store the caller's read state of a thread: how far it is read, and whether it is pinned, muted or archived. Also
+    store the caller's own title for the thread. Omitted fields stay unchanged; an empty title removes the title."""
     check_may_mark(change, thread_id, read_upto)
     marks = change.state.read_states_of(change.origin.agent_id)
     # A thread without an entry counts as read up to where evicted entries were.
@@ -85,9 +85,9 @@ def _upto_without(states: Mapping[str, ReadState]) -> int:
 
 
 async def count_unread(reading: Reading, newest: Mapping[str, int], marks: Mapping[str, ReadState]) -> dict[str, int]:
-    """Return the number of others' messages that the caller has not read in each of these threads, at most
-    `MAX_UNREAD`. ``marks`` are the caller's read states. Counts up to the ``newest`` message that the list shows of
-    each thread."""
+    """Return the number of unread messages from other participants in each of these threads, at most `MAX_UNREAD`.
+    ``marks`` are the caller's read states. Messages after ``newest``, the last message in the list of threads, are not
+    counted."""
     rest, names = _upto_without(marks), list(newest)
     counts: dict[str, int] = {}
     for start in range(0, len(names), THREADS_AT_ONCE):
@@ -108,7 +108,7 @@ def _is_unread(reading: Reading, head: MessageHead) -> bool:
 
 
 def describe_message_line(row: Row) -> dict[str, Any]:
-    """Return a message as lists show it: one line, truncated."""
+    """Return a message for a list: one line, truncated."""
     message = decode_json(row.data)
     return {
         "seq": row.seq,
@@ -120,7 +120,7 @@ def describe_message_line(row: Row) -> dict[str, Any]:
 
 
 def describe_thread_message(row: Row) -> dict[str, Any]:
-    """Return a message like `describe_message_line`, but name a request for approval by its tool.
+    """Return a message like `describe_message_line`, but describe a request for approval by the name of its tool.
 
     The text of a request begins with JSON arguments, which say little in a title or in a list.
     """
@@ -135,5 +135,5 @@ def describe_thread_message(row: Row) -> dict[str, Any]:
 
 def format_line(text: str) -> str:
     """Return a text as one line of at most `MAX_LINE_CHARS`."""
-    # Do not split megabytes of text for its first line. White space may fill all of this part.
+    # Do not split megabytes of text for a single line. White space may fill all of this part.
     return shorten(text[: 64 * MAX_LINE_CHARS], MAX_LINE_CHARS, "…")

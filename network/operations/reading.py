@@ -1,4 +1,5 @@
-"""The context of a reading operation: the caller, the hub's interface for reads, and the rules for who may read what."""
+"""The context of a reading operation: the caller, the hub's interface for reads, and the rules for who may read
+what."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ CostGroup: TypeAlias = Literal["agent", "model", "thread", "root", "reaction", "
 
 
 class CallSelection(Struct, frozen=True):
-    """Which model calls to add up; None means all. ``since`` is in milliseconds since the Unix epoch."""
+    """Filter for the model calls to add up. None means all. ``since`` is in milliseconds since the Unix epoch."""
 
     agent_id: str | None = None
     thread_id: str | None = None
@@ -42,7 +43,7 @@ class AgentSupervisor(Protocol):
 
 
 class UsedTokens(Struct, frozen=True, forbid_unknown_fields=True):
-    """Tokens of one model call, as far as prices depend on them."""
+    """The numbers of tokens of one model call on which its price depends."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     prompt_tokens: TokenCount = 0
@@ -51,7 +52,7 @@ class UsedTokens(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PriceList(Protocol):
-    """Knows the prices of models. Called in a worker thread, because the first call reads the whole table."""
+    """Prices of models. Called in a worker thread, because the first call reads the whole table."""
 
     @property
     def has_table(self) -> bool: ...
@@ -60,14 +61,15 @@ class PriceList(Protocol):
 
 
 Call: TypeAlias = Callable[[str, Mapping[str, object]], Awaitable[Any]]
-"""Calls a reading operation of ``network.*`` by its name and arguments, as the caller of another one."""
+"""Calls a reading operation of ``network.*`` by its name and arguments, on behalf of the caller of another
+operation."""
 
 
 class RunReader(Protocol):
-    """Explains runs from their records, whose bodies the network itself does not interpret.
+    """Explains runs from their records. The network itself does not interpret the bodies of records.
 
-    It reads by ``call``, so that it sees no more than the caller may. Each method returns a JSON value of about
-    ``max_bytes`` at most.
+    The reader reads through ``call``, so that it sees no more than the caller may see. Each method returns a JSON value
+    of at most about ``max_bytes``.
     """
 
     async def explain(self, call: Call, seq: int, max_bytes: int) -> dict[str, Any]: ...
@@ -80,7 +82,7 @@ class RunReader(Protocol):
 
 
 class ReadPermit(Protocol):
-    """The room of one read: taken, given back, and taken again after a wait."""
+    """The slot of one read in the read budget. It can be released during a wait and taken again afterwards."""
 
     async def acquire(self) -> None: ...
 
@@ -157,8 +159,8 @@ class Reading(Struct, frozen=True):
     place: ReadPermit | None = None
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
-        """Wait until something newer than ``seq`` is committed, or for the timeout. Other reads may use this read's
-        budget meanwhile."""
+        """Wait until something newer than ``seq`` is committed, or until the timeout. Meanwhile other reads may use
+        this read's budget."""
         if self.place is not None:
             self.place.release()
         await self.hub.wait_beyond(seq, timeout_s)
@@ -167,8 +169,8 @@ class Reading(Struct, frozen=True):
             await self.place.acquire()
 
     async def wait_for_message(self, after: int, timeout_s: float) -> None:
-        """Wait until there may be a message above ``after`` for the caller, or for the timeout. Other reads may use
-        this read's budget meanwhile."""
+        """Wait until there may be a message above ``after`` for the caller, or until the timeout. Meanwhile other reads
+        may use this read's budget."""
         if self.place is not None:
             self.place.release()
         await self.hub.wait_for_message(self.origin, after, timeout_s)
@@ -194,13 +196,13 @@ def reads_as_itself(reading: Reading, head: MessageHead) -> bool:
 
 
 def reads(reading: Reading, head: MessageHead | None) -> bool:
-    """Return whether the caller may read a message. Operators may read all."""
+    """Return whether the caller may read a message. Operators may read every message."""
     return head is not None and (reading.origin.is_operator or reads_as_itself(reading, head))
 
 
 def resolve_owner(origin: Origin, agent_id: str | None, refusal: str) -> str | None:
-    """Return whose data a call is about: the caller's own, unless an operator names a participant, or None for all.
-    Raises `Forbidden` with the given refusal."""
+    """Return the participant whose data a call is about. This is the caller, unless an operator names a participant.
+    None means all participants. Raises `Forbidden` with the given refusal."""
     if origin.is_operator:
         return agent_id
     if agent_id not in (None, origin.agent_id):

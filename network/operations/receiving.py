@@ -1,8 +1,8 @@
 """Polling for messages, for clients that cannot keep a connection.
 
-`receive` returns the messages that a session would be delivered. `acknowledge` and `nack` report which of them were
-handled and which failed, durably and in the log's order. All three use the participant's one ack cursor, so a client
-may poll today and connect tomorrow.
+`receive` returns the messages that the hub would deliver to a session. `acknowledge` and `nack` report which of them
+were handled and which failed. The reports are durable and ordered in the log. All three use the participant's single
+ack cursor, so a client may poll today and connect tomorrow.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ async def receive(
     unhandled: bool = False,
 ) -> dict[str, Any]:
     """The messages delivered to the caller, ascending: those above `after` (with `unhandled`, only those not handled
-    yet), or, without `after`, the oldest that are not handled yet. If there are none, the answer waits for up to
+    yet). Without `after`, the oldest messages that are not handled yet. If there are none, the answer waits for up to
     `wait_ms`.
 
-    `next` is the `after` to continue with. Returned messages count as delivered, except with `peek`.
+    To continue, pass `next` as `after`. Returned messages count as delivered, except with `peek`.
     """
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_ms / 1000
@@ -69,7 +69,7 @@ class _Batch:
         self.seqs: list[int] = []
         self.damaged: list[int] = []
         cursor, self._below = reading.hub.find_ack_cursor(agent_id) if after is None else (after, [])
-        """Unhandled seqs below the cursor. They lie among handled ones, so they are read one by one."""
+        """Unhandled seqs below the cursor. There are handled seqs between them, so they are read one by one."""
         self.position = self._below[0] - 1 if self._below else cursor
         self._cursor = cursor
         self._hub = reading.hub
@@ -82,10 +82,10 @@ class _Batch:
         return bool(self.seqs or self.damaged)
 
     async def read_on(self) -> None:
-        """Add what lies above the position, up to the log's end, as far as it fits."""
+        """Add messages above the position, up to the end of the log, as long as they fit."""
         hub, agent_id, head = self._hub, self._agent_id, self._hub.state.head
         participant = hub.state.participant(agent_id)
-        if participant is None:  # removed meanwhile
+        if participant is None:  # the participant was removed meanwhile
             return
         if self._below and not await self._read_below():
             return
@@ -102,7 +102,7 @@ class _Batch:
         self.position = max(self.position, head)
 
     async def _read_below(self) -> bool:
-        """Add unhandled messages below the cursor. Returns False if not all of them fit."""
+        """Add unhandled messages below the cursor. Returns False if some of them do not fit."""
         for start in range(0, len(self._below), ROWS):
             rows = await self._hub.ledger.messages(self._below[start : start + ROWS])
             for seq in sorted(rows):
@@ -114,7 +114,7 @@ class _Batch:
         return True
 
     def _add(self, row: Row) -> bool:
-        """Add one row, unless it is not for the caller. Returns False if it does not fit."""
+        """Add one row, unless it is not for the caller. Returns False if the row does not fit."""
         hub, agent_id, seq = self._hub, self._agent_id, row.seq
         # A message that waits for its retry is not due yet, although it is not handled.
         if self._is_open and (hub.is_handled(agent_id, seq) or hub.is_deferred(agent_id, seq)):
@@ -131,7 +131,7 @@ class _Batch:
 
 
 def acknowledge(change: ChangeSet, *, seqs: Annotated[list[Seq], Meta(min_length=1, max_length=500)]) -> dict[str, Any]:
-    """Report that these messages are handled: they are not delivered again. The answer comes after the report is
+    """Report that these messages are handled, so that they are not delivered again. The answer comes when the report is
     durable."""
     agent_id = change.origin.agent_id
     _check_delivered(change, seqs)
@@ -153,8 +153,8 @@ def nack(
     reason: str,
     retry_after_ms: Annotated[int, Meta(ge=0, le=24 * 3600 * 1000)] | None = None,
 ) -> dict[str, Any]:
-    """Report that handling a message failed. It is delivered again after `retry_after_ms`; at the fifth failure it
-    becomes a dead letter. The answer comes after the report is durable."""
+    """Report that handling a message failed. The message is delivered again after `retry_after_ms`. At the fifth
+    failure it becomes a dead letter. The answer comes when the report is durable."""
     _check_delivered(change, [seq])
     if _is_handled(change, seq):
         return {"attempts": 0, "is_dead": False}
@@ -171,8 +171,8 @@ def nack(
 
 
 def _is_handled(change: ChangeSet, seq: int) -> bool:
-    """Return whether the caller has handled a message. A revived dead letter is not handled, although the ack cursor
-    says so."""
+    """Return whether the caller has handled a message. A restored dead letter is not handled, although it is below the
+    ack cursor."""
     attempt = change.state.attempts(change.origin.agent_id).get(seq)
     return change.state.ack_cursor(change.origin.agent_id).is_handled(seq) and not (attempt and attempt.is_revived)
 

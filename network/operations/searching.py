@@ -1,5 +1,5 @@
-"""The operation ``network.search``: messages that contain words, as far as the caller may read them, or as they may
-enter the prompt of a reaction (`views.View`). Reads only."""
+"""The operation ``network.search``: messages that contain certain words. Shows only messages that the caller may read,
+or messages that may enter the prompt of a reaction (`views.View`). Only reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Milliseconds = Annotated[int, Meta(ge=0, le=2**53)]
 MAX_QUERY_CHARS = 1000
 MAX_TERMS = 32
 MAX_EXAMINED = 4000
-"""Maximum number of matching, readable messages that one call examines when few of them may enter a prompt."""
+"""Maximum number of matching, readable messages that one call examines if few of them may enter a prompt."""
 
 
 async def search(
@@ -41,9 +41,9 @@ async def search(
     said_before: Milliseconds | None = None,
 ) -> dict[str, Any]:
     """The newest messages below `before` that contain every word of `query`, oldest first. Case, accents and endings
-    are ignored; "in quotation marks" words match exactly, and `deploy*` matches all that begin so. `sender_id`,
-    `said_after` and `said_before` (ms) filter by sender and time, as `from:ID`, `after:2026-11-27` and
-    `before:2026-11-28` in `query` do. Continue with `next` as `before`. With a `trigger` as in `network.history`."""
+    are ignored. Words "in quotation marks" match exactly, and `deploy*` matches all words with that beginning.
+    `sender_id`, `said_after` and `said_before` (ms) filter by sender and time, like `from:ID`, `after:2026-11-27` and
+    `before:2026-11-28` in `query`. Continue with `next` as `before`. `trigger` works as in `network.history`."""
     parsed = read_query(query, list_words)
     if parsed.wrong is not None:
         raise InvalidArguments(f"{parsed.wrong} is not a date. Write it as 2026-11-27, or 2026-11-27T14:30 (UTC).")
@@ -82,7 +82,7 @@ async def search(
 
 
 class _Search:
-    """Rows that one call has found, oldest first, and where the next call continues."""
+    """Rows that one call has found, oldest first, and the position where the next call continues."""
 
     def __init__(
         self,
@@ -128,8 +128,8 @@ class _Search:
             self.has_more = page.has_more and (self.before is None or self.before > self._begin)
 
     async def find_for_prompt(self, trigger: MessageHead, spans: Sequence[Span], before: int) -> None:
-        """Find rows that may enter the prompt for ``trigger``. Heads, most of them in memory, decide which rows are
-        read at all: an agent may have thousands of messages with these words from conversations with other people."""
+        """Find rows that may enter the prompt for ``trigger``. Heads, mostly from memory, decide which rows are read.
+        An agent may have thousands of messages with these words from conversations with other people."""
         self.before = before
         if self._view.shows_own_thread_alone and self._thread_id not in (None, trigger.thread_id):
             self.has_more = False
@@ -165,7 +165,7 @@ class _Search:
             self.has_more = bool(admitted) or (has_more and self.before > self._begin)
 
     async def _admit(self, seqs: Sequence[int], recent: NewestHeads) -> list[int]:
-        """Return those of these messages that may be shown, as far as their heads tell."""
+        """Return the messages that may be shown, judged by their heads."""
         oldest = recent.seqs[0] if recent.has_older else 0
         old = [candidate for candidate in seqs if candidate < oldest]
         older = await self._reading.hub.ledger.heads(old) if old else {}
@@ -185,15 +185,15 @@ class _Search:
         return admitted
 
     async def _add(self, rows: Iterable[Row]) -> None:
-        """Add those of these rows, all older than earlier ones, that match the query."""
+        """Add the rows that match the query. All of them are older than the rows of earlier calls."""
         chosen = [row for row in rows if row.seq >= self._begin and is_chosen(self._query, row.actor, row.at)]
         # In front: each round finds older messages than the one before.
         self.found[:0] = await self._view.choose(chosen)
 
 
 async def _find_seq(ledger: Ledger, head: int, at: int) -> int:
-    """Return the first row that was stored at a time (ms) or later. Times of rows never decrease, so a binary search
-    works."""
+    """Return the first row that was stored at a time (ms) or later. A binary search works, because times of rows never
+    decrease."""
     # Bisect, because no index by time exists: it would cost every message a write.
     low, high = 0, head + 1
     while low < high:

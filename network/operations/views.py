@@ -1,8 +1,8 @@
-"""Views of a conversation: a thread's ``history``, the ``window`` of an agent's prompt, ``why`` a message was sent
-(its causes, up to the root) and its ``impact`` (what followed from it).
+"""Views of a conversation. ``history`` shows a thread, ``window`` the messages of an agent's prompt. ``why`` shows the
+causes of a message, up to the root, and ``impact`` shows its effects.
 
-A caller sees what it may read. With a ``trigger`` it sees what may enter the prompt of an agent's reaction to that
-message. Both are a `View`. Reads only.
+A caller sees the messages that it may read. With a ``trigger``, it sees the messages that may enter the prompt of an
+agent's reaction to that message. Both rules are implemented by `View`. Only reads.
 """
 
 from __future__ import annotations
@@ -31,37 +31,39 @@ PAGE = 500
 """Number of rows read at a time."""
 MAX_WINDOW_THREADS = 100
 SCANNED = 4000
-"""Maximum number of messages, readable by the agent, in which a window looks for threads beside the trigger's."""
+"""Maximum number of messages, readable by the agent, in which a window looks for threads in addition to the
+trigger's."""
 THREADS_AT_ONCE = 32
 """Number of threads whose heads a window reads at once."""
 ROWS_AT_ONCE = 16
-"""Number of messages that a window reads at once. They may be large."""
+"""Number of messages that a window reads at once. The number is small because messages may be large."""
 DROPPED = Row(seq=0, at=0, type="message", actor="", data=b"")
 """Placeholder for a message that is gone by the time its row is read."""
 SCANNED_ROWS = 2000
-"""Maximum number of rows that one call of `impact` scans. No index holds which message followed from which."""
+"""Maximum number of rows that one call of `impact` scans. There is no index of the messages that follow from a
+message."""
 
 
 # --- visibility
 
 
 class View:
-    """Rule of one call for what may be shown: everything that the caller may read, or what may enter the prompt of its
-    agent's reaction."""
+    """Rule of one call that decides what may be shown: everything that the caller may read, or only messages that may
+    enter the prompt of its agent's reaction."""
 
     def __init__(self, reading: Reading, trigger: MessageHead | None = None, until: int | None = None) -> None:
         self.trigger = trigger
         self.until = until
-        """Newest seq that may be shown: the trigger, or what the call asked for. None without a trigger."""
+        """Newest seq that may be shown: the trigger, or the seq that the call requested. None without a trigger."""
         self.filters: list[PromptFilter] = []
         self.required: frozenset[str] = frozenset()
         """People who must be able to read each shown message."""
         self._reading = reading
         self._labels: dict[int, MessageHead] = {}
-        """Heads of messages that labels name. Each is read once per call."""
+        """Heads of the messages that labels name. Each head is read once per call."""
         self._groups: dict[HeadGroup, bool] = {}
         self._own_thread: str | None = None
-        """The trigger's thread, if nothing else may be shown. `_groups` does not distinguish threads."""
+        """The trigger's thread, if no other thread may be shown. `_groups` does not distinguish threads."""
 
     @property
     def shows_own_thread_alone(self) -> bool:
@@ -69,7 +71,7 @@ class View:
         return any(rule.visibility == "current" for rule in self.filters)
 
     async def load(self, heads: Iterable[MessageHead]) -> None:
-        """Read at once what is needed to decide on these messages."""
+        """Read everything that is needed to decide on these messages, at once."""
         if self.trigger is None:
             return
         by_seq = {head.seq: head for head in heads}
@@ -95,7 +97,7 @@ class View:
         return all(rule.admits(head, label) for rule in self.filters)
 
     def shows_group(self, group: HeadGroup | None) -> bool:
-        """Return whether the messages of a group may be shown, as far as their heads tell."""
+        """Return whether the messages of a group may be shown, judged by their heads."""
         if self._own_thread is not None and group is not None and group.thread_id != self._own_thread:
             return False
         if group is None or (group.parties is not None and not self.required <= group.parties):
@@ -106,15 +108,15 @@ class View:
         return shown
 
     def excludes_group(self, group: HeadGroup) -> bool:
-        """Return whether nothing of the thread of a group can be shown."""
+        """Return whether no message of a group's thread can be shown."""
         return group.is_settled and group.parties is not None and not self.required <= group.parties
 
     def excludes(self, thread_id: str) -> bool:
-        """Return whether the id of a thread shows that nothing of it can be shown."""
+        """Return whether the id of a thread proves that none of its messages can be shown."""
         return any(rule.excludes(thread_id) for rule in self.filters)
 
     async def choose(self, rows: Iterable[Row]) -> list[Row]:
-        """Return those of these rows that are messages which may be shown."""
+        """Return the rows that are messages and may be shown."""
         heads = [(row, row.head) for row in rows if row.head is not None]
         await self.load(head for _, head in heads)
         return [row for row, head in heads if await self.shows(head)]
@@ -123,8 +125,8 @@ class View:
 async def open_view(
     reading: Reading, trigger: int | None, visibility: Visibility | None = None, until: int | None = None
 ) -> View:
-    """Return the view of a call, for the reaction to ``trigger`` if there is one. ``visibility`` narrows what the
-    agent's card and the network allow. ``until``: also show later messages up to this seq, under the same audience.
+    """Return the view of a call, for the reaction to ``trigger`` if there is one. ``visibility`` can only narrow what
+    the agent's card and the network allow. ``until``: also show later messages up to this seq, to the same audience.
 
     Raises `UnknownMessage` for a trigger that the caller may not read.
     """
@@ -141,8 +143,8 @@ async def open_view(
 
 
 async def find_message(reading: Reading, seq: int, field: str, view: View | None = None) -> MessageHead:
-    """Return the head of a message that the caller may read, or that ``view`` shows. Raises the same `UnknownMessage`
-    whether it exists or not."""
+    """Return the head of a message that the caller may read, or that ``view`` shows. Raises `UnknownMessage` if the
+    message is missing or hidden. Both cases have the same error text."""
     head = (await reading.hub.ledger.heads([seq])).get(seq)
     if head is None or not await (view or View(reading)).shows(head):
         raise UnknownMessage(
@@ -153,7 +155,7 @@ async def find_message(reading: Reading, seq: int, field: str, view: View | None
 
 async def find_audience(reading: Reading, trigger: int | None) -> frozenset[str]:
     """Return the participants who may know everything that a tool reads in the reaction to a message. Empty without a
-    trigger, and under ``all``.
+    trigger, and under the visibility ``all``.
 
     Raises `UnknownMessage` for a trigger that the caller may not read.
     """
@@ -172,7 +174,7 @@ async def _find_label(reading: Reading, head: MessageHead) -> MessageHead:
 
 
 def _visibility(reading: Reading) -> Visibility:
-    """Return the visibility from the agent's card, else the network's."""
+    """Return the visibility from the agent's card, or else the network's visibility."""
     participant = reading.hub.state.participant(reading.origin.agent_id)
     if participant is not None and participant.card is not UNSET:
         card = msgspec.json.decode(participant.card)
@@ -184,7 +186,7 @@ def _visibility(reading: Reading) -> Visibility:
 
 
 def _take_newest(rows: list[Row], max_bytes: int) -> list[Row]:
-    """Return the newest of ascending rows that fit."""
+    """Return the newest of these ascending rows, as many as fit."""
     start, size = len(rows), 0
     while start and (size := size + len(rows[start - 1].data)) <= max_bytes:
         start -= 1
@@ -204,8 +206,8 @@ async def history(
     visibility: Visibility | None = None,
     until: Seq | None = None,
 ) -> dict[str, Any]:
-    """Messages of one thread, oldest first. With a `trigger` only what an agent may see in its reaction to that
-    message, and later messages up to `until`."""
+    """Messages of one thread, oldest first. With a `trigger`, only the messages that an agent may see in its reaction
+    to that message, and later messages up to `until`."""
     view = await open_view(reading, trigger, visibility, until)
     if view.until is not None:
         before = view.until + 1 if before is None else min(before, view.until + 1)
@@ -239,7 +241,8 @@ async def history(
 
 
 async def _is_open_thread(reading: Reading, thread_id: str) -> bool:
-    """Return whether an empty history is a valid answer: the thread of an existing place to which the caller belongs."""
+    """Return whether an empty history is a valid answer: the thread belongs to an existing place, and the caller is
+    part of it."""
     kind, _, name = thread_id.partition(":")
     agent_id, state = reading.origin.agent_id, reading.hub.state
     if thread_id == BROADCAST:
@@ -269,8 +272,8 @@ async def window(
     """The conversation that an agent may see for a trigger: threads in a stable order, messages oldest first, nothing
     after the trigger.
 
-    `threads` is their number (20) or their ids; the trigger's own thread is always included. `visibility` narrows what
-    the agent's card and the network allow. Operator rights do not widen a window: a prompt never shows more than its
+    `threads` is the number of threads (20) or their ids; the trigger's own thread is always included. `visibility` narrows
+    what the agent's card and the network allow. Operator rights do not widen a window: a prompt never shows more than its
     agent may read.
     """
     view = await open_view(reading, trigger, visibility)
@@ -286,12 +289,12 @@ async def window(
         damaged_now = await _read_chosen(reading, view, chosen)
         if not damaged_now:
             break
-        damaged |= damaged_now  # choose again without the damaged ones
+        damaged |= damaged_now  # choose again without the damaged messages
     shown = [
         (await reading.hub.recent.find_begin(reading.hub.ledger, thread.thread_id, thread.tail), thread)
         for thread in chosen
     ]
-    # oldest thread first, so that a thread keeps its place while the conversation continues
+    # oldest thread first, so that a thread keeps its position while the conversation continues
     ordered = [
         thread.describe(damaged) for _, thread in sorted(shown, key=lambda thread: (thread[0], thread[1].thread_id))
     ]
@@ -311,28 +314,28 @@ async def _scan(reading: Reading, trigger: MessageHead) -> NewestHeads | None:
 def _order_threads(
     view: View, trigger: MessageHead, named: list[str] | None, scanned: NewestHeads | None
 ) -> Iterator[tuple[str, int]]:
-    """Yield candidate threads, some more than once: the trigger's, then the named ones, or those with the newest
-    messages before it. Each comes with the seq up to which it must be read; nothing follows between that and the
-    trigger."""
+    """Yield candidate threads, some more than once. First comes the trigger's thread, then the named threads, or those
+    with the newest messages before the trigger. Each thread comes with the seq up to which it must be read. The thread
+    has no messages between that seq and the trigger."""
     yield trigger.thread_id, trigger.seq
     for thread_id in named or ():
         yield thread_id, trigger.seq
     if scanned is not None:
         is_damaged = None in scanned.groups  # a damaged row may belong to any thread
         seen: set[HeadGroup] = set()
-        # newest first, and only as far as threads are needed
+        # newest first, and only until enough threads are found
         for seq, group in zip(reversed(scanned.seqs), reversed(scanned.groups), strict=True):
             if group is None or group in seen:
                 continue
             seen.add(group)
             if not view.excludes_group(group):
-                # private messages of the agent are all among those that were scanned
+                # private messages of the agent are all among the scanned messages
                 is_private = group.head.kind in PRIVATE and not is_damaged
                 yield group.thread_id, seq if is_private else trigger.seq
 
 
 def _count_threads(view: View, scanned: NewestHeads, looked: Set[str]) -> int:
-    """Return the number of further threads of which something may be shown."""
+    """Return the number of further threads with messages that may be shown."""
     alike = {group.alike for group in scanned.groups if group is not None}  # thousands of threads may share a few rules
     shown = {group for group in alike if view.shows_group(group)}
     threads = {group.thread_id for group in scanned.groups if group is not None and group.alike in shown}
@@ -340,7 +343,7 @@ def _count_threads(view: View, scanned: NewestHeads, looked: Set[str]) -> int:
 
 
 class _ChosenThread:
-    """A thread of a window: its newest messages that may be shown, and those that are shown."""
+    """A thread of a window: its newest messages that may be shown, and the messages that are shown."""
 
     def __init__(self, thread_id: str, tail: NewestHeads, view: View, per_thread: int, damaged: Set[int]) -> None:
         self.thread_id = thread_id
@@ -350,12 +353,12 @@ class _ChosenThread:
         seqs = [seq for seq, group in pairs if group in admitted and seq not in damaged]
         self.seqs = _since_landmark(seqs) if seqs and tail.has_older else seqs
         self.wanted = self.seqs[: -per_thread - 1 : -1]
-        """Messages to show as far as there is room, newest first."""
+        """Messages to show if there is room, newest first."""
         self.rows: list[Row] = []
         """Shown messages, oldest first."""
 
     def describe(self, damaged: Set[int]) -> dict[str, Any]:
-        # omitted: earlier messages that could be shown too, among those examined
+        # omitted: earlier messages among the examined ones that could be shown too
         omitted = len(self.seqs) - len(self.rows)
         entry = {"thread_id": self.thread_id, "messages": [Raw(row.data) for row in self.rows], "omitted": omitted}
         start = self.rows[0].seq if self.rows else SEQ_LIMIT
@@ -367,12 +370,12 @@ class _ChosenThread:
 async def _choose_threads(
     reading: Reading, view: View, order: Iterator[tuple[str, int]], most: int, per_thread: int, damaged: Set[int]
 ) -> tuple[list[_ChosenThread], set[str]]:
-    """Return the threads of a window, and all that were examined for them."""
+    """Return the threads of a window, and all threads that were examined to find them."""
     assert view.trigger is not None, "a window has a trigger"
     own, until = view.trigger.thread_id, view.trigger.seq
     chosen: list[_ChosenThread] = []
     examined: set[str] = set()
-    # Read several at once: each read is a turn of the ledger's thread, and some threads show nothing.
+    # Read several threads at once: each read waits for the ledger's thread, and some threads show nothing.
     while len(chosen) < most and (batch := _take_new(order, max(most - len(chosen), THREADS_AT_ONCE), examined)):
         wanted = {name: seq for name, seq in batch.items() if name == own or not view.excludes(name)}
         tails = await reading.hub.recent.threads(reading.hub.ledger, wanted, until, PAGE)
@@ -388,7 +391,7 @@ async def _choose_threads(
 
 
 def _take_new(order: Iterator[tuple[str, int]], limit: int, examined: Set[str]) -> dict[str, int]:
-    """Return the next threads that are not known."""
+    """Return the next threads that are not yet known."""
     batch: dict[str, int] = {}
     while len(batch) < limit and (following := next(order, None)) is not None:
         thread_id, seq = following
@@ -398,8 +401,8 @@ def _take_new(order: Iterator[tuple[str, int]], limit: int, examined: Set[str]) 
 
 
 async def _read_chosen(reading: Reading, view: View, chosen: list[_ChosenThread]) -> set[int]:
-    """Read what is shown of each thread, newest first, as far as there is room. Returns damaged messages: then the
-    caller chooses again."""
+    """Read the messages to show of each thread, newest first, while there is room. Returns damaged messages. If there
+    are any, the caller chooses again."""
     room = reading.hub.limits.max_result_bytes
     wanted = [seq for thread in chosen for seq in thread.wanted]
     positions = {seq: position for position, seq in enumerate(wanted)}
@@ -428,9 +431,10 @@ async def _read_chosen(reading: Reading, view: View, chosen: list[_ChosenThread]
 
 
 def _since_landmark(seqs: list[int]) -> list[int]:
-    """Return the newest messages of a longer thread from a landmark on: the message in the older half whose seq is
-    divisible by the highest power of two. The landmark stays the first one for a while. If the window began at the
-    oldest examined message, its start would change with each message, and a model's prompt cache would never match."""
+    """Return the newest messages of a longer thread, starting at a landmark. The landmark is the message in the older
+    half whose seq is divisible by the highest power of two. The landmark stays the first message for a while. If the
+    window began at the oldest examined message, its start would change with each message, and a model's prompt cache
+    would never match."""
     half = seqs[: max(1, len(seqs) // 2)]
     return seqs[seqs.index(max(half, key=lambda seq: (seq & -seq, seq))) :]
 
@@ -441,9 +445,10 @@ def _since_landmark(seqs: list[int]) -> list[int]:
 async def why(
     reading: Reading, *, seq: Seq, trigger: Seq | None = None, visibility: Visibility | None = None
 ) -> dict[str, Any]:
-    """The causes of a message: the message, the reaction that sent it, the message before, up to the root.
+    """The causes of a message, up to the root. They alternate: the message, the reaction that sent it, the trigger of
+    that reaction, and so on.
 
-    With a `trigger` only what an agent may see in its reaction to that message.
+    With a `trigger`, only what an agent may see in its reaction to that message.
     """
     view = await open_view(reading, trigger, visibility)
     chain: list[Any] = []
@@ -479,7 +484,7 @@ async def impact(
     """The effects of a message: later messages above `after` that follow from it, ascending, and the reactions that
     sent them.
 
-    Continue with `next` as `after`. With a `trigger` only what an agent may see in its reaction to that message.
+    Continue with `next` as `after`. With a `trigger`, only what an agent may see in its reaction to that message.
     """
     view = await open_view(reading, trigger, visibility)
     start = await find_message(reading, seq, "seq", view)
@@ -518,11 +523,11 @@ async def impact(
 def find_open(
     started: Iterable[ReactionStart], finished: Collection[tuple[str, int]], seq: int
 ) -> ReactionStart | None:
-    """Return the reaction of an agent to one message that was open when the agent wrote ``seq``, or None; the newest
-    if there are several.
+    """Return the reaction of an agent to one message that was open when the agent wrote ``seq``. If there are several,
+    return the newest; if there is none, return None.
 
-    ``finished`` holds reactions with the seqs of their ``finished`` records. `roundelay why` on a file uses this rule
-    too.
+    ``finished`` contains reactions with the seqs of their ``finished`` records. `roundelay why` uses the same rule for
+    a file.
     """
     is_open = [
         start
@@ -533,7 +538,7 @@ def find_open(
 
 
 async def find_reaction(reading: Reading, head: MessageHead) -> dict[str, Any] | None:
-    """Return the reaction in which a message was sent, if there is one."""
+    """Return the reaction in which a message was sent, or None."""
     agent_id, ledger = head.sender_id, reading.hub.ledger
     triggered: TriggeredReactions | None = await ledger.lookup_cold("triggered", f"{agent_id}/{head.cause}")
     started = [start for start in triggered.all if start.seq < head.seq] if triggered is not None else []
@@ -548,14 +553,14 @@ async def find_reaction(reading: Reading, head: MessageHead) -> dict[str, Any] |
 
 
 async def shows_cause(view: View, reading: Reading, head: MessageHead) -> bool:
-    """Return whether the cause of a message, which triggered its reaction, may be shown."""
+    """Return whether the cause of a message may be shown. The cause triggered the reaction that sent the message."""
     if head.cause is None:
         return False
     return await view.shows((await reading.hub.ledger.heads([head.cause])).get(head.cause))
 
 
 async def _follows(reading: Reading, head: MessageHead, results: dict[int, bool]) -> bool:
-    """Return whether a message follows from the first one in ``known``, through its causes. Every step is stored in
+    """Return whether a message follows from the first message in ``known``, through its causes. Every step is stored in
     ``known``."""
     path: list[int] = []
     first = min(results)
