@@ -1,9 +1,9 @@
-"""Questions of a caller to agents, and what comes of each: shared by OpenAI's API and A2A.
+"""Questions of a caller to agents, and their outcomes: shared by OpenAI's API and A2A.
 
-`Conversations` uses the session of one caller and follows any number of questions on it. The ledger decides how far
-the message has got, and what the agent has written in the thread. Events only say when to read the ledger again: a
-message to the caller, a signal of the agent, a notice, a restored connection. It is also read every `LOOK_EVERY_S`,
-because signals may be lost. So a killed node, gateway or agent delays an answer and changes nothing else.
+`Conversations` uses the session of one caller and follows any number of questions on it. The state of a question and
+the agent's answers are read from the ledger. Events only trigger a new read: a message to the caller, a signal of the
+agent, a notice, or a restored connection. Because signals may be lost, the ledger is also read every `LOOK_EVERY_S`
+seconds. A killed node, gateway or agent therefore only delays an answer.
 
 A followed question yields, in this order::
 
@@ -40,11 +40,11 @@ RECEIVE_S = 25.0
 STOP_WAIT_S = 30.0
 """Maximum time that `FollowedQuestion.stop` waits for a reaction to begin, in seconds."""
 STOP_LOOK_S = 5.0
-"""Interval at which it checks meanwhile: the signal that a reaction began may be lost."""
+"""Interval between checks during this wait, in seconds. The signal that a reaction began may be lost."""
 MAX_STREAMED_CHARS = 1 << 20
-"""Maximum length of the text that streams for one question. The rest is left out."""
+"""Maximum number of characters that stream for one question. Further text is dropped."""
 PAGE, KNOWN_PAGE = 100, 10
-"""Messages per page; per page when most of them are known already."""
+"""Messages per page, and messages per page when most of them are already known."""
 
 PieceKind: TypeAlias = Literal["text", "reasoning", "tool", "progress"]
 EndStatus: TypeAlias = Literal["answered", "silent", "stopped", "cancelled", "failed", "held", "dead", "removed"]
@@ -63,7 +63,7 @@ _ENDS: dict[str, EndStatus] = {"stopped": "stopped", "cancelled": "cancelled", "
 
 @dataclass(frozen=True, slots=True)
 class QuestionStored:
-    """The question is durable. ``is_repeat``: an earlier request had stored it."""
+    """The question is durable. ``is_repeat``: an earlier request has already stored it."""
 
     seq: int
     thread_id: str
@@ -74,8 +74,10 @@ class QuestionStored:
 class TextPiece:
     """A piece of streamed text. The pieces of one ``stream`` follow each other without a gap.
 
-    After a lost piece, or when the agent starts over with other words, no further piece of that stream comes. ``turn``
-    is the agent's turn. ``path`` is empty for the agent's own text, and names the call for text of another agent."""
+    After a lost piece, or when the agent starts again with different text, the stream has no further pieces.
+    ``turn`` is the agent's turn. ``path`` is empty for the agent's own text, and names the call for text of another
+    agent.
+    """
 
     kind: PieceKind
     text: str
@@ -98,8 +100,10 @@ class AgentAnswer:
 
 @dataclass(frozen=True, slots=True)
 class QuestionEnded:
-    """No further answer is expected. ``answered`` and ``silent``: the reaction has finished. With ``stopped`` and
-    ``failed`` the agent may have said so in an answer. ``held``: a person has taken over, and the agent may continue afterwards."""
+    """No further answer is expected. ``answered`` and ``silent``: the reaction has finished. ``stopped`` and
+    ``failed``: an answer may already contain the reason. ``held``: a person has taken over the thread, and the agent
+    may continue afterwards.
+    """
 
     status: EndStatus
     reaction: str | None = None
@@ -129,7 +133,7 @@ class _DeltaBody(Struct):
 
 
 class FollowedQuestion:
-    """One question and its progress, made by `Conversations`. ``async for`` yields its events."""
+    """One question and its progress, created by `Conversations`. ``async for`` yields its events."""
 
     def __init__(
         self, client: NetworkClient, agent_id: str, stored: QuestionStored, known: Sequence[AnyMessage] = ()
@@ -138,24 +142,24 @@ class FollowedQuestion:
         self.stored = stored
         self._known = known
         self.reaction = _reaction_id(agent_id, stored.seq, client.welcome.network.epoch)
-        """Id of the reaction, if the agent is a Roundelay agent: others may use any id."""
+        """Id of the reaction of a Roundelay agent. Other agents may use any id."""
         self._client = client
         self._news = asyncio.Event()
         self._is_due = True
-        """The ledger may have news of this question."""
+        """Whether the ledger may have new data about this question."""
         self._streams = _StreamedText()
         self._last_answer = stored.seq
         """Seq up to which answers were yielded."""
         self._has_answer = False
 
     async def __aiter__(self) -> AsyncIterator[QuestionEvent]:
-        """Yield the events. Raises what ended the caller's session for good, or denies it the thread."""
+        """Yield the events. Raises the error that ended the caller's session or denies access to the thread."""
         yield self.stored
         while True:
             for piece in self._streams.drain():
                 yield piece
             if self._is_due:
-                # Reset before reading: an event during the read must cause another read.
+                # Reset the flag before reading: an event during the read must cause another read.
                 self._is_due = False
                 answers, ended = await self.read_outcome()
                 for message in answers:
@@ -166,31 +170,33 @@ class FollowedQuestion:
             await self._wait()
 
     async def read_outcome(self) -> tuple[list[AnyMessage], QuestionEnded | None]:
-        """Read the ledger: answers that were not returned yet, and how the question has ended, if it has."""
-        # The state first: a reaction that has ended has sent all its answers, so reading them afterwards misses none.
+        """Read the ledger. Return the answers that were not returned yet, and the end of the question, or None."""
+        # Read the state first. A reaction that has ended has sent all its answers, so the read after it misses none.
         state = await self._read_state()
         answers, is_taken_over = await self._read_answers(state)
         if answers and "reaction" not in state:
-            state = await self._read_state()  # the reaction has begun since, or the agent keeps no records
+            state = await self._read_state()  # the reaction has begun in the meantime, or the agent keeps no records
         self._has_answer |= bool(answers)
         self._last_answer = max([self._last_answer, *(answer.seq for answer in answers)])
         return answers, self._find_end(state, is_taken_over=is_taken_over)
 
     async def stop(self, wait_s: float = STOP_WAIT_S) -> bool:
-        """Cancel the reaction, and those that it has begun at other agents.
+        """Cancel the reaction, and the reactions that it caused at other agents.
 
-        If it has not begun yet (the agent is away or busy) wait for that up to ``wait_s``. Return False in vain."""
+        If the reaction has not begun, wait up to ``wait_s`` seconds for it, because the agent may be away or busy.
+        Return False if no reaction was cancelled.
+        """
         try:
             async with asyncio.timeout(wait_s):
                 while True:
-                    # Cleared before the state is read: news during the read then ends the wait below at once.
+                    # Clear this before reading the state: an event during the read then ends the wait below at once.
                     self._news.clear()
                     state = await self._read_state()
                     status, reaction = _read_newest(state)
                     if status == "open":
                         await self._client.call("network.cancel", {"reaction": reaction})
                     if "is_overtaken" in state:
-                        pass  # a takeover ended this reaction; the one that follows has to be cancelled
+                        pass  # a takeover ended this reaction, so the next one must be cancelled
                     elif status is not None or state["state"] in ("dead", "removed", "handled"):
                         return True
                     with suppress(TimeoutError):
@@ -200,17 +206,17 @@ class FollowedQuestion:
             return False
 
     def notify(self) -> None:
-        """Have the ledger read again: there may be news of this question."""
+        """Trigger another read of the ledger, because there may be new data about this question."""
         self._is_due = True
         self._news.set()
 
     def handle_signal(self, signal: Signal) -> None:
-        """Handle a signal of the agent in the thread, if it is about this question."""
+        """Handle a signal from the agent in the thread. Ignore signals about other questions."""
         body = signal.body if isinstance(signal.body, dict) else {}
         if body.get("reaction") != self.reaction:
             return
         if signal.kind == "delta":
-            # No ledger read for a piece: text streams many times a second, and the answer comes as a message.
+            # Do not read the ledger for a piece. Text streams many times a second, and the answer arrives as a message.
             self._streams.add(body)
             self._news.set()
         elif signal.kind == "thinking":  # the reaction begins or ends
@@ -230,7 +236,7 @@ class FollowedQuestion:
         return state
 
     async def _read_answers(self, state: Mapping[str, Any]) -> tuple[list[AnyMessage], bool]:
-        """Return the answers that were not returned yet, ascending, and whether a person has taken the thread over."""
+        """Return the answers that were not returned yet, ascending, and whether the thread is taken over."""
         newer: list[AnyMessage] = []
         args = {"thread_id": self.stored.thread_id, "limit": KNOWN_PAGE if self._known else PAGE}
         is_taken_over = False
@@ -238,7 +244,7 @@ class FollowedQuestion:
         async for page in self._client.pages("network.history", args):
             is_taken_over |= "held" in page
             messages = list(map(message_from_wire, page["messages"]))
-            # Pages go backwards in time, so each one belongs before those that were read already.
+            # Pages go backwards in time, so each page belongs before the pages that were read earlier.
             newer = [message for message in messages if message.seq > known_up_to] + newer
             if not messages or messages[0].seq <= known_up_to:
                 break
@@ -251,13 +257,14 @@ class FollowedQuestion:
             return False
         if self.stored.seq in (message.reply_to, message.cause):
             return True
-        # An agent that reads this question while it works on an earlier one answers both in its reply to the earlier one.
+        # If an agent reads this question while it works on an earlier one, its reply to the earlier question answers
+        # both.
         is_read_meanwhile = state.get("reaction", self.reaction) != self.reaction and "reaction_status" in state
         return is_read_meanwhile and message.reply_to is not None and message.reply_to < self.stored.seq
 
     def _find_end(self, state: Mapping[str, Any], *, is_taken_over: bool) -> QuestionEnded | None:
         status, reaction = _read_newest(state)
-        # Final states of the message come first: a dead letter may still have a failed reaction.
+        # Check the final states of the message first, because a dead letter may still have a failed reaction.
         if state["state"] in ("dead", "removed"):
             return QuestionEnded(state["state"], reaction)
         if is_taken_over and status in (None, "open", "cancelled"):
@@ -266,19 +273,21 @@ class FollowedQuestion:
             return None  # the takeover has ended, and the agent continues in another reaction
         if status in _ENDS:
             return QuestionEnded(_ENDS[status], reaction)
-        if status == "finished" or (status is None and self._has_answer):  # without records an answer is the end
+        if status == "finished" or (status is None and self._has_answer):  # without records, an answer is the end
             return QuestionEnded("answered" if self._has_answer else "silent", reaction)
         return None
 
 
 def _read_newest(state: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Return the status and id of the newest reaction to a question: after a takeover another one replaces the first."""
+    """Return the status and id of the newest reaction to a question. After a takeover, another reaction replaces the
+    first.
+    """
     newest = state.get("again", state)
     return newest.get("reaction_status"), newest.get("reaction")
 
 
 class _StreamedText:
-    """The streamed text of one question. Repeated text is left out; a piece that does not fit ends its stream."""
+    """Streamed text of one question. Repeated text is dropped. A piece that does not fit ends its stream."""
 
     def __init__(self) -> None:
         self._texts: dict[tuple[str, int, str, int | None], str | None] = {}
@@ -295,15 +304,15 @@ class _StreamedText:
             self._add(TextPiece(piece.kind, piece.text, piece.turn, piece.path, piece.call, piece.tool), piece.at)
 
     def _add(self, piece: TextPiece, at: int) -> None:
-        # ``at`` is the position of the piece in the agent's text. Signals may be repeated after a reconnect, so the overlap
-        # with the known text must be equal; a gap or other words would put wrong text before the client.
+        # ``at`` is the offset of the piece in the agent's text. Signals may be repeated after a reconnect, so the
+        # overlap with the known text must be equal. After a gap or a difference, the client would see wrong text.
         streamed = self._texts.get(piece.stream, "")
-        if piece.kind == "progress":  # each one replaces the last
+        if piece.kind == "progress":  # each progress text replaces the previous one
             streamed, at = "", 0
         elif streamed is None or not 0 <= at <= len(streamed) or not _overlaps(streamed[at:], piece.text):
             self._texts[piece.stream] = None
             return
-        # Only what is new: the beginning of the piece was shown already.
+        # Keep only the new part: the beginning of the piece was already shown.
         new = piece.text[len(streamed) - at :]
         if not new or len(new) > self._room:
             return
@@ -324,14 +333,14 @@ async def find_agent(client: NetworkClient, agent_id: str) -> dict[str, Any] | N
     """Return an agent's entry of `network.list_agents`, or None if there is no such agent."""
     if not is_id(agent_id):
         return None
-    # The list is sorted by id. This string sorts directly before the id, so the id is the first entry after it.
+    # The list is sorted by id. ``before`` sorts directly before the id, so the id is the first entry after it.
     before = f"{agent_id[:-1]}{chr(ord(agent_id[-1]) - 1)}\x7f"
     page = await client.call("network.list_agents", {"kind": "agent", "after": before, "limit": 1})
     return next((dict(agent) for agent in page["agents"] if agent["agent_id"] == agent_id), None)
 
 
 class Conversations:
-    """The questions of one caller, on its session. Needs no closing: its tasks end with the session."""
+    """The questions of one caller on its session. It need not be closed, because its tasks end with the session."""
 
     def __init__(self, client: NetworkClient) -> None:
         self.client = client
@@ -339,7 +348,7 @@ class Conversations:
         self._has_questions = asyncio.Event()
         self._listeners: set[asyncio.Task[None]] = set()
         self._watching = ""
-        """Id of the session that gets signals: watching ends with a session."""
+        """Id of the session that receives signals. Watching ends with a session."""
 
     @asynccontextmanager
     async def ask(
@@ -351,12 +360,13 @@ class Conversations:
         message_id: str | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> AsyncIterator[FollowedQuestion]:
-        """Send a question and follow it while the block runs. The same ``message_id`` with the same content and metadata
-        follows the stored question instead. Raises the hub's refusal."""
-        await self._listen()  # before sending, because streamed text is not repeated
+        """Send a question and follow it until the block ends. Repeating a ``message_id`` with the same content and
+        metadata follows the stored question instead. Raises the hub's refusal.
+        """
+        await self._listen()  # listen before sending, because streamed text is not repeated
         sent_metadata: dict[str, Any] = dict(metadata or {})
         if self.client.kind != "human":
-            sent_metadata["ask"] = {"watched": True}  # agents stream only to people, and to programs that say this
+            sent_metadata["ask"] = {"watched": True}  # agents stream only to people, and to programs that set this flag
         stored = await self.client.send(
             agent_address(agent_id),
             content,
@@ -370,7 +380,7 @@ class Conversations:
 
     @asynccontextmanager
     async def follow(self, agent_id: str, stored: QuestionStored) -> AsyncIterator[FollowedQuestion]:
-        """Follow a question that was stored before, while the block runs."""
+        """Follow a stored question until the block ends."""
         await self._listen()
         question = self.open(agent_id, stored)
         self._questions[question] = None
@@ -385,27 +395,28 @@ class Conversations:
     def open(self, agent_id: str, stored: QuestionStored, known: Sequence[AnyMessage] = ()) -> FollowedQuestion:
         """Return a stored question, to read its outcome once or to stop it.
 
-        ``known`` are messages of its thread from the question on, ascending and without a gap. Only later ones are read.
+        ``known`` contains the messages of its thread from the question on, ascending and without a gap. Only later
+        messages are read.
         """
         return FollowedQuestion(self.client, agent_id, stored, known)
 
     async def _listen(self) -> None:
-        """Listen for signals and messages in the present session."""
+        """Listen for signals and messages in the current session."""
         if not self._listeners:
             for work in (self._listen_to_events(), self._listen_to_messages()):
                 task = asyncio.create_task(work, name="conversations")
                 self._listeners.add(task)
-                # The set keeps the task alive: the event loop holds tasks by weak references only.
+                # The set keeps the task alive, because the event loop has only weak references to tasks.
                 task.add_done_callback(self._listeners.discard)
-        # Watching belongs to a session at the hub. After a reconnect it has to be requested again.
+        # The hub watches signals for one session. After a reconnect, request them again.
         session = self.client.welcome.session_id
         if self._watching != session:
             await self.client.call("network.watch", {"signals": True})
-            # Set only after the hub has accepted: if the call fails, the next question asks again.
+            # Set this only after the hub has accepted. If the call fails, the next question requests signals again.
             self._watching = session
 
     async def _listen_to_events(self) -> None:
-        """Pass events of the session on to the questions, until the session ends."""
+        """Pass events of the session to the questions until the session ends."""
         async for event in self.client.events():
             match event:
                 case Signal():
@@ -417,22 +428,22 @@ class Conversations:
                 case Reconnected():
                     try:
                         await self._listen()
-                    except RoundelayError as error:  # streamed text is lost, answers are not
+                    except RoundelayError as error:  # streamed text is lost, but answers are not
                         _logger.debug("signals cannot be watched", extra={"code": error.code})
                     self._notify()
                 case _:
                     pass
-        self._notify()  # each question reads again, and raises what ended the session
+        self._notify()  # each question reads again, and raises the error that ended the session
         self._has_questions.set()  # wakes the other listener, so that it ends too
 
     async def _listen_to_messages(self) -> None:
-        """Notify the questions of messages to the caller. The questions read them from their threads."""
+        """Notify the questions of messages to the caller. The questions read these messages from their threads."""
         after = self.client.welcome.head
         while self.client.failure is None:
-            # Without questions no wait is held at the hub, which allows each session only so many reads.
+            # Do not wait at the hub while there are no questions, because the hub limits the reads of each session.
             await self._has_questions.wait()
             try:
-                # Never cancelled: the hub would hold one of the session's reads for each wait that was given up.
+                # Never cancel this wait. Every abandoned wait would still occupy one of the session's reads at the hub.
                 async for message in self.client.follow(after=after, timeout_s=RECEIVE_S):
                     after = message.seq
                     self._notify(message.thread_id)

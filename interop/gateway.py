@@ -1,7 +1,7 @@
-"""The gateway: one process beside a node that serves other protocols on a separate port.
+"""The gateway: a process next to a node that serves other protocols on a separate port.
 
-It assembles the requested protocols and serves them until it is stopped. It stores registrations of webhooks and push
-notifications, and nothing else: the ledger recognizes repeated requests.
+It assembles the requested protocols and serves them until it is stopped. It stores only registrations of webhooks and
+push notifications. It does not need to store requests, because the ledger recognizes repeats.
 """
 
 from __future__ import annotations
@@ -52,9 +52,11 @@ with needs("gateway"):
 
 
 KEYS_PATH = "/.well-known/jwks.json"
-"""Path of the public keys that verify A2A push notifications. Open to everybody."""
+"""Path of the public keys that verify A2A push notifications. It needs no token."""
 STOP_S = 5
-"""Time that running requests get when the gateway stops, in seconds. Requests that wait for a message are cut then."""
+"""Time that running requests get when the gateway stops, in seconds. Requests that still wait for a message are then
+ended.
+"""
 OAUTH_PATHS = ("oauth-protected-resource", "oauth-authorization-server", "openid-configuration")
 """Documents below /.well-known/ that MCP hosts request after a 401."""
 
@@ -67,7 +69,7 @@ def make_app(
     pushes: TaskPushes | None = None,
     names: PublicNames | None = None,
 ) -> Starlette:
-    """Return the application of a gateway to one node. The gateway listens on ``host``."""
+    """Return the application of a gateway for one node. The gateway listens on ``host``."""
     names = names or PublicNames(host)
 
     def find_session(context: Context[Any, Any]) -> AbstractAsyncContextManager[NetworkClient]:
@@ -75,7 +77,7 @@ def make_app(
 
     mcp_server = make_mcp_server(find_session)
     [mcp_route] = mcp_server.streamable_http_app(
-        # No sessions of MCP: the ledger has all state, so any gateway can answer the next request.
+        # Do not use sessions of MCP. The ledger has all state, so any gateway can answer the next request.
         stateless_http=True,
         json_response=True,
         host=host,
@@ -152,12 +154,13 @@ async def serve_gateway(
     public_url: str | None = None,
     web_hosts: Collection[str] = (),
 ) -> AsyncIterator[str]:
-    """Run a gateway to a node while the ``async with`` block runs. Yields its URL.
+    """Run a gateway for a node until the ``async with`` block ends. Yields the gateway's URL.
 
-    Webhooks and A2A push notifications need ``webhooks_file``. Raises `ConnectError` if the address cannot be bound, and
-    `ConfigError` if the file is invalid or in use."""
+    Webhooks and A2A push notifications need ``webhooks_file``. Raises `ConnectError` if the address cannot be bound,
+    and `ConfigError` if the file is invalid or in use.
+    """
     try:
-        # Bind here and not in uvicorn, which would end the process with SystemExit if the port is taken.
+        # Bind here instead of in uvicorn, which would end the process with SystemExit if the port is in use.
         listening = _bind(host, port)
     except OSError as error:
         raise ConnectError(
@@ -183,19 +186,19 @@ async def serve_gateway(
             access_log=False,
             lifespan="on",
             server_header=False,
-            # No protocol here uses WebSockets, and the middleware checks HTTP requests only.
+            # No protocol here uses WebSockets, and the middleware checks only HTTP requests.
             ws="none",
             timeout_graceful_shutdown=STOP_S,
         )
         server = uvicorn.Server(config)
-        # The command that runs this handles signals. uvicorn has no setting to leave them alone.
+        # The command that runs the gateway handles signals. uvicorn has no setting to disable its own handlers.
         server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
         serving = asyncio.create_task(server.serve(sockets=[listening]), name="gateway")
         try:
             shown = f"[{host}]" if ":" in host else host
             yield f"http://{shown}:{listening.getsockname()[1]}"
         finally:
-            # Let uvicorn finish: cancelling the task would cut responses that are nearly sent.
+            # Let uvicorn finish. Cancelling the task would interrupt responses that are nearly complete.
             server.should_exit = True
             await serving
 
@@ -206,10 +209,10 @@ def _bind(host: str, port: int) -> socket.socket:
     )[0]
     sock = socket.socket(family, kind, protocol)
     try:
-        # A restarted gateway gets its port back while old connections are still in TIME_WAIT.
+        # Let a restarted gateway reuse its port while old connections are still in TIME_WAIT.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen()  # connections wait from now on until they are served
+        sock.listen()  # from now on, connections wait until they are served
     except OSError:
         sock.close()
         raise

@@ -1,4 +1,4 @@
-"""A JSON file that one process owns and writes atomically: the registrations of a gateway."""
+"""A JSON file that one process owns and writes atomically. It stores the registrations of a gateway."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ T = TypeVar("T")
 
 
 class NotStored(RoundelayError):
-    """The gateway's disk refused a change, so the request was not carried out. An operator has to look at the disk."""
+    """The gateway's disk refused a change, so the request was not carried out. An operator must check the disk."""
 
 
 class JsonStore(Generic[T]):
-    """A value of ``kind`` in a JSON file, replaced as a whole. ``noun`` names its contents in errors (webhooks)."""
+    """A value of type ``kind`` in a JSON file. Each change replaces the whole file. ``noun`` names the contents in
+    errors, for example "webhooks".
+    """
 
     def __init__(self, path: Path, kind: type[T], empty: T, noun: str) -> None:
         self._path = path
@@ -30,13 +32,14 @@ class JsonStore(Generic[T]):
         self._lock = -1
 
     def open(self) -> T:
-        """Lock the file until `close`, and return its value. Raises `ConfigError` if another process has locked it, or
-        if its contents are invalid."""
+        """Lock the file until `close` and return its value. Raises `ConfigError` if another process has locked the
+        file, or if its contents are invalid.
+        """
         path, noun = self._path, self._noun
         try:
             make_folder(path.absolute().parent)
             self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
-            lock_descriptor(self._lock)  # two gateways with one file would post everything twice
+            lock_descriptor(self._lock)  # two gateways with the same file would post everything twice
             return msgspec.json.decode(path.read_bytes(), type=self._kind) if path.exists() else self._empty
         except BlockingIOError as error:
             self.close()
@@ -49,7 +52,7 @@ class JsonStore(Generic[T]):
             raise ConfigError(f"{path} holds no valid {noun} ({error}). Restore it, or move it away.") from error
 
     def save(self, value: T) -> None:
-        """Replace the file. Raises `NotStored`, and the file is unchanged then."""
+        """Replace the file. Raises `NotStored` and leaves the file unchanged if that fails."""
         try:
             with replace_file(self._path) as file:
                 file.write(msgspec.json.encode(value).decode())

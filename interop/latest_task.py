@@ -1,4 +1,4 @@
-"""Background tasks of which at most one runs per key: a new task replaces the one before it."""
+"""Background tasks with at most one running task per key. A new task replaces the previous one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class LatestTasks(Generic[KeyT]):
-    """Owns its tasks until `close`. `start` has no await, so concurrent callers leave exactly one task."""
+    """Owns its tasks until `close`. `start` does not await, so concurrent callers leave exactly one task."""
 
     def __init__(self) -> None:
         self._tasks: dict[KeyT, asyncio.Task[None]] = {}
 
     def start(self, key: KeyT, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        """Cancel the task of this key, and start ``work`` when it has ended."""
+        """Cancel the task of this key, and start ``work`` after the cancelled task has ended."""
         previous = self._tasks.get(key)
         if previous is not None:
             previous.cancel()
         self._tasks[key] = asyncio.create_task(self._run_after(key, previous, work), name=name)
 
     async def cancel(self, key: KeyT) -> None:
-        """Cancel the task of this key, and return when it has ended."""
+        """Cancel the task of this key and wait for its end."""
         task = self._tasks.pop(key, None)
         if task is not None:
             task.cancel()
@@ -40,7 +40,7 @@ class LatestTasks(Generic[KeyT]):
     ) -> None:
         try:
             if previous is not None:
-                # Two tasks of one key would both post: the old one must be gone before the new one starts.
+                # Two tasks of one key would both post. The old task must have ended before the new one starts.
                 await asyncio.wait([previous])
             await work()
         finally:

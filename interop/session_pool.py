@@ -1,7 +1,8 @@
-"""Sessions of participants that call through another protocol: one per token, bounded in number.
+"""Sessions of participants that call through another protocol: one session per token, limited in number.
 
-A caller sends ``ID:TOKEN``, and the hub alone checks it. Its session gets no deliveries; `network.receive` returns them
-on request. A session stays open between calls. It is closed after `IDLE_S`, or earlier when others need its place.
+A caller sends ``ID:TOKEN``, which only the hub checks. Messages are not pushed to such a session; `network.receive`
+returns them on request. A session stays open between calls. It is closed after `IDLE_S` seconds without calls, or
+earlier if other callers need its slot.
 """
 
 from __future__ import annotations
@@ -26,21 +27,24 @@ from .conversations import Conversations
 MAX_OPEN = 256
 """Maximum number of sessions."""
 MAX_PROVING = 32
-"""Maximum number of callers whose token the hub is checking. They take no place of a session before it is accepted."""
+"""Maximum number of callers whose token the hub is checking. They occupy no session slot until the hub accepts the
+token.
+"""
 MAX_CALLS = 32
-"""Maximum number of concurrent calls of one participant: half of the reads that the hub allows a session."""
+"""Maximum number of concurrent calls of one participant. It is half of the reads that the hub allows per session."""
 REFUSAL_S = 0.5
-"""Delay of the error to a participant with too many calls, in seconds."""
+"""Delay before a participant with too many calls gets the error, in seconds."""
 WAIT_PART_S = 5.0
-"""Maximum time that one call of the hub waits for a message. A caller that disconnects holds a read no longer than
-this, because the hub does not learn that a wait was given up."""
+"""Maximum time that one call of the hub waits for a message, in seconds. It limits how long a disconnected caller
+occupies a read, because the hub does not notice abandoned waits.
+"""
 IDLE_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
 HOW = "Send `Authorization: Bearer ID:TOKEN`; roundelay token create ID makes a token."
 
 
 token_accepted: ContextVar[Callable[[], None]] = ContextVar("token_accepted", default=lambda: None)
-"""Called when the hub has accepted the token of the request that this task answers."""
+"""Called when the hub has accepted the token of the current request."""
 
 
 class Credentials(NamedTuple):
@@ -51,7 +55,7 @@ class Credentials(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """A key that is equal for the same caller and does not contain the token."""
+        """Key that identifies the caller without containing the token."""
         return self.agent_id, hashlib.sha256(self.token.encode()).hexdigest()
 
 
@@ -66,7 +70,7 @@ def read_authorization(header: str | None) -> Credentials:
     elif scheme.lower() != "bearer":
         raise NotAuthenticated(f"A call needs a participant's token. {HOW}")
     agent_id, colon, token = value.strip().partition(":")
-    # Check the form here, so that malformed tokens cost the hub no connection.
+    # Check the form here, so that malformed tokens do not cause connections to the hub.
     if not (is_id(agent_id) and colon and token and token.isascii() and token.isprintable()):
         raise NotAuthenticated(f"The token must be ID:TOKEN, with the participant's id before it. {HOW}")
     return Credentials(agent_id, token)
@@ -75,8 +79,8 @@ def read_authorization(header: str | None) -> Credentials:
 async def receive_messages(client: NetworkClient, *, after: int | None, limit: int, wait_s: float) -> dict[str, Any]:
     """Call `network.receive`, waiting up to ``wait_s`` for a message.
 
-    The wait only looks (``peek``), and messages are taken after it. So a caller that disconnects, which cancels this,
-    leaves its messages undelivered.
+    The wait only peeks (``peek``), and the messages are fetched afterwards. If a caller disconnects, this function is
+    cancelled and the messages stay undelivered.
     """
     loop = asyncio.get_running_loop()
     until, args = loop.time() + wait_s, {"after": after, "limit": limit}
@@ -98,14 +102,14 @@ class _PooledSession:
 
 
 class SessionPool:
-    """The sessions with one node. Use as ``async with SessionPool(url) as pool``."""
+    """The sessions with one node. Use it as ``async with SessionPool(url) as pool``."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._sessions: dict[tuple[str, str], _PooledSession] = {}
         self._proving = 0
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
-        """One lock per token, so that concurrent first calls open a single session."""
+        """One lock per token, so that concurrent first calls open only one session."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -116,7 +120,7 @@ class SessionPool:
 
     @asynccontextmanager
     async def session(self, credentials: Credentials) -> AsyncIterator[NetworkClient]:
-        """Lend the caller's session for one call. Raises as `conversations`."""
+        """Provide the caller's session for one call. Raises the same errors as `conversations`."""
         async with self.conversations(credentials) as conversations:
             yield conversations.client
 
@@ -124,18 +128,18 @@ class SessionPool:
     async def conversations(
         self, credentials: Credentials, *, is_cleanup: bool = False
     ) -> AsyncIterator[Conversations]:
-        """Lend the caller's conversations with agents for one call.
+        """Provide the caller's conversations with agents for one call.
 
-        ``is_cleanup`` marks the remaining work of a call that was admitted before, such as stopping its reaction: the
-        limit of concurrent calls does not apply. Raises the hub's refusal (`NotAuthenticated`, `Forbidden`,
+        ``is_cleanup`` marks the remaining work of a call that was already admitted, such as stopping its reaction. The
+        limit of concurrent calls does not apply to it. Raises the hub's refusal (`NotAuthenticated`, `Forbidden`,
         `ConnectError`), or `Overloaded`.
         """
         session = self._sessions.get(credentials.key)
-        # A session whose connection ended for good stays in the pool until now, and is replaced.
+        # A session that has lost its connection permanently stays in the pool until now. Replace it.
         if session is None or session.client.failure is not None:
             session = await self._open(credentials)
         if session.calls >= MAX_CALLS and not is_cleanup:
-            await asyncio.sleep(REFUSAL_S)  # slows down a caller that retries at once, and nobody else
+            await asyncio.sleep(REFUSAL_S)  # slows down only the caller that retries at once
             raise Overloaded(
                 f"{credentials.agent_id} has {MAX_CALLS} concurrent calls here, the maximum. Wait for one to end.", 1000
             )
@@ -148,9 +152,11 @@ class SessionPool:
             session.used_at = asyncio.get_running_loop().time()
 
     async def _open(self, credentials: Credentials) -> _PooledSession:
-        """Open a session. It takes a place in the pool only after the hub has accepted the token. Raises the refusal."""
+        """Open a session. It occupies a slot in the pool only after the hub has accepted the token. Raises the hub's
+        refusal.
+        """
         key = credentials.key
-        # Refuse before connecting: wrong tokens must not be able to fill the hub's pending connections.
+        # Refuse before connecting. Wrong tokens must not be able to fill the hub's pending connections.
         if self._proving >= MAX_PROVING:
             raise Overloaded("Too many new callers at once. Try again.", 1000)
         self._proving += 1
@@ -158,7 +164,7 @@ class SessionPool:
             async with self._locks.setdefault(key, asyncio.Lock()):
                 existing = self._sessions.get(key)
                 if existing is not None and existing.client.failure is None:
-                    return existing  # opened by a concurrent call
+                    return existing  # a concurrent call has opened it
                 client = NetworkClient(
                     credentials.agent_id,
                     self.url,
@@ -181,13 +187,14 @@ class SessionPool:
                 return session
         finally:
             self._proving -= 1
-            # Locks are needed only while somebody joins. Clearing them bounds the memory of wrong tokens.
+            # Locks are needed only while callers join. Clearing them limits the memory that wrong tokens can use.
             if not self._proving:
                 self._locks.clear()
 
     async def _make_room(self) -> None:
-        """Close idle sessions, and the one that rested longest if all places are taken. Raises `Overloaded` if every
-        session is in use."""
+        """Close idle sessions. If all slots are occupied, also close the session that has been idle longest. Raises
+        `Overloaded` if every session is in use.
+        """
         now = asyncio.get_running_loop().time()
         resting = sorted((session.used_at, key) for key, session in self._sessions.items() if not session.calls)
         evicted = [key for used_at, key in resting if now - used_at > IDLE_S]
@@ -195,6 +202,7 @@ class SessionPool:
             if len(evicted) == len(resting):
                 raise Overloaded("Every session of this gateway is in use. Wait for one to end.", 1000)
             evicted.append(resting[len(evicted)][1])
-        # Removed before the first await: a call that comes meanwhile must not get a session that is closing.
+        # Remove the sessions before the first await. A call that arrives meanwhile must not get a session that is
+        # closing.
         clients = [self._sessions.pop(key).client for key in evicted]
         await asyncio.gather(*(client.close() for client in clients))

@@ -1,1 +1,1 @@
-"""A2A 1.0: each agent as a server, its tasks, and push notifications."""
+"""A2A 1.0: each agent as an A2A server, with tasks and push notifications."""

@@ -1,7 +1,7 @@
-"""Requests of A2A, answered from the ledger: `LedgerHandler` takes the place of the SDK's store, queue and executor.
+"""Answers A2A requests from the ledger. `LedgerHandler` replaces the SDK's store, queue and executor.
 
-The SDK's routes (`server`) parse a request and call the handler. A caller is a participant with its token, and a task is
-read from the ledger each time (`tasks`). A streaming request follows its question and yields updates (`updates`).
+The SDK's routes (`server`) parse a request and call the handler. A caller is a participant with its token. Each request
+reads its task from the ledger (`tasks`). A streaming request follows its question and yields updates (`updates`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from roundelay.network.errors import (
     UnknownRecipient,
 )
 
-# the package of protobuf's runtime has no types
+# protobuf's runtime package has no types
 from roundelay.network.extras import needs
 from roundelay.network.frames import is_id
 
@@ -87,14 +87,14 @@ with needs("gateway"):
 
 MAX_PAGE, PAGE = 100, 50
 LOOK_EVERY_S = 15.0
-"""Interval at which a task that waits for its caller is read again, in seconds."""
+"""Interval between reads of a task that waits for its caller, in seconds."""
 _MESSAGE_ID = re.compile("[!-~]{1,128}")
 _PAGE_TOKEN = re.compile("[0-9]{1,16}")
 CANCEL_WAIT_S = 20.0
 """Maximum time that a cancel request waits for the agent to stop, in seconds."""
 
 SENT_SEQS = "roundelay.a2a_sent"
-"""Key in the scope of a request: the seqs of the agent's messages in its response."""
+"""Key in the scope of a request. Its value is the set of seqs of the agent's messages in the response."""
 _Call: TypeAlias = tuple[Credentials, str, set[int]]
 """The caller, the agent, and the set under `SENT_SEQS`."""
 
@@ -110,10 +110,10 @@ class ContextBuilder(ServerCallContextBuilder):
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """Raise errors of the network as errors of A2A."""
+    """Convert errors of the network into A2A errors."""
     try:
         yield
-    # A task that is missing and one that the caller may not read have the same answer: ids must not be probed.
+    # A missing task and a task that the caller may not read give the same answer, so that callers cannot probe ids.
     except (UnknownRecipient, UnknownMessage) as error:
         raise TaskNotFoundError(str(error)) from error
     except (GiveUp, ConnectError, RetryLater) as error:
@@ -150,7 +150,8 @@ class LedgerHandler(RequestHandler):
             raise InvalidParamsError("pageToken must be the nextPageToken of an earlier response")
         async with self._open(context) as tasks:
             listed = await tasks.find(params.context_id or None)
-            # Judge every task only if a filter needs its state: each one costs several reads at the hub.
+            # Determine the state of every task only if a filter needs it, because each task costs several reads at the
+            # hub.
             if params.status or params.HasField("status_timestamp_after"):
                 after_ms = params.status_timestamp_after.ToMilliseconds()
                 judged = [await tasks.judge(gathered) for gathered in listed]
@@ -187,8 +188,8 @@ class LedgerHandler(RequestHandler):
                         raise TaskNotCancelableError(
                             "Its agent has not started yet; cancel the task when the agent works on it"
                         )
-                    # Wait for the end, so that the response shows the cancelled task. A cancelled reaction still has to
-                    # record it.
+                    # Wait for the end, so that the response shows the cancelled task. A cancelled reaction must first
+                    # record its end.
                     await _wait_for_end(question)
             self._notify(task.root.thread_id)
             return (await _read(tasks, params.id)).make_task()
@@ -259,7 +260,7 @@ class LedgerHandler(RequestHandler):
         self, params: DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> None:
         async with self._open(context) as tasks:
-            with suppress(TaskNotFoundError):  # the specification: deleting a missing configuration succeeds
+            with suppress(TaskNotFoundError):  # the specification says that deleting a missing configuration succeeds
                 await self._served_pushes().remove(await self._find_push(tasks, params.task_id, params.id))
 
     async def on_get_extended_agent_card(
@@ -303,7 +304,7 @@ class LedgerHandler(RequestHandler):
     async def _send(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncIterator[tuple[TaskLedger, TaskRecord, FollowedQuestion]]:
-        """Send the message of a request once, and follow its task while the block runs."""
+        """Send the message of a request once, and follow its task until the block ends."""
         wants_push = params.configuration.HasField("task_push_notification_config")
         if wants_push:
             self._served_pushes()
@@ -323,8 +324,10 @@ class LedgerHandler(RequestHandler):
     async def _begin(
         self, tasks: TaskLedger, message: Message, content: Any, stack: AsyncExitStack
     ) -> FollowedQuestion:
-        """Send the first message of a task. The same message again is the same task: its response may have been lost."""
-        # Without a contextId the conversation is derived from the message, so a repeat finds the same one.
+        """Send the first message of a task. A repeated message returns the same task, because its first response may
+        have been lost.
+        """
+        # Without a contextId, derive the conversation from the message, so that a repeat finds the same conversation.
         mark = _digest(tasks.agent_id, message, content)
         conversation = message.context_id or f"a2a-{mark[:24]}"
         if not is_id(conversation):
@@ -333,7 +336,7 @@ class LedgerHandler(RequestHandler):
                 "digit. Or leave it out"
             )
         for message_id in _ids_of(message, mark):
-            with suppress(IdConflict):  # the id was used for another message, perhaps to another agent
+            with suppress(IdConflict):  # the id was used for another message, possibly to another agent
                 asking = tasks.conversations.ask(
                     tasks.agent_id,
                     content,
@@ -345,30 +348,31 @@ class LedgerHandler(RequestHandler):
         raise InvalidParamsError("messageId belongs to another message")
 
     async def _add(self, tasks: TaskLedger, message: Message, content: Any) -> TaskRecord:
-        """Send another message to a task. Return the task with it."""
+        """Add another message to a task. Return the task including this message."""
         task = await _read(tasks, message.task_id)
         if message.context_id and message.context_id != task.context_id:
             raise InvalidParamsError("contextId is not the context of this task")
         mark = _digest(tasks.agent_id, message, content)
-        # A repeated message is found by id and content, so a lost response neither sends it twice nor fails.
+        # A repeated message is recognized by id and content. After a lost response, a repeat is neither sent twice nor
+        # refused.
         ids = _ids_of(message, mark)
         if any(
             message.message_id in ids and message.content == content
             for message in task.messages
             if message.sender_id == task.caller
         ):
-            return task  # repeated: the response to the first request was lost
+            return task  # a repeat: the response to the first request was lost
         if task.state in TERMINAL:
             raise UnsupportedOperationError(
                 f"The task has ended: {TaskState.Name(task.state)}; send it without taskId, in the same context"
             )
         options: dict[str, Any] = {"conversation": task.context_id}
-        # A reply to a request for approval would be a decision, and no client may decide in a person's name.
+        # A reply to an approval request would be a decision, and no client may decide in a person's name.
         if task.open_question is not None and not is_request(task.open_question):
             options = {"reply_to": task.open_question.seq, "cause": task.open_question.seq}
         metadata = _make_metadata(message, task=task.root.seq)
         if tasks.client.kind != "human":
-            metadata["ask"] = {"watched": True}  # agents stream only to people, and to programs that say this
+            metadata["ask"] = {"watched": True}  # agents stream only to people, and to programs that set this flag
         for message_id in ids:
             with suppress(IdConflict):
                 to = agent_address(tasks.agent_id)
@@ -382,8 +386,9 @@ class LedgerHandler(RequestHandler):
     async def _follow(
         self, tasks: TaskLedger, task: TaskRecord, question: FollowedQuestion | None, *, is_subscription: bool = False
     ) -> AsyncGenerator[Event]:
-        """Yield updates after ``task``, until the task has ended. Without a subscription this also ends when the agent
-        asks the caller something."""
+        """Yield updates after ``task`` until the task has ended. Without a subscription, also stop when the agent
+        asks the caller a question.
+        """
         updates = TaskUpdates(task)
         while task.state not in TERMINAL:
             if task.state in INTERRUPTED and not is_subscription:
@@ -415,7 +420,9 @@ class LedgerHandler(RequestHandler):
             question = None
 
     async def _wait(self, thread_id: str) -> None:
-        """Wait until the caller sends to a task of this thread, for `LOOK_EVERY_S` at most: it may do so elsewhere."""
+        """Wait until the caller sends a message to a task of this thread. Wait at most `LOOK_EVERY_S` seconds,
+        because the caller may use another gateway.
+        """
         sent = asyncio.Event()
         waiting = self._subscribers.setdefault(thread_id, set())
         waiting.add(sent)
@@ -437,7 +444,9 @@ class LedgerHandler(RequestHandler):
 
 
 def _mark_sent(context: ServerCallContext, task: TaskRecord) -> None:
-    """Record that the response holds this task: the server acknowledges its messages when the client has them."""
+    """Record that the response contains this task. The server acknowledges its messages when the client has received
+    them.
+    """
     _, _, sent = cast(_Call, context.state["caller"])
     sent |= {message.seq for message in task.messages if message.sender_id == task.agent_id}
 
@@ -474,7 +483,7 @@ def _read_content(message: Message) -> Any:
 
 
 def _make_metadata(message: Message, **own: Any) -> dict[str, Any]:
-    """Return the metadata of the message to send, with those parts of an A2A message that are no content."""
+    """Return the metadata of the message to send. It includes the parts of an A2A message that are not content."""
     parts = {
         "metadata": read_json(message.metadata),
         "references": list(message.reference_task_ids),
@@ -489,9 +498,11 @@ def _digest(agent_id: str, message: Message, content: Any) -> str:
 
 
 def _ids_of(message: Message, mark: str) -> tuple[str, str]:
-    """Return the ids under which a message may be sent: its own, and one that only an identical message has.
+    """Return the ids under which a message may be sent: its own id, and an id that only an identical message has.
 
-    Clients choose ids per agent, but the ledger needs them unique per sender. The second id solves a collision."""
+    Clients choose ids per agent, but the ledger requires ids that are unique per sender. The second id resolves a
+    collision.
+    """
     return message.message_id, f"{message.message_id[:100]}~{mark[:16]}"
 
 

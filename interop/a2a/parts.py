@@ -1,4 +1,4 @@
-"""Message contents as parts of A2A, and back.
+"""Converts message contents to A2A parts and back.
 
 Text becomes a text part. Content of the form ``{"text", "files", "images"}`` becomes a text part and file parts. Any
 other JSON becomes a data part. No IO: a URL in a part is passed on and never fetched.
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-# the package of protobuf's runtime has no types, nor does a2a-sdk bring any
+# protobuf's runtime package and a2a-sdk have no types
 from roundelay.network.extras import needs
 
 with needs("gateway"):
@@ -24,18 +24,18 @@ with needs("gateway"):
 _LINE_ENDS = re.compile("\x85|\u2028|\u2029".encode())
 _FORM = {"text", "files", "images"}
 _MAX_EXACT = 1 << 53
-"""Largest integer that a number of A2A (a double) represents exactly."""
+"""Largest integer that a number in A2A (a double) represents exactly."""
 
 
 def make_parts(content: object) -> list[Part]:
-    """Return a message's content as parts, at least one."""
+    """Return a message's content as a list of at least one part."""
     if isinstance(content, str):
         return [Part(text=_plain(content))]
     if isinstance(content, dict) and content and content.keys() <= _FORM:
         try:
             return list(_make_files(content))
         except (ValueError, TypeError):
-            pass  # the content only looks like that form
+            pass  # the content only resembles that form
     return [Part(data=ParseDict(_exact(content), Value()), media_type="application/json")]
 
 
@@ -65,7 +65,9 @@ def read_parts(parts: Iterable[Part]) -> Any:
 
 
 def escape_line_ends(data: bytes) -> bytes:
-    """Escape NEL, U+2028 and U+2029 in events of a stream. The official SDK's client splits lines at them."""
+    """Escape NEL, U+2028 and U+2029 in events of a stream, because the official SDK's client splits lines at these
+    characters.
+    """
     return _LINE_ENDS.sub(lambda match: b"\\u%04x" % ord(match[0].decode()), data)
 
 
@@ -106,7 +108,7 @@ def _make_file(file: Mapping[str, Any]) -> Part:
 
 
 def _read_file(part: Part) -> dict[str, str]:
-    """Return a file part as content has it: an image with a URL, another file with its data or URL."""
+    """Return a file part in the form of message content: an image with a URL, or another file with its data or URL."""
     file = {"name": part.filename, "media_type": part.media_type}
     if part.WhichOneof("content") == "url":
         file["url"] = part.url
@@ -118,12 +120,12 @@ def _read_file(part: Part) -> dict[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Return text that protobuf accepts: lone surrogates are replaced."""
+    """Return text that protobuf accepts, with lone surrogates replaced."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _exact(value: object) -> Any:
-    """Return JSON that survives a part unchanged: integers that a double cannot represent become text."""
+    """Return JSON that a part represents without loss. Integers that a double cannot represent become text."""
     if isinstance(value, dict):
         return {_plain(str(name)): _exact(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -134,7 +136,7 @@ def _exact(value: object) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """Return JSON with whole doubles as integers, and keys sorted, so that equal contents have equal text."""
+    """Return JSON with integral doubles as integers and with sorted keys, so that equal contents have equal text."""
     if isinstance(value, dict):
         return {name: _whole(inner) for name, inner in sorted(value.items())}
     if isinstance(value, list):

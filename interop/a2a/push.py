@@ -1,8 +1,8 @@
-"""Push notifications of A2A: the state of a caller's task is posted, signed, to the address that the caller registered.
+"""Push notifications of A2A. The state of a caller's task is posted, signed, to the address that the caller registered.
 
-The ledger is the queue. For each registration the task is read, and posted when it differs from what the receiver has
-accepted last. A receiver that was away gets the present state, not each step that it missed. The final state is posted
-until it is accepted. A killed gateway continues from its file.
+The ledger is the queue. For each registration, the task is read. It is posted if it differs from the state that the
+receiver last accepted. A receiver that was away gets only the current state, not every missed step. The final state is
+posted until it is accepted. A killed gateway continues from its file.
 """
 
 from __future__ import annotations
@@ -54,9 +54,11 @@ _logger = logging.getLogger(__name__)
 MAX_PUSHES = 1024
 MAX_OF_TASK = 8
 MAX_OF_CALLER = 64
-"""Maximum number of registrations of one caller for unfinished tasks: each holds a call of its session."""
+"""Maximum number of registrations of one caller for unfinished tasks. Each registration occupies one call of the
+caller's session.
+"""
 LOOK_EVERY_S = 15.0
-"""Interval at which a task that waits for its caller is read again, in seconds: the caller may use any client."""
+"""Interval between reads of a task that waits for its caller, in seconds. The caller may answer with any client."""
 VALID_S = 300
 """Validity of a signature, in seconds."""
 SIGNATURE = "X-A2A-Notification-Signature"
@@ -69,7 +71,7 @@ PushState: TypeAlias = Literal["on", "done", "paused", "gone"]
 
 
 class Push(Struct):
-    """A registration for one task of one caller, as it is in the file."""
+    """Registration for one task of one caller, as stored in the file."""
 
     id: str
     task_id: str
@@ -83,10 +85,10 @@ class Push(Struct):
     created_at: int
     state: PushState = "on"
     why: str = ""
-    """The failure of the last attempt, if it failed."""
+    """Text of the last failure. Empty if the last attempt succeeded."""
     failing_since: int | None = None
     told: str = ""
-    """State of the task (`_describe_state`) that the receiver has accepted last."""
+    """State of the task (`_describe_state`) that the receiver last accepted."""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -107,9 +109,9 @@ class StoredPushes(Struct):
 
 
 class TaskPushes:
-    """The push notifications of one gateway. Use as ``async with``, which locks the file.
+    """Push notifications of one gateway. Use it as ``async with``, which locks the file.
 
-    ``allowed_hosts`` are the same as those of webhooks.
+    ``allowed_hosts`` has the same meaning as for webhooks.
     """
 
     def __init__(
@@ -125,9 +127,9 @@ class TaskPushes:
         """Events that end the wait for the caller, by thread."""
 
     async def __aenter__(self) -> Self:
-        """Raises `ConfigError` if the file is invalid, or if another gateway uses it."""
+        """Lock and read the file. Raises `ConfigError` if the file is invalid or another gateway uses it."""
         stored = self._file.open()
-        # The key is stored: receivers verify posts with the public key that they have cached, also after a restart.
+        # Store the key. Receivers cache the public key and verify posts with it even after the gateway restarts.
         self._key = _read_key(stored.key) if stored.key else ec.generate_private_key(ec.SECP256R1())
         self._pushes = {push.key: push for push in stored.pushes}
         if not stored.key:
@@ -142,7 +144,7 @@ class TaskPushes:
         self._file.close()
 
     def list_keys(self) -> dict[str, Any]:
-        """Return the public key as a set of JSON Web Keys, by which receivers verify signatures."""
+        """Return the public key as a set of JSON Web Keys, with which receivers verify signatures."""
         key = jwt.algorithms.ECAlgorithm.to_jwk(self._key.public_key(), as_dict=True)
         return {"keys": [{**key, "kid": self._key_id, "alg": "ES256", "use": "sig"}]}
 
@@ -151,9 +153,10 @@ class TaskPushes:
     async def register(
         self, credentials: Credentials, client: NetworkClient, task: TaskRecord, config: TaskPushNotificationConfig
     ) -> Push:
-        """Post a task of the caller now and whenever it changes. Replaces the registration with the same id.
+        """Post a task of the caller now and after every change. Replaces the registration with the same id.
 
-        Raises `InvalidArguments`, `Forbidden`, `TooLarge`, or `NotStored`, after which nothing has changed."""
+        Raises `InvalidArguments`, `Forbidden`, `TooLarge` or `NotStored`. After an error, nothing has changed.
+        """
         if client.welcome.is_operator:
             raise Forbidden(
                 "A push notification stores the token of its request, and operators' tokens may not be stored. Make a token "
@@ -167,13 +170,14 @@ class TaskPushes:
         if config.id and not _PUSH_ID.fullmatch(config.id):
             raise InvalidArguments("id must be 1 to 128 visible ASCII characters. Or leave it out.")
         target = WebhookUrl.read(config.url, self._allowed_hosts)
-        # Resolve now as well as at each post: a wrong address is reported to the caller who can correct it.
+        # Resolve the address now and again at each post. A wrong address is then reported to the caller, who can
+        # correct it.
         await target.find_addresses()
         push = Push(
             config.id or secrets.token_hex(16), task.id, task.agent_id, task.caller, credentials.token, config.url,
             config.token, sign.scheme, sign.credentials, system_clock(),
         )  # fmt: skip
-        self._make_room(push)  # no await from here on: concurrent requests could exceed the limits otherwise
+        self._make_room(push)  # no await from here on, or concurrent requests could exceed the limits
         self._save_all({**self._pushes, push.key: push})
         self._start(push)
         return push
@@ -183,19 +187,21 @@ class TaskPushes:
         return [push for push in self._pushes.values() if push.key[:3] == (task.caller, task.agent_id, task.id)]
 
     async def remove(self, push: Push) -> None:
-        """Remove a registration. Raises `NotStored`, after which nothing has changed."""
-        # Stored before the task is cancelled: after a kill in between, the removed registration does not come back.
+        """Remove a registration. Raises `NotStored`; in that case nothing has changed."""
+        # Save before cancelling the task. After a kill in between, the removed registration does not return.
         self._save_all({key: known for key, known in self._pushes.items() if key != push.key})
         await self._tasks.cancel(push.key)
 
     def notify(self, thread_id: str) -> None:
-        """Read tasks of this thread again: their caller has sent a message."""
+        """Read the tasks of this thread again, because their caller has sent a message."""
         turn = self._turns.pop(thread_id, None)
         if turn is not None:
             turn.set()
 
     def _make_room(self, push: Push) -> None:
-        """Drop the oldest finished registration if all places are taken. Raises `TooLarge` beyond a limit."""
+        """Drop the oldest finished registration if the limit is reached. Raises `TooLarge` if the limit is exceeded
+        anyway.
+        """
         others = [other for other in self._pushes.values() if other.key != push.key]
         if sum(other.key[:3] == push.key[:3] for other in others) >= MAX_OF_TASK:
             raise TooLarge(f"This task has {MAX_OF_TASK} push notifications, the maximum. Delete one.")
@@ -216,7 +222,7 @@ class TaskPushes:
             self._tasks.start(push.key, lambda: self._serve_forever(push), f"push-{push.task_id}")
 
     async def _serve_forever(self, push: Push) -> None:
-        """Serve one registration until its task has ended, or until it is paused with a warning."""
+        """Serve one registration until its task has ended, or until the registration is paused with a warning."""
         while True:
             try:
                 return await self._serve(push)
@@ -231,16 +237,18 @@ class TaskPushes:
     async def _serve(self, push: Push) -> None:
         credentials = Credentials(push.participant, push.participant_token)
         async with AsyncExitStack() as stack:
-            target = WebhookUrl.read(push.url, self._allowed_hosts)  # the allowed hosts may have changed since
+            # the allowed hosts may have changed in the meantime
+            target = WebhookUrl.read(push.url, self._allowed_hosts)
             poster = await stack.enter_async_context(WebhookPoster(target, _Signer(self._key, self._key_id, push)))
-            # Exempt from the limit of concurrent calls: each unfinished task holds one of these calls while it runs.
+            # This call is exempt from the limit of concurrent calls, because it stays open until the task has finished.
             conversations = await stack.enter_async_context(self._pool.conversations(credentials, is_cleanup=True))
             tasks, failures = TaskLedger(conversations, push.agent_id), 0
             while True:
                 task = await tasks.read(push.task_id)
                 if task is None:
                     return self._update(push, state="gone", why="The task no longer exists.")
-                # Compare with what the receiver accepted, not with what was posted: a post without a response is repeated.
+                # Compare with the state that the receiver accepted, not with the posted state. A post without a
+                # response is repeated.
                 if (now := _describe_state(task)) == push.told:
                     if task.state in TERMINAL:
                         return self._update(push, state="done")
@@ -251,7 +259,7 @@ class TaskPushes:
                     return
                 if delay_s is None:
                     failures = 0
-                    # Acknowledge after the receiver's 2xx only: until then the caller has not got these answers.
+                    # Acknowledge only after the receiver's 2xx. Until then, the caller has not received these answers.
                     answers = [message.seq for message in task.messages if message.sender_id == task.agent_id]
                     if answers:
                         await tasks.client.call("network.acknowledge", {"seqs": answers})
@@ -260,9 +268,11 @@ class TaskPushes:
                     await asyncio.sleep(delay_s)
 
     async def _post(self, push: Push, poster: WebhookPoster, task: TaskRecord, now: str, failures: int) -> float | None:
-        """Post a task as it is now. Return the delay until the next attempt, or None if it was accepted."""
+        """Post the current state of a task. Return the delay until the next attempt, or None if the post was
+        accepted.
+        """
         value = read_json(to_stream_response(task.make_task(history_length=0)))
-        # The id depends on the state alone, so that a receiver recognizes a repeated post after a lost response.
+        # The id depends only on the state, so that a receiver recognizes a repeated post after a lost response.
         post_id = hashlib.sha256("\0".join((*push.key, now)).encode()).hexdigest()[:40]
         posted = await poster.post(post_id, value)
         match posted.answer:
@@ -281,7 +291,7 @@ class TaskPushes:
                 return self._pace.find_delay_s(failures + 1, posted.retry_after_s)
 
     async def _wait_for_news(self, tasks: TaskLedger, task: TaskRecord) -> None:
-        """Return when a task may have changed."""
+        """Wait until a task may have changed."""
         if task.ended is not None:  # the task waits for its caller
             turn = self._turns.setdefault(task.root.thread_id, asyncio.Event())
             with suppress(TimeoutError):
@@ -303,8 +313,10 @@ class TaskPushes:
                         pass
 
     def _update(self, push: Push, **changes: Any) -> None:
-        """Change a registration, in memory and in the file. Do nothing if it is so already, or was replaced."""
-        # A replaced registration may still have a post on its way. Its outcome must not change the new one.
+        """Change a registration in memory and in the file. Do nothing if nothing changes or the registration was
+        replaced.
+        """
+        # A replaced registration may still have a post in flight. Its outcome must not change the new registration.
         if self._pushes.get(push.key) is not push:
             return
         if all(getattr(push, name) == value for name, value in changes.items()):
@@ -314,7 +326,7 @@ class TaskPushes:
             setattr(push, name, value)
         try:
             self._save()
-        except NotStored as error:  # after a restart a post may be repeated; receivers recognize its id
+        except NotStored as error:  # after a restart a post may be repeated, and receivers recognize its id
             _logger.warning(
                 "the state of a push notification is not stored: %s", error, extra={"task_id": push.task_id}
             )
@@ -345,7 +357,7 @@ class TaskPushes:
 
 
 class _Signer:
-    """Signs posts: a JSON Web Token over the digest of the body."""
+    """Signs posts with a JSON Web Token that covers the digest of the body."""
 
     def __init__(self, key: ec.EllipticCurvePrivateKey, key_id: str, push: Push) -> None:
         self._key = key
@@ -356,7 +368,7 @@ class _Signer:
         push, at = self._push, int(now.astimezone(UTC).timestamp())
         claims = {
             "iss": "roundelay",
-            # The address is signed: a receiver cannot pass a post on as if it had been meant for another one.
+            # Sign the address, so that a receiver cannot pass a post on as if it were addressed to another receiver.
             "aud": push.url,
             "sub": push.task_id,
             "iat": at,
@@ -377,5 +389,5 @@ def _read_key(pem: str) -> ec.EllipticCurvePrivateKey:
 
 
 def _describe_state(task: TaskRecord) -> str:
-    """Return a text that changes whenever the receiver has to get the task."""
+    """Return a text that changes whenever the receiver must be notified."""
     return f"{task.messages[-1].seq} {int(task.state)}"

@@ -1,10 +1,10 @@
 """Tasks of A2A, read from the ledger. The gateway stores no tasks.
 
-A context is a conversation of the caller with an agent. A task starts with a message of the caller in it. It also
-contains the messages that the caller adds (their metadata ``a2a`` names the task), and the agent's answers to all of
-these. An answer that asks the caller something is a question; every other answer is an artifact.
+A context is a conversation of the caller with an agent. A task starts with a message of the caller in the context. The
+task also contains messages that the caller adds (``a2a`` in their metadata names the task), and the agent's answers to
+all of these messages. An answer that asks the caller something is a question. Every other answer is an artifact.
 
-A task's id is derived from the ``seq`` of its first message and from the caller and agent, so that every gateway
+A task's id is derived from the ``seq`` of its first message and from the caller and agent. Every gateway therefore
 computes the same id.
 """
 
@@ -34,7 +34,7 @@ PAGE = 500
 MAX_THREADS = 100
 """Maximum number of conversations that are searched for tasks, newest first."""
 MAX_READ = 20_000
-"""Maximum number of messages that are searched for tasks, the newest of each conversation."""
+"""Maximum number of messages that are searched for tasks, starting with the newest of each conversation."""
 MAX_LISTED = 1000
 """Maximum number of tasks in a list, newest first."""
 CALLED_OFF = "a2a_called_off"
@@ -61,13 +61,15 @@ _ENDS: dict[EndStatus, State] = {
 
 def make_task_id(client: NetworkClient, agent_id: str, seq: int) -> str:
     """Return the id of the task that starts with this message of the caller to this agent."""
-    # The digest covers caller and agent: the seq alone could be guessed, and would open tasks of others.
+    # Include caller and agent in the digest. The seq alone could be guessed, and would give access to tasks of others.
     parts = "\x1f".join(("a2a-task", client.welcome.network.epoch, client.agent_id, agent_id, str(seq)))
     return f"{seq}-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
 
 
 def read_task_id(client: NetworkClient, agent_id: str, task_id: str) -> int | None:
-    """Return the seq of a task's first message, or None for an id that is no task of this caller with this agent."""
+    """Return the seq of a task's first message. Return None for an id that is not a task of this caller with this
+    agent.
+    """
     digits = task_id.partition("-")[0]
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 16):
         return None
@@ -77,19 +79,19 @@ def read_task_id(client: NetworkClient, agent_id: str, task_id: str) -> int | No
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """A task, as it is in the ledger now."""
+    """Current state of a task in the ledger."""
 
     id: str
     caller: str
     agent_id: str
     messages: Sequence[AnyMessage]
-    """All messages of the task, ascending. The first one starts it."""
+    """All messages of the task, ascending. The first message starts the task."""
 
     active: AnyMessage
-    """The first message of the caller that still awaits an answer, or else the caller's last message."""
+    """First message of the caller that still awaits an answer, or else the caller's last message."""
 
     ended: QuestionEnded | None
-    """The end of the active message, if no answer is awaited."""
+    """End of the active message, if no answer is awaited."""
 
     is_begun: bool
     """Whether the agent has started to work on the task."""
@@ -106,13 +108,13 @@ class TaskRecord:
 
     @property
     def open_question(self) -> AnyMessage | None:
-        """The agent's last question, while it is unanswered: to the caller, or to a person for approval."""
+        """The agent's last question if it is unanswered. It is addressed to the caller, or to a person for approval."""
         answered = {message.reply_to for message in self.messages if message.sender_id == self.caller}
         last = next((message for message in reversed(self.messages) if message.sender_id == self.agent_id), None)
         return last if last is not None and self.is_question(last) and last.seq not in answered else None
 
     def is_question(self, message: AnyMessage) -> bool:
-        """Return whether a message is a question of the agent, and not a result."""
+        """Return whether a message is a question of the agent, not a result."""
         if message.sender_id != self.agent_id:
             return False
         required = message.requires_response
@@ -120,20 +122,20 @@ class TaskRecord:
 
     @property
     def state(self) -> State:
-        # The caller's record comes first: no reaction ran that could have recorded the cancellation.
+        # Check the caller's record first. No reaction ran that could have recorded the cancellation.
         if self.is_called_off:
             return CANCELED
         ended = _ENDS[self.ended.status] if self.ended is not None else None
         if self.open_question is not None and is_request(self.open_question):
             return ended if ended is not None else AUTH_REQUIRED
-        # The agent's reaction ends with its question. For A2A the task goes on: it waits for the caller.
+        # The agent's reaction ends with its question. For A2A the task continues and waits for the caller.
         if self.open_question is not None and ended in (None, COMPLETED):
             return INPUT_REQUIRED
         return ended if ended is not None else WORKING if self.is_begun else SUBMITTED
 
     @property
     def results(self) -> list[AnyMessage]:
-        """The agent's answers that are no questions, ascending."""
+        """The agent's answers that are not questions, ascending."""
         return [
             message for message in self.messages if message.sender_id == self.agent_id and not self.is_question(message)
         ]
@@ -170,7 +172,9 @@ class TaskRecord:
         )
 
     def make_task(self, history_length: int | None = None, *, with_artifacts: bool = True) -> Task:
-        """Return the task as A2A has it. Its history holds the messages of caller and agent without the results."""
+        """Return the task in the form of A2A. Its history contains the messages of caller and agent without the
+        results.
+        """
         history = [
             message for message in self.messages if message.sender_id == self.caller or self.is_question(message)
         ]
@@ -203,12 +207,14 @@ def is_request(message: AnyMessage) -> bool:
 
 
 def describe(message: AnyMessage) -> dict[str, Any]:
-    """Return the metadata of the A2A objects that are made from a message."""
+    """Return the metadata of the A2A objects that are created from a message."""
     return {"seq": message.seq, "sender": message.sender_id}
 
 
 def read_task_mark(message: AnyMessage) -> int | None:
-    """Return the task to which the caller has added a message, as the seq of its first message, or None."""
+    """Return the task to which the caller has added a message, as the seq of the task's first message. Return None
+    if there is no task.
+    """
     mark = (message.metadata or {}).get("a2a")
     seq = mark.get("task") if isinstance(mark, dict) else None
     return seq if isinstance(seq, int) else None
@@ -216,10 +222,10 @@ def read_task_mark(message: AnyMessage) -> int | None:
 
 @dataclass
 class GatheredTask:
-    """Messages of one task: of the caller, and the agent's answers."""
+    """Messages of one task: the caller's messages and the agent's answers."""
 
     thread: Sequence[AnyMessage]
-    """The messages of their thread that were read."""
+    """Messages of the thread that were read."""
 
     own: list[AnyMessage] = field(default_factory=list)
     answers: list[AnyMessage] = field(default_factory=list)
@@ -243,7 +249,7 @@ class TaskLedger:
         except UnknownMessage:
             return None
         root = message_from_wire(chain[0])
-        # The chain holds any message that the caller may read; a task must start with one of its own.
+        # The chain accepts any message that the caller may read, but a task must start with the caller's own message.
         if not self._is_own(root) or root.seq != seq:
             return None
         messages = await self._read_thread(root.thread_id, root.seq)
@@ -251,7 +257,9 @@ class TaskLedger:
         return await self.judge(gathered) if gathered is not None else None
 
     async def find(self, conversation: str | None) -> list[GatheredTask]:
-        """Return the messages of each task, of one conversation or of all, the task with the newest message first."""
+        """Return the messages of each task of one conversation or of all conversations. The task with the newest
+        message comes first.
+        """
         threads = [direct_thread(self.client.agent_id, self.agent_id, conversation)] if conversation else None
         tasks: list[GatheredTask] = []
         room = MAX_READ
@@ -279,7 +287,9 @@ class TaskLedger:
         return threads[:MAX_THREADS]
 
     def _gather(self, thread: Sequence[AnyMessage]) -> Iterable[GatheredTask]:
-        """Group the messages of a thread, from one message on, by task. Tasks are in the order of their first message."""
+        """Group the messages of a thread by task, starting at some message. Tasks are in the order of their first
+        message.
+        """
         tasks: dict[int, GatheredTask] = {}
         root_of: dict[int, int] = {}
         """First message of the task of each message, by seq."""
@@ -287,7 +297,7 @@ class TaskLedger:
             if self._is_own(message):
                 root = read_task_mark(message)
                 if root is None:
-                    # A message of another protocol has no mark. As a reply it belongs to the task that it answers.
+                    # A message of another protocol names no task. As a reply, it belongs to the task that it answers.
                     root = root_of.get(message.reply_to or 0, message.seq)
                 elif root not in tasks:
                     continue  # its task starts before the messages that were read
@@ -304,7 +314,9 @@ class TaskLedger:
         return tasks.values()
 
     async def _read_thread(self, thread_id: str, since: int, most: int = sys.maxsize) -> list[AnyMessage]:
-        """Return the messages of a thread from the seq ``since`` on, ascending: the newest ``most`` of them."""
+        """Return the messages of a thread from the seq ``since`` on, ascending. If there are more than ``most``,
+        return the newest.
+        """
         newer: list[AnyMessage] = []
         async for page in self.client.pages("network.history", {"thread_id": thread_id, "limit": PAGE}):
             messages = [message_from_wire(message) for message in page["messages"]]
@@ -314,13 +326,13 @@ class TaskLedger:
         return newer[-most:]
 
     async def judge(self, gathered: GatheredTask) -> TaskRecord:
-        """Return the present state of a task: read how far each message of the caller has got, in order."""
+        """Return the current state of a task. Read the state of the caller's messages in order."""
         root, caller = gathered.own[0], self.client.agent_id
         messages = {message.seq: message for message in (*gathered.own, *gathered.answers)}
         requests = {answer.seq for answer in gathered.answers if is_request(answer)}
         ended: QuestionEnded | None = None
         is_begun = True
-        # The first message without an end is the active one. What comes of later ones is not awaited before it has ended.
+        # The first message without an end is active. Answers to later messages are not awaited before its end.
         for active in gathered.own:
             if active.reply_to in requests:
                 continue  # a decision on a call starts no reaction
@@ -354,7 +366,7 @@ class TaskLedger:
         return bool((await self.client.call("network.records", args))["records"])
 
     def _is_own(self, message: AnyMessage) -> bool:
-        """Return whether the caller sent a message to this agent, in a conversation."""
+        """Return whether the caller sent a message to this agent in a conversation."""
         return (
             message.sender_id == self.client.agent_id
             and message.to == agent_address(self.agent_id)

@@ -1,6 +1,6 @@
-"""Streaming a task of A2A: which updates bring a caller from what it has seen to what the ledger has.
+"""Streams an A2A task: computes the updates from the state that the caller has seen to the state in the ledger.
 
-Pure: `TaskUpdates` gets pieces and tasks, and yields events of A2A. `handler` reads the tasks and sends the events.
+Pure: `TaskUpdates` takes pieces and tasks, and yields A2A events. `handler` reads the tasks and sends the events.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ with needs("gateway"):
 
 
 class TaskUpdates:
-    """The updates of one task for one caller."""
+    """Updates of one task for one caller."""
 
     def __init__(self, task: TaskRecord) -> None:
         self._task = task
@@ -30,12 +30,14 @@ class TaskUpdates:
         """Seqs of the messages that the caller has seen."""
         self._stream: object = None
         self._streamed = ""
-        """Text of the present stream that the caller has."""
+        """Text of the current stream that the caller has received."""
 
     def add_piece(self, piece: TextPiece) -> Iterator[Event]:
-        """Yield updates for streamed text: a piece of the next artifact. A new stream replaces that artifact."""
+        """Yield updates for streamed text, which is a piece of the next artifact. A new stream replaces that
+        artifact.
+        """
         if self._state == SUBMITTED:
-            # The first piece proves that the agent works, and comes before the ledger shows it.
+            # The first piece proves that the agent works, before the ledger shows it.
             self._state = WORKING
             status = self._task.make_status()
             status.state = WORKING
@@ -55,7 +57,7 @@ class TaskUpdates:
                 yield self._make_answer(number, message)
         questions = [message for message in task.messages if message.seq not in self.seqs and task.is_question(message)]
         self.seqs |= {message.seq for message in task.messages}
-        # A second question leaves the state as it was. Without an event the client would never see it.
+        # A second question does not change the state. Without an event, the client would never see the question.
         if task.state != self._state or (questions and task.state in INTERRUPTED):
             self._state = task.state
             yield TaskStatusUpdateEvent(
@@ -66,7 +68,7 @@ class TaskUpdates:
             )
 
     def _make_answer(self, number: int, message: AnyMessage) -> Event:
-        """Return an answer as an artifact: its rest if the streamed text is its beginning, otherwise the whole of it."""
+        """Return an answer as an artifact. If the streamed text is its beginning, return only the rest."""
         artifact, streamed = self._task.make_artifact(number, message), self._streamed
         self._stream, self._streamed = None, ""
         continues = bool(streamed) and isinstance(message.content, str) and message.content.startswith(streamed)

@@ -1,7 +1,8 @@
-"""One call of a coding agent's hook: show its model new messages once, and acknowledge messages that the host has taken.
+"""One call of a coding agent's hook: shows new messages to its model once, and acknowledges messages that the host has
+used.
 
-A hook is a process of half a second that the host starts, reads and forgets. Whether the host used its output shows only
-later. So each session keeps notes on disk about every output:
+A hook is a process that runs for half a second: the host starts it, reads its output and forgets it. Only later can the
+bridge see whether the host used the output. Each session therefore keeps notes on disk about every output:
 
     fetched (only looked at; the hub delivers nothing)
       -> planned    on disk before a byte is printed. After a kill here it is shown again, unless a transcript has it
@@ -10,8 +11,8 @@ later. So each session keeps notes on disk about every output:
                     A new session, or a resumed one whose transcript lacks the mark, is shown it again
       -> acknowledged at the hub, durably. Only now the sender sees that it was handled
 
-So nothing is lost when a hook, a host or the node is killed, and nothing is shown twice in one context. A hook never
-breaks its host: after an error it prints nothing. Hosts cancel slow hooks and drop what these have printed, so a watchdog
+Nothing is lost when a hook, a host or the node is killed, and nothing is shown twice in one context. A hook never
+breaks its host: after an error it prints nothing. Hosts cancel slow hooks and drop their output. A watchdog therefore
 ends a hook that has nothing to print by its deadline.
 """
 
@@ -57,45 +58,45 @@ from .participants import (
 HOOK_TIMEOUT_S = 2.0
 """Maximum time from the start of a hook's process until it prints, in seconds. Hosts cancel hooks after 5 s."""
 TIMEOUT_VARIABLE = "ROUNDELAY_HOOK_TIMEOUT_S"
-"""Environment variable that replaces `HOOK_TIMEOUT_S`, for machines on which processes start slowly."""
+"""Environment variable that replaces `HOOK_TIMEOUT_S`, for machines that start processes slowly."""
 PRINTING_S = 0.3
-"""Part of this time that is reserved for writing notes and printing, in seconds."""
+"""Part of `HOOK_TIMEOUT_S` that is reserved for writing notes and printing, in seconds."""
 MAX_OUTPUT_CHARS = 8_000
-"""Maximum length of one output: Claude Code writes output over 10,000 characters into a file instead."""
+"""Maximum length of one output, in characters. Claude Code writes output over 10,000 characters into a file instead."""
 MAX_TEXT_CHARS = 4_000
 """Maximum length of one message in an output, escaped."""
 MAX_FETCHED = 500
 ENOUGH = 100
-"""Number of messages after which no further page is read: more than one output has room for."""
+"""Number of messages after which no further page is read. It is more than fits into one output."""
 _MARK = "\n(Roundelay's mark of this: {})"
 MAX_STOPS = 8
-"""Maximum number of times in a row that a host is kept from stopping. Then it waits for its person."""
+"""Maximum number of consecutive times that a host is kept from stopping. After that it waits for its person."""
 MAX_SHOWN = 1_000
 KEPT_DAYS = 30
 """Days that the notes of a session are kept after its last hook."""
 
 
 class HookOutput(Struct):
-    """The messages that one hook has shown, or was about to show."""
+    """Messages that one hook has shown, or planned to show."""
 
     seqs: list[int]
     mark: str
-    """A random text in the output. A transcript that contains it has the output."""
+    """Random text in the output. If a transcript contains this text, it contains the output."""
     is_start: bool
     offset: int
     """Length of the transcript before the output."""
     printed_at: float | None = None
-    """Time when the output was complete, in seconds since the epoch, or None before."""
+    """Time when the output was complete, in seconds since the epoch. None before that."""
     transcript: str = ""
-    """Path of the host's transcript, if it has one."""
+    """Path of the host's transcript, if there is one."""
     hook: tuple[int, str] = (0, "")
-    """The process that prints the output."""
+    """Process that prints the output."""
     gives_up_at: float = 0.0
     """Time when that process ends unless it has started to print, in seconds since the epoch."""
 
     @property
     def may_be_shown(self) -> bool:
-        """Whether the host has the output, or may still get it from a living hook."""
+        """Whether the host has the output, or may still get it from a running hook."""
         if self.printed_at is not None:
             return True
         if time.time() < self.gives_up_at and HostProcess(*self.hook).is_alive:
@@ -105,33 +106,35 @@ class HookOutput(Struct):
 
 
 class SessionNotes(Struct, rename={"outputs": "tellings"}):
-    """Notes of a session: outputs without a known result, and seqs in its context. Stored as JSON, with the names of earlier versions."""
+    """Notes of a session: outputs whose result is unknown, and seqs in the session's context. Stored as JSON with
+    the field names of earlier versions.
+    """
 
     pid: int
     started: str
     epoch: str = ""
     outputs: list[HookOutput] = []
-    """Outputs of which it is not known yet whether the host has used them."""
+    """Outputs for which it is not known yet whether the host has used them."""
     taken: list[int] = []
     """Seqs to acknowledge."""
     shown: list[int] = []
-    """Seqs that a tool has shown to the model. The model acknowledges them itself with the tool `ack`."""
+    """Seqs that a tool has shown to the model. The model acknowledges them with the tool `ack`."""
     repeated: list[int] = []
     """Seqs that were shown a second time."""
     stops: int = 0
     problem: str = ""
-    """The last failure to reach the node, in the words that the person has seen."""
+    """Text of the last failure to reach the node, as shown to the person."""
 
     @property
     def in_context(self) -> set[int]:
-        """Seqs that are in the session's context, or may be."""
+        """Seqs that are, or may be, in the session's context."""
         return {*self.taken, *self.shown, *(seq for output in self.outputs for seq in output.seqs)}
 
 
 def resolve_outputs(
     notes: SessionNotes, call: HookCall, host: Host, *, began_at: float, is_new_context: bool = False
 ) -> None:
-    """Decide which outputs the host has used, and which have to be shown again.
+    """Decide which outputs the host has used, and which must be shown again.
 
     ``is_new_context``: the session's context was just created, empty or from its transcript.
     """
@@ -150,29 +153,30 @@ def resolve_outputs(
 def _is_taken(
     output: HookOutput, notes: SessionNotes, call: HookCall, host: Host, began_at: float, is_new_context: bool
 ) -> bool | None:
-    """Return whether the host has used an output, or None if that does not show yet."""
-    # Only what the transcript has gained since: an older copy of a mark proves nothing.
+    """Return whether the host has used an output, or None if that is not known yet."""
+    # Check only the part that the transcript has gained since then. An older copy of a mark proves nothing.
     transcript = _read_from(call.transcript, output.offset)
     if transcript is not None and output.mark.encode() in transcript:
-        return True  # even if its hook was killed: Claude Code uses the output of killed hooks
+        return True  # even if its hook was killed, because Claude Code uses the output of killed hooks
     if is_new_context:
         return False
     if output.printed_at is None:
         return False  # its hook ended before it had printed everything: hosts drop the output of a cancelled hook
     if began_at <= output.printed_at:
-        return None  # this hook ran beside the other one, so the host may not have read that one's output yet
+        # this hook ran in parallel with the other one, so the host may not have read the other hook's output yet
+        return None
     if transcript is None or not host.keeps_transcript:
         return None if host.keeps_transcript and call.moment == "tool" else True
     if call.moment == "tool":
-        return None  # within a turn a transcript may lag behind
-    # The transcript lacks the mark: show the messages again, but only once, or a host that never writes them down would
-    # be shown them for ever.
+        return None  # within a turn, the transcript may not be up to date
+    # The transcript lacks the mark, so show the messages again, but only once. A host that never writes them down would
+    # otherwise see them forever.
     was_repeated = any(seq in notes.repeated for seq in output.seqs)
     return output.is_start or was_repeated
 
 
 def _read_from(path: str, offset: int) -> bytes | None:
-    """Return a transcript from an offset on; all of it if it has become shorter, or None if it is missing."""
+    """Return a transcript from an offset on. Return all of it if it has become shorter, or None if it is missing."""
     if not path:
         return None
     try:
@@ -194,9 +198,9 @@ class _Deadline:
         self.ends_at = self.began_at + timeout_s
         self._host = host
         self._output = threading.Lock()
-        """Held by the thread that prints. Never released: the process ends after printing."""
+        """Held by the printing thread. It is never released, because the process ends after printing."""
         self._timer = threading.Timer(max(timeout_s - age_s, 0.0), self._give_up)
-        # A daemon: the watchdog itself must not keep a finished process alive.
+        # Use a daemon thread, so that the watchdog does not keep a finished process alive.
         self._timer.daemon = True
         self._timer.start()
 
@@ -206,17 +210,17 @@ class _Deadline:
         return self.ends_at - PRINTING_S - time.time()
 
     def print_and_end(self, plan: _Plan | None) -> NoReturn:
-        """Print a plan, note that it was printed, and end the process. Prints nothing after the deadline."""
-        self._output.acquire()  # blocks if the watchdog has it: the process is about to end then
+        """Print a plan, record that it was printed, and end the process. Print nothing after the deadline."""
+        self._output.acquire()  # blocks if the watchdog holds it, because the process then ends
         if time.time() >= self.ends_at:
             self._print_nothing_and_end()
-        with suppress(OSError):  # the host is gone, or the disk is full: messages without a note are shown again
+        with suppress(OSError):  # the host has ended, or the disk is full: messages without a record are shown again
             sys.stdout.write(self._host.quiet if plan is None or plan.answer is None else json.dumps(plan.answer))
             sys.stdout.flush()
             if plan is not None and plan.output is not None:
                 plan.output.printed_at = time.time()
                 write_private(plan.path, plan.notes)
-        # Exit at once: interpreter shutdown could take time, or print more.
+        # Exit at once, because interpreter shutdown could take time or print more.
         os._exit(0)
 
     def _give_up(self) -> None:
@@ -238,14 +242,15 @@ def _read_timeout_s() -> float:
 
 
 def run_hook(host: Host, url: str | None = None) -> NoReturn:
-    """Answer one call of a hook, and end the process: with 0, whatever happens."""
+    """Answer one call of a hook and end the process, always with exit code 0."""
     deadline = _Deadline(host)
     plan = None
     with ExitStack() as session:
         try:
             event = json.loads(sys.stdin.buffer.read() or b"{}")
             call = host.read(event) if isinstance(event, dict) else None
-            # Hosts run hooks of parallel tools at once. Without the lock two of them would show the same message.
+            # Hosts run hooks of parallel tools at the same time. Without the lock, two of them would show the same
+            # message.
             path = session.enter_context(_lock_session(host, call)) if call is not None else None
             if call is not None and path is not None:
                 project = find_project(host, find_folder(host, event.get("cwd")))
@@ -257,18 +262,19 @@ def run_hook(host: Host, url: str | None = None) -> NoReturn:
 
 
 def find_folder(host: Host, cwd: object = None) -> Path:
-    """Return the folder in which a host works. ``cwd``, from the hook's event, may be wrong: JSON cannot hold a path that
-    is not UTF-8."""
+    """Return the folder in which a host works. ``cwd`` from the hook's event may be wrong, because JSON cannot
+    contain a path that is not UTF-8.
+    """
     chosen = os.environ.get("CLAUDE_PROJECT_DIR") if host.name == "claude" else None
     folder = chosen or (cwd if isinstance(cwd, str) else "")
     return Path(folder) if folder and os.path.isdir(folder) else Path.cwd()
 
 
 class _Plan(NamedTuple):
-    """The planned output of a hook. Its notes are on disk already."""
+    """Planned output of a hook. Its notes are already on disk."""
 
     answer: object
-    """None: only what the host expects of a hook without output."""
+    """None: print only the output that the host expects from a hook without messages."""
     output: HookOutput | None
     notes: SessionNotes
     path: Path
@@ -279,26 +285,26 @@ def _make_plan(host: Host, project: Path, call: HookCall, path: Path, url: str |
     notes = _load(path, process)
     is_start = call.moment == "start" and call.source != "compact"
     is_new_context = is_start or (notes.pid, notes.started) != process
-    # Before the node is asked: what the host has taken is acknowledged in the same call.
+    # Resolve earlier outputs before asking the node. Used messages are then acknowledged in the same call.
     resolve_outputs(notes, call, host, began_at=deadline.began_at, is_new_context=is_new_context)
     notes.shown = [*([] if is_new_context else notes.shown), *sorted(call.shown)][-MAX_SHOWN:]
     if is_start:
         drop_old(path.parent)
     if call.moment != "stop":
-        notes.stops = 0  # the host has worked since, so it may be kept from stopping again
+        notes.stops = 0  # the host has worked since then, so it may be kept from stopping again
     notes.pid, notes.started = process
     text, seqs, problem = "", list[int](), ""
     agent_id = claim_name(host, project, process)
     hub = find_hub(agent_id, url)
     try:
         messages, network = asyncio.run(_ask_node(host, project, agent_id, hub, notes, deadline.left_s))
-        # Only a hub that answered is remembered: a wrong address must not be the one that is tried next time.
+        # Remember only a hub that answered. A wrong address must not be tried again next time.
         remember_hub(agent_id, hub)
         if call.moment != "stop" or notes.stops < MAX_STOPS:
             text, seqs = compose_text(agent_id, network, messages, is_start=call.moment == "start")
     except (RoundelayError, TimeoutError, OSError) as error:
         problem = f"Roundelay: {describe_problem(error, agent_id, hub)}"
-    # Show a failure once: a node that is away would otherwise write a line after every tool.
+    # Show a failure once. Otherwise, an unreachable node would add a line after every tool.
     notice = problem if host.shows_notices and problem != notes.problem else ""
     notes.problem = problem
     output = None
@@ -315,14 +321,14 @@ def _make_plan(host: Host, project: Path, call: HookCall, path: Path, url: str |
         text += _MARK.format(output.mark)
         notes.outputs.append(output)
         notes.stops += call.moment == "stop"
-    # Before printing: a kill after this point leaves a planned output, which is resolved at the next hook.
+    # Write the notes before printing. After a kill, the next hook then finds a planned output and resolves it.
     write_private(path, notes)
     answer = host.answer(call.event, call.moment, text) if text else {"systemMessage": notice} if notice else None
     return _Plan(answer, output, notes, path)
 
 
 def describe_problem(error: Exception, agent_id: str, url: str) -> str:
-    """Return why a node could not be reached or refused a participant, and what to do about it."""
+    """Return why a node could not be reached or refused a participant, and how to fix the problem."""
     match error:
         case Forbidden():
             return (
@@ -343,7 +349,7 @@ def describe_problem(error: Exception, agent_id: str, url: str) -> str:
 async def _ask_node(
     host: Host, project: Path, agent_id: str, url: str, notes: SessionNotes, timeout_s: float
 ) -> tuple[list[AnyMessage], str]:
-    """Acknowledge messages that the host has taken. Return those to show, and the network's name."""
+    """Acknowledge messages that the host has used. Return the messages to show, and the network's name."""
     async with (
         asyncio.timeout(max(timeout_s, 0.0)),
         NetworkClient(
@@ -356,16 +362,17 @@ async def _ask_node(
         ) as client,
     ):
         epoch = client.welcome.network.epoch
-        if notes.epoch != epoch:  # in another history the same seqs mean other messages
+        if notes.epoch != epoch:  # in another history, the same seqs belong to other messages
             notes.epoch, notes.outputs, notes.taken, notes.shown, notes.repeated = epoch, [], [], [], []
         in_context, new = notes.in_context, list[AnyMessage]()
-        # Messages in the context that are not acknowledged may fill whole pages before the new ones.
+        # Unacknowledged messages that are already in the context may fill whole pages before the new messages.
         async for page in client.pages("network.receive", {"limit": MAX_FETCHED, "peek": True}):
             seqs = [message["seq"] for message in page["messages"]]
             if done := [seq for seq in seqs if seq in notes.taken]:
                 await client.call("network.acknowledge", {"seqs": done})
             new += [message_from_wire(message) for message in page["messages"] if message["seq"] not in in_context]
-            # Read at least as far as the last taken seq, or it would stay unacknowledged and come again.
+            # Read at least up to the last used seq. Otherwise that message would stay unacknowledged and be delivered
+            # again.
             if len(new) >= ENOUGH and page["next"] >= max(notes.taken, default=0):
                 break
         notes.taken = []
@@ -375,9 +382,10 @@ async def _ask_node(
 def compose_text(
     agent_id: str, network: str, messages: list[AnyMessage], *, is_start: bool = False
 ) -> tuple[str, list[int]]:
-    """Return the text for the model, and the seqs of the messages in it. The rest waits for the next hook.
+    """Return the text for the model, and the seqs of the messages in it. The remaining messages wait for the next hook.
 
-    Text and mark together are at most `MAX_OUTPUT_CHARS` long."""
+    Text and mark together are at most `MAX_OUTPUT_CHARS` long.
+    """
     who = f"You are {agent_id} in the Roundelay network {plain(network)[:100]}, beside other agents and people"
     if not messages:
         return (f"{who} (MCP server roundelay)." if is_start else ""), []
@@ -388,12 +396,12 @@ def compose_text(
         return f"{who}. {count} come for you.{more} {OTHERS_WORDS} Answer with the tool reply where one asks for it."
 
     lines, seqs = list[str](), list[int]()
-    # Reserve the longest head: how many messages fit is known only at the end.
+    # Reserve room for the longest header. The number of messages that fit is known only at the end.
     room = MAX_OUTPUT_CHARS - measure(make_head(len(messages), True)) - len(_MARK.format("0" * 16))
     for message in messages:
         line = format_message(message, MAX_TEXT_CHARS, hint="; history shows them")
         room -= measure(line) + 1
-        # The first message is shown in any case. One that never fits would block all messages behind it.
+        # Always show the first message. A message that never fits would block all messages behind it.
         if seqs and room < 0:
             break
         lines.append(line)
@@ -402,8 +410,9 @@ def compose_text(
 
 
 def list_shown_seqs(process: HostProcess, *, with_shown: bool = False) -> set[int]:
-    """Return the seqs that the hooks of a host's process have shown in any session. ``with_shown`` adds those that a tool
-    has shown. Leaves out planned outputs that were never printed."""
+    """Return the seqs that the hooks of a host's process have shown in any session. ``with_shown`` adds seqs that a
+    tool has shown. Planned outputs that were never printed are not included.
+    """
     seqs = set()
     for path in (home() / "bridge" / "sessions").glob("*.json"):
         notes = _load(path, process)
@@ -415,8 +424,10 @@ def list_shown_seqs(process: HostProcess, *, with_shown: bool = False) -> set[in
 
 @contextmanager
 def _lock_session(host: Host, call: HookCall) -> Iterator[Path | None]:
-    """Lock a session for one hook, and yield the path of its notes. None: another hook runs and shows the messages."""
-    # Hash the session id: the host chooses it, and it may contain characters that no file name has.
+    """Lock a session for one hook and yield the path of its notes. Yield None if another hook runs, because that
+    hook shows the messages.
+    """
+    # Hash the session id. The host chooses it, and it may contain characters that are invalid in file names.
     name = hashlib.sha256(f"{host.name}/{call.session}".encode()).hexdigest()[:32]
     folder = home() / "bridge" / "sessions"
     make_folder(folder)
@@ -426,13 +437,13 @@ def _lock_session(host: Host, call: HookCall) -> Iterator[Path | None]:
 
 @contextmanager
 def _try_lock(path: Path) -> Iterator[bool]:
-    """Take a lock for the block if it is free. Yield whether it was free."""
+    """Take a lock until the block ends, if it is free. Yield whether it was free."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
     try:
         is_free = False
         with suppress(BlockingIOError, FileNotFoundError):
             lock_descriptor(descriptor)
-            # A file that was unlinked after it was opened locks nothing, because the next hook creates another one.
+            # A file that was unlinked after it was opened locks nothing, because the next hook creates another file.
             is_free = os.path.samestat(os.fstat(descriptor), path.stat())
         yield is_free
     finally:

@@ -1,7 +1,7 @@
-"""Files of a coding agent's configuration: add the entries of the bridge, and take them out again.
+"""Files of a coding agent's configuration: adds and removes the entries of the bridge.
 
-Pure: texts in, texts out. Entries of others, comments where the format has them, indentation and line ends stay as they
-are. `hosts` says which entries each coding agent needs, `installer` reads and writes the files.
+Pure: texts in, texts out. Entries of other programs, comments (if the format has them), indentation and line ends stay
+unchanged. `hosts` defines the entries of each coding agent. `installer` reads and writes the files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NAME = "roundelay"
 HOOK_MARK = " bridge deliver "
 """Part of every hook command of the bridge, and of no other command."""
 _ANY_ENTRY = re.compile(r"\bbridge\W+(deliver|mcp)\b")
-"""Matches every text with an entry of the bridge, also where its words are a list in JSON or TOML."""
+"""Matches every text with an entry of the bridge, even if its words are a list in JSON or TOML."""
 
 
 class HostFile(Protocol):
@@ -27,19 +27,22 @@ class HostFile(Protocol):
 
     @property
     def path(self) -> str:
-        """Relative to the project."""
+        """Path relative to the project."""
 
     def add(self, before: str | None) -> str:
-        """Return the file with the entries of the bridge. Raises `ConfigError` if it cannot be changed without loss."""
+        """Return the file with the entries of the bridge. Raises `ConfigError` if the file cannot be changed without
+        loss.
+        """
 
     def take_out(self, text: str) -> str | None:
-        """Return the file without the entries of the bridge: the same text if there are none, None if nothing else is left.
-        Raises `ConfigError` as `add` does."""
+        """Return the file without the entries of the bridge. Return the same text if there are none, and None if the
+        file would be empty. Raises `ConfigError` if the file cannot be changed without loss.
+        """
 
 
 @dataclass(frozen=True)
 class JsonFile:
-    """A JSON file with members to set, and items to add to lists that others use too."""
+    """A JSON file with members to set, and with items to add to lists that other programs also use."""
 
     path: str
     members: Mapping[tuple[str, ...], object] = field(default_factory=dict)
@@ -50,7 +53,7 @@ class JsonFile:
     def add(self, before: str | None) -> str:
         root = self._read(before, "add") if before is not None and before.strip() else dict(self.frame)
         old = json.dumps(root)
-        # Old hooks first: with another command a new version would otherwise run beside the old one.
+        # Remove old hooks first. After a change of the command, a new version would otherwise run next to the old one.
         self._drop(root, keeps=self.items)
         for path, value in self.members.items():
             place = self._reach(root, path[:-1], {})
@@ -59,7 +62,7 @@ class JsonFile:
             listed = self._reach(root, path, [])
             if item not in listed:
                 listed.append(item)
-        # Unchanged content stays byte for byte: installing twice must not reformat a file of the project.
+        # Keep unchanged content byte for byte, so that installing twice does not reformat a file of the project.
         return before if before is not None and json.dumps(root) == old else _write_json(root, before)
 
     def take_out(self, text: str) -> str | None:
@@ -74,7 +77,7 @@ class JsonFile:
             _prune(root, path, removes=False)
         if json.dumps(root) == old:
             return text
-        # A file that only the bridge needed is removed as a whole.
+        # Remove a file that only the bridge needed.
         return None if not root or root == dict(self.frame) else _write_json(root, text)
 
     def _read(self, text: str, purpose: Literal["add", "take out"]) -> dict[str, Any]:
@@ -95,7 +98,7 @@ class JsonFile:
         return root
 
     def _renew(self, present: object, value: object, name: str) -> object:
-        """Return the new value of a member. In an entry of the bridge, keys that others have added stay."""
+        """Return the new value of a member. In an entry of the bridge, keys that other programs added stay."""
         if not (isinstance(present, dict) and isinstance(value, dict)) or not _is_our_entry(present, value):
             if present is None:
                 return value
@@ -108,7 +111,7 @@ class JsonFile:
         }
 
     def _reach(self, root: dict[str, Any], path: tuple[str, ...], last: Any) -> Any:
-        """Return the value at a path. Create it if there is none."""
+        """Return the value at a path. Create it if it does not exist."""
         place: Any = root
         for number, key in enumerate(path):
             made: Any = last if number == len(path) - 1 else {}
@@ -121,7 +124,7 @@ class JsonFile:
         return place
 
     def _drop(self, root: dict[str, Any], keeps: Mapping[tuple[str, ...], object]) -> list[tuple[str, ...]]:
-        """Remove hooks of the bridge from their lists, except those that are up to date. Return the changed paths."""
+        """Remove outdated hooks of the bridge from their lists. Return the changed paths."""
         dropped = []
         for path in self.items:
             place = _find(root, path)
@@ -138,7 +141,7 @@ class JsonFile:
 
 @dataclass(frozen=True)
 class TomlFile:
-    """A TOML file that gets a table at its end. Comments and order of the rest stay."""
+    """A TOML file to which a table is appended. Comments and order of the rest stay unchanged."""
 
     path: str
     table: str
@@ -151,7 +154,7 @@ class TomlFile:
         gap = "" if not rest or rest.endswith(end * 2) else end if rest.endswith("\n") else end * 2
         text = f"{rest}{gap}{block}"
         try:
-            # Parse the rest too: if the file was broken before, the error must not look like a fault of the new table.
+            # Parse the rest too. If the file was already invalid, the error must not blame the new table.
             tomllib.loads(rest)
             tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -175,8 +178,9 @@ class TomlFile:
         return f"# {NAME} bridge: end"
 
     def _without(self, text: str) -> str:
-        """Return the text without the lines between the marks of the bridge. A table of another program between them stays:
-        programs that write TOML add tables before the last comment."""
+        """Return the text without the lines between the marks of the bridge. A table of another program between them
+        stays, because programs that write TOML insert tables before the last comment.
+        """
         block = rf"(?:\r?\n)?{re.escape(self._begin)}[ \t]*\r?\n(.*?){re.escape(self._end)}[ \t]*(?:\r?\n|\Z)"
         theirs = re.compile(rf"^\[(?!{re.escape(self.table)}[.\]])", flags=re.M)
 
@@ -189,7 +193,7 @@ class TomlFile:
 
 @dataclass(frozen=True)
 class OwnFile:
-    """A file that belongs to the bridge as a whole."""
+    """A file that belongs entirely to the bridge."""
 
     path: str
     text: str
@@ -207,7 +211,8 @@ class OwnFile:
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # JSON allows a key twice, and Python keeps the last. Writing that back would silently drop the first.
+    # JSON allows a duplicate key, and Python keeps only the last. Writing the result would silently drop the first
+    # value.
     members = dict(pairs)
     if len(members) < len(pairs):
         raise ValueError("an object has a key twice")
@@ -240,7 +245,7 @@ def _last_words(entry: object) -> list[str] | None:
 
 
 def _without_ours(item: object) -> object:
-    """Return a hook, or a group of hooks, without those of the bridge, or None if nothing is left."""
+    """Return a hook, or a group of hooks, without the hooks of the bridge. Return None if nothing is left."""
     if isinstance(item, dict) and isinstance(item.get("hooks"), list):
         rest = [hook for hook in item["hooks"] if _without_ours(hook) is not None]
         return item if rest == item["hooks"] else {**item, "hooks": rest} if rest else None
@@ -249,7 +254,9 @@ def _without_ours(item: object) -> object:
 
 
 def _prune(root: dict[str, Any], path: tuple[str, ...], *, removes: bool) -> None:
-    """Remove the value at a path if it is an empty list, or in any case with ``removes``, and parents that become empty."""
+    """Remove the value at a path if it is an empty list, and parents that become empty. With ``removes``, remove any
+    value.
+    """
     places: list[dict[str, Any]] = [root]
     for key in path[:-1]:
         inner = places[-1].get(key)
@@ -265,11 +272,11 @@ def _prune(root: dict[str, Any], path: tuple[str, ...], *, removes: bool) -> Non
 
 
 def _write_json(root: object, before: str | None) -> str:
-    """Return JSON with the indentation and line ends of the former text."""
+    """Return JSON with the indentation and line ends of the previous text."""
     indent = re.search(r'^[\[{]\r?\n([ \t]+)"', before or "")
     text = json.dumps(root, indent=indent[1] if indent else 2, ensure_ascii=False) + "\n"
     if before is not None:
-        # Keep the end of the file as it was, so that a diff shows the entries of the bridge alone.
+        # Keep the end of the file unchanged, so that a diff shows only the entries of the bridge.
         text = text if before.endswith("\n") or not before else text.rstrip("\n")
         text = text.replace("\n", "\r\n") if "\r\n" in before else text
     return text

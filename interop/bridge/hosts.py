@@ -1,6 +1,6 @@
-"""Coding agents that the bridge supports: the entries in their files, and how their hooks are read and answered.
+"""Coding agents that the bridge supports: the entries in their files, and the input and output of their hooks.
 
-Pure: texts in, texts out. docs/bridge.md names the source of each format, and the version of each host that was tested.
+Pure: texts in, texts out. docs/bridge.md names the source of each format, and the tested version of each host.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from .host_files import HOOK_MARK, NAME, HostFile, JsonFile, OwnFile, TomlFile
 
 Moment = Literal["start", "prompt", "tool", "stop"]
-"""When a hook runs: a session starts, a person has sent a prompt, a tool has ended, the host is about to stop."""
+"""Event of a hook: a session starts, a person has sent a prompt, a tool has ended, or the host is about to stop."""
 TIMEOUT_S = 5
 """Time limit of a hook in the host's configuration, in seconds. A host cancels slower hooks and drops their output."""
 WAKE = "ROUNDELAY_BRIDGE_WAKE"
@@ -23,20 +23,22 @@ WAKE = "ROUNDELAY_BRIDGE_WAKE"
 
 
 class HookCall(NamedTuple):
-    """The input of one hook call."""
+    """Input of one hook call."""
 
     event: str
     moment: Moment
     session: str
     source: str
-    """Kind of a start, if the host says it: startup, resume, clear or compact."""
+    """Kind of a start, if the host reports it: startup, resume, clear or compact."""
     transcript: str
     shown: frozenset[int]
     """Seqs that a tool of Roundelay has just shown to the model."""
 
 
 class Commands(NamedTuple):
-    """Command by which hosts start this program: the words before `bridge deliver HOST`, and environment variables."""
+    """Command with which hosts start this program: the words before `bridge deliver HOST`, and environment
+    variables.
+    """
 
     words: Sequence[str]
     environment: Mapping[str, str]
@@ -49,15 +51,15 @@ class Host:
     name: str
     title: str
     folder: str
-    """The host's folder in a project. Its parent is the project."""
+    """The host's folder in a project. The parent of this folder is the project."""
     moments: Mapping[str, Moment]
     answer: Callable[[str, Moment, str], object]
-    """Returns what a hook prints for an event, so that the model reads a text."""
+    """Returns the output of a hook for an event, in a form that makes the model read a text."""
     make_files: Callable[[Commands], list[HostFile]]
     keeps_transcript: bool = False
-    """At the end of a turn its transcript contains the output of the hooks in this turn."""
+    """Whether the host's transcript contains the output of its hooks by the end of each turn."""
     shows_notices: bool = True
-    """It can show a notice to its person without showing it to the model."""
+    """Whether the host can show a notice to its person without showing it to the model."""
     quiet: str = ""
     """Output of a hook without messages."""
     needs: str = ""
@@ -70,14 +72,16 @@ class Host:
         return bool(self.wakes_by)
 
     def read(self, event_data: Mapping[str, Any]) -> HookCall | None:
-        """Read the input of a hook. None: another event, or one of a sub-agent, whose context is not the session's."""
+        """Read the input of a hook. Return None for another event, or for an event of a sub-agent, whose context is
+        separate.
+        """
         event = str(event_data.get("hook_event_name") or "")
         session = event_data.get("session_id") or event_data.get("conversation_id")
         if event not in self.moments or not session or event_data.get("agent_id"):
             return None
         shown: frozenset[int] = frozenset()
         if NAME in str(event_data.get("tool_name") or ""):
-            # Search the result as text: each host wraps it differently, and the message tags are the same everywhere.
+            # Search the result as text. Each host wraps it differently, but the message tags are the same everywhere.
             result = json.dumps(event_data.get("tool_response") or event_data.get("tool_output"))
             shown = frozenset(int(seq) for seq in re.findall(r'<message seq=\\*"(\d+)\\*" from=', result))
         return HookCall(
@@ -95,7 +99,7 @@ def _context(event: str, text: str) -> object:
 
 
 def _answer_claude(event: str, _moment: Moment, text: str) -> object:
-    return _context(event, text)  # at a stop too: with `block` the text would be in the context twice
+    return _context(event, text)  # at a stop too: with `block`, the text would be in the context twice
 
 
 def _answer_codex(event: str, moment: Moment, text: str) -> object:
@@ -161,7 +165,7 @@ def _codex_files(commands: Commands) -> list[HostFile]:
 
 
 def _gemini_files(commands: Commands) -> list[HostFile]:
-    # Gemini CLI counts in milliseconds.
+    # Gemini CLI uses milliseconds.
     hooks = _hook_lists(commands, "gemini", _GEMINI_EVENTS, name=NAME, timeout=TIMEOUT_S * 1000)
     return [JsonFile(".gemini/settings.json", {("mcpServers", NAME): _mcp(commands, "gemini")}, hooks)]
 

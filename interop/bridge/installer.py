@@ -1,7 +1,8 @@
-"""Installing the bridge in a project: add its entries to a host's files, and remove them again.
+"""Installs the bridge in a project: adds its entries to a host's files, and removes them again.
 
-The original of each file is stored in the user's own folder (`network.home`) first, so that `remove` restores it byte for
-byte. A file that was changed since loses the entries of the bridge and nothing else. Each file is written atomically.
+The original of each file is first stored in the user's own folder (`network.home`), so that `remove` restores it byte
+for byte. If a file was changed later, `remove` only takes out the entries of the bridge. Each file is written
+atomically.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from .hosts import WAKE, Commands, Host
 from .participants import show_path, write_private
 
 State = Literal["installed", "changed", "partly", "absent"]
-"""Unchanged since the installation; in files that were changed since; missing in some files; missing in all."""
+"""``installed``: unchanged since the installation. ``changed``: installed, but files were changed later. ``partly``:
+missing in some files. ``absent``: missing in all files.
+"""
 
 
 class _InstalledFile(Struct, frozen=True):
-    """One file: its original (base64; None if there was none), and the SHA-256 of what was written."""
+    """One file: its original (base64; None if there was no file), and the SHA-256 of the written contents."""
 
     before: str | None
     written: str
@@ -47,18 +50,18 @@ class _Record(Struct, frozen=True):
     host: str
     files: dict[str, _InstalledFile]
     folders: tuple[str, ...] = ()
-    """Folders that were created, outermost first."""
+    """Created folders, outermost first."""
 
 
 @dataclass(frozen=True)
 class FileChange:
-    """Contents of one file before and after a change. A missing file is None."""
+    """Contents of one file before and after a change. None means that the file does not exist."""
 
     path: str
     before: bytes | None
     after: bytes | None
     problem: str = ""
-    """Why a file stays unchanged although it may contain entries of the bridge, and what to do."""
+    """Why a file stays unchanged although it may contain entries of the bridge, and how to fix it."""
 
     @property
     def is_change(self) -> bool:
@@ -76,7 +79,7 @@ class FileChange:
         )
 
     def diff(self) -> Iterator[str]:
-        """Yield the change as `diff -u` shows it, line by line."""
+        """Yield the change in the format of `diff -u`, line by line."""
         old, new = (_text(content).splitlines() for content in (self.before, self.after))
         names = [side if content is not None else os.devnull for side, content in self._sides()]
         yield from difflib.unified_diff(old, new, names[0], names[1], lineterm="")
@@ -86,10 +89,12 @@ class FileChange:
 
 
 def find_command() -> list[str]:
-    """Return the command by which hosts start this program: its name if that finds it, otherwise its path."""
+    """Return the command with which hosts start this program: its name if the path finds it, otherwise its full
+    path.
+    """
     beside = Path(sys.executable).with_name("roundelay")
     command = shutil.which("roundelay")
-    # The bare name only if it starts this installation: another one on the path may have another version.
+    # Use the bare name only if it starts this installation. Another installation on the path may have another version.
     if command is not None and beside.exists() and Path(command).resolve() == beside.resolve():
         return ["roundelay"]
     return [str(beside)] if beside.exists() else [sys.executable, "-m", "roundelay"]
@@ -98,8 +103,9 @@ def find_command() -> list[str]:
 def plan_install(
     host: Host, project: Path, *, url: str | None = None, command: str | None = None, wakes: bool = False
 ) -> list[FileChange]:
-    """Return what installing changes. Raises `ConfigError` for a file that cannot be changed without loss, and for
-    ``wakes`` with a host that cannot be woken."""
+    """Return the changes of an installation. Raises `ConfigError` for a file that cannot be changed without loss,
+    and for ``wakes`` with a host that cannot be woken.
+    """
     if wakes and not host.can_be_woken:
         raise ConfigError(f"{host.title} cannot be woken when it is idle. Install the bridge without --wake.")
     words = shlex.split(command) if command else find_command()
@@ -107,7 +113,7 @@ def plan_install(
     if wakes:
         environment[WAKE] = "1"
     if chosen := os.environ.get("ROUNDELAY_HOME"):
-        # Written as an absolute path: a host starts its hooks in a folder of its own choice.
+        # Write an absolute path, because a host starts its hooks in a folder of its choice.
         environment["ROUNDELAY_HOME"] = str(Path(chosen).resolve())
     changes = []
     for file in host.make_files(Commands(words, environment)):
@@ -137,15 +143,16 @@ def install(host: Host, project: Path, changes: list[FileChange]) -> None:
         for folder in reversed(Path(change.path).parents):
             if not (project / folder).exists() and str(folder) not in folders:
                 folders.append(str(folder))
-    # Before the first file is changed: without the record, `remove` could not restore a half-finished installation.
+    # Write the record before changing the first file. Without it, `remove` could not restore a partial installation.
     write_private(_find_record(host, project), _Record(show_path(project), host.name, files, tuple(folders)))
     for change in changes:
         _apply(project, change)
 
 
 def plan_remove(host: Host, project: Path) -> list[FileChange]:
-    """Return what removing changes: each file gets its original back, or loses the entries of the bridge if it was changed
-    since. A file for which neither works stays unchanged, with its ``problem``."""
+    """Return the changes of a removal. Each file gets its original back. If it was changed since, it only loses the
+    entries of the bridge. If neither is possible, the file stays unchanged and has a ``problem``.
+    """
     record = _load(host, project)
     changes = []
     for file in host.make_files(Commands(["roundelay"], {})):
@@ -166,12 +173,13 @@ def plan_remove(host: Host, project: Path) -> list[FileChange]:
 
 
 def remove(host: Host, project: Path, changes: list[FileChange]) -> None:
-    """Write the planned changes, and remove created folders that are empty. The originals are kept while a file has a
-    problem."""
+    """Write the planned changes, and remove created folders that are empty. The originals are kept if any file has a
+    problem.
+    """
     record = _load(host, project)
     for change in changes:
         _apply(project, change)
-    # Innermost first. A folder in which somebody has put a file stays.
+    # Remove the innermost folder first. A folder with other files stays.
     for folder in reversed(record.folders if record is not None else ()):
         with suppress(OSError):
             (project / folder).rmdir()
@@ -197,11 +205,11 @@ def _has_ours(file: HostFile, content: bytes) -> bool:
     try:
         return file.take_out(text) != text
     except ConfigError:
-        return True  # a file without entries of the bridge raises nothing
+        return True  # a file without entries of the bridge never raises
 
 
 def _keep_before(host: Host, change: FileChange, stored: _InstalledFile | None) -> str | None:
-    """Return the original of a file in base64: the stored one, unless the file was changed since."""
+    """Return the original of a file in base64. Use the stored original, unless the file was changed since."""
     if stored is not None and change.before is not None and _hash(change.before) == stored.written:
         return stored.before
     before = change.before
@@ -209,7 +217,8 @@ def _keep_before(host: Host, change: FileChange, stored: _InstalledFile | None) 
         [file] = [file for file in host.make_files(Commands(["roundelay"], {})) if file.path == change.path]
         text = _decode(before, change.path)
         rest = file.take_out(text)
-        # The stored original must not contain entries of an earlier installation, or `remove` would bring them back.
+        # The stored original must not contain entries of an earlier installation. Otherwise `remove` would restore
+        # these entries.
         before = before if rest == text else None if rest is None else rest.encode()
     return None if before is None else base64.b64encode(before).decode("ascii")
 
@@ -228,11 +237,12 @@ def _apply(project: Path, change: FileChange) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file of the project. A symbolic link stays a link, and the file keeps its mode, which the draft never
-    exceeds. A new file gets the mode of the user's new files."""
+    """Write a file of the project. A symbolic link stays a link. The file keeps its mode, and the draft never has a
+    wider mode. A new file gets the default mode of the user's new files.
+    """
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target: only inside one file system is the rename atomic.
+    # Create the draft in the target's folder, because a rename is atomic only inside one file system.
     draft = target.with_name(f"{target.name}.{os.getpid()}.part")
     mode = target.stat().st_mode & 0o777 if target.exists() else None
     try:

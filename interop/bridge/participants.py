@@ -1,8 +1,9 @@
 """Identity of a coding agent: one participant per project and running process of a host.
 
-The names are stored in the user's own folder. The first process in a project is ``claude-myproject``, a second one at the
-same time ``claude-myproject-2``. A process that starts after one of them has ended takes over its name and its messages.
-A host starts its hooks and its MCP server as separate processes. Both find the host among their ancestors.
+The names are stored in the user's own folder. The first process in a project is ``claude-myproject``. A second process
+at the same time is ``claude-myproject-2``. A later process takes over the name and the messages of a process that has
+ended. A host starts its hooks and its MCP server as separate processes, and they both find the host among their
+ancestors.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _WRAPPERS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish", "env", "timeo
 
 
 class HostProcess(NamedTuple):
-    """A process of a host. Its start time distinguishes it from a later process with the same id."""
+    """A process of a host. The start time distinguishes it from a later process with the same id."""
 
     pid: int
     started: str
@@ -51,7 +52,7 @@ class NameHolder(Struct, frozen=True):
     pid: int
     started: str
     url: str = ""
-    """URL of the hub that it reached last."""
+    """URL of the last hub that the process reached."""
 
     @property
     def is_running(self) -> bool:
@@ -59,13 +60,15 @@ class NameHolder(Struct, frozen=True):
 
 
 def find_host_process() -> HostProcess:
-    """Return the host that started this process, perhaps through a shell. Raises `ConnectError` if it has ended: the
-    process that adopts orphans is no host."""
+    """Return the host that started this process, possibly through a shell. Raises `ConnectError` if the host has
+    ended: the process that adopts orphans is not the host.
+    """
     pid, process = os.getppid(), read_process(os.getppid())
-    # Stop below process 1: after the host has ended, the search would otherwise end at init and take it for the host.
+    # Stop at children of process 1. After the host has ended, the search would otherwise reach init and treat it as the
+    # host.
     while process is not None and process.parent > 1 and process.name.lstrip("-") in _WRAPPERS:
         pid, process = process.parent, read_process(process.parent)
-    # Checked after the search: while the output has a reader, the host that was found is the right one.
+    # Check this after the search. While the output has a reader, the process found is the right host.
     if process is None or is_reader_gone(sys.stdout.fileno()):
         raise ConnectError("The program that started this has ended.")
     return HostProcess(pid, process.started)
@@ -80,7 +83,9 @@ def find_own_process() -> HostProcess:
 def find_project(host: Host, start: Path) -> Path:
     """Return the project of a folder: the nearest parent with the host's own folder, or else the folder itself.
 
-    The user's home, its parents and the root are no projects: a host's folder there applies to all projects."""
+    The user's home, its parents and the root are not projects, because a host's folder there applies to all
+    projects.
+    """
     here = start.resolve()
     shared = {Path(here.anchor)}
     with suppress(ConfigError):  # a user without a home folder
@@ -95,8 +100,9 @@ def find_project(host: Host, start: Path) -> Path:
 
 
 def claim_name(host: Host, project: Path, process: HostProcess) -> str:
-    """Return the participant id of a host's process in a project: the same one each time. Raises as `list_names`, and
-    changes nothing then."""
+    """Return the participant id of a host's process in a project. Repeated calls return the same id. Raises
+    `ConfigError` like `list_names`, and in that case changes nothing.
+    """
     with _locked(home() / "bridge" / "names.lock"):
         names, place = list_names(), show_path(project)
         own = [(name, holder) for name, holder in names.items() if (holder.host, holder.project) == (host.name, place)]
@@ -104,7 +110,7 @@ def claim_name(host: Host, project: Path, process: HostProcess) -> str:
             if (holder.pid, holder.started) == process:
                 return name
         free = [name for name, holder in own if not holder.is_running]
-        # The shortest free name is the project's oldest, which others know and whose messages wait.
+        # The shortest free name is the oldest name of the project. Others know it, and messages may wait for it.
         name = min(free, key=lambda name: (len(name), name)) if free else _make_name(host, project, names)
         names[name] = NameHolder(host.name, place, *process, url=names[name].url if name in names else "")
         write_private(home() / "bridge" / "names.json", names)
@@ -112,8 +118,9 @@ def claim_name(host: Host, project: Path, process: HostProcess) -> str:
 
 
 def list_names() -> dict[str, NameHolder]:
-    """Return all names that this user's hosts have had. Raises `ConfigError` if the file cannot be read: a project could
-    get the name and the messages of another one."""
+    """Return all names that this user's hosts have had. Raises `ConfigError` if the file cannot be read. Without the
+    file, a project could get the name and the messages of another project.
+    """
     path = home() / "bridge" / "names.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, NameHolder])
@@ -129,8 +136,9 @@ def list_names() -> dict[str, NameHolder]:
 
 
 def find_hub(agent_id: str, chosen: str | None = None) -> str:
-    """Return the hub of a participant: the chosen one, the one that `find_url` finds, or, without a node on this machine,
-    the one that it reached last."""
+    """Return the hub of a participant: the chosen hub, or the hub that `find_url` finds. Without a node on this
+    machine, return the hub that the participant reached last.
+    """
     if chosen or os.environ.get("ROUNDELAY_URL") or running_nodes():
         return chosen or find_url()
     holder = list_names().get(agent_id)
@@ -138,7 +146,7 @@ def find_hub(agent_id: str, chosen: str | None = None) -> str:
 
 
 def remember_hub(agent_id: str, url: str) -> None:
-    """Store which hub a participant has reached."""
+    """Store the hub that a participant has reached."""
     if list_names()[agent_id].url == url:
         return
     with _locked(home() / "bridge" / "names.lock"):
@@ -166,7 +174,7 @@ def show_path(path: Path) -> str:
 def write_private(path: Path, value: Any) -> None:
     """Write a value as JSON to a private file, atomically."""
     make_folder(path.parent)
-    # The process id in the name: two processes must not write into one draft.
+    # Include the process id in the name, so that two processes never write to the same draft.
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | CLOSE_ON_EXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -188,7 +196,7 @@ def _locked(path: Path) -> Iterator[None]:
     make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
     try:
-        # Closing the descriptor releases the lock, also when the process is killed. So no stale lock can remain.
+        # Closing the descriptor releases the lock, even if the process is killed. No stale lock can remain.
         lock_descriptor(descriptor, wait=True)
         yield
     finally:

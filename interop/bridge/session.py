@@ -1,7 +1,7 @@
-"""The session of the MCP server that a bridged host starts. It leaves out messages that the host's hooks have shown.
+"""Session of the MCP server that a bridged host starts. It omits messages that the host's hooks have shown.
 
-A host starts its MCP servers once. A server that fails then has no tools while the host runs. So this one starts without
-a node: each call looks for the node, and returns an error while it is missing.
+A host starts its MCP servers only once. If a server fails at that time, the host has none of its tools. This server
+therefore starts without a node. Each call looks for the node, and returns an error if it is missing.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from .participants import (
 
 CONNECT_TIMEOUT_S = 5.0
 CALL_S = 29.0
-"""Maximum duration of one call, in seconds: a tool may wait 25 s for messages."""
+"""Maximum duration of one call, in seconds. A tool may wait 25 s for messages."""
 
 
 class BridgeClient(NetworkClient):
-    """A client whose `network.receive` leaves out messages that hooks have shown and not acknowledged yet."""
+    """Client whose `network.receive` omits messages that hooks have shown and that are not acknowledged yet."""
 
     host_process: HostProcess
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
         query, is_unhandled_only = dict(args or {}), (args or {}).get("after") is None
-        # Peeking after a seq is how a tool waits for an answer, which it must find even if a hook has shown it.
+        # Peeking after a seq is how a tool waits for an answer. It must find the answer even if a hook has shown it.
         if op != "network.receive" or (query.get("peek") and not is_unhandled_only):
             return await super().call(op, args, call_id=call_id)
         loop = asyncio.get_running_loop()
         until = loop.time() + query.get("wait_ms", 0) / 1000
         while True:
-            # Peek first: a call that returns nothing new must not mark messages as delivered.
+            # Peek first. A call that returns nothing new must not mark messages as delivered.
             peeked = await super().call(op, query | {"peek": True})
             answer, count = self._leave_out_shown(peeked), len(peeked["messages"])
             if answer["messages"] and not query.get("peek"):
-                # Take exactly the page that was peeked at. With the old limit it could hold newer messages too.
+                # Fetch exactly the peeked page. With the original limit, the page could also contain newer messages.
                 answer = self._leave_out_shown(await super().call(op, query | {"limit": count, "wait_ms": 0}))
             left_ms = max(int((until - loop.time()) * 1000), 0)
             if answer["messages"] or not (answer["has_more"] or left_ms):
@@ -62,7 +62,7 @@ class BridgeClient(NetworkClient):
 
 
 class BridgeSession:
-    """The participant of an MCP server that a host has started. Use as ``async with BridgeSession(host) as session``."""
+    """Participant of an MCP server that a host has started. Use it as ``async with BridgeSession(host) as session``."""
 
     def __init__(self, host: Host, url: str | None = None) -> None:
         self.host = host
@@ -75,7 +75,7 @@ class BridgeSession:
         self._early_connect: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        # In the background: a host waits for its MCP servers at the start, and the node may be slow.
+        # Connect in the background. A host waits for its MCP servers when it starts, and the node may be slow.
         self._early_connect = asyncio.create_task(self._connect_early(), name="bridge-connect")
         return self
 
@@ -88,13 +88,13 @@ class BridgeSession:
 
     @asynccontextmanager
     async def lend(self, _: object) -> AsyncIterator[NetworkClient]:
-        """Lend the client for one call. Raises `ConnectError` with the reason and the next step."""
+        """Provide the client for one call. Raises `ConnectError` with the reason and the next step."""
         client = await self._connect()
         try:
             async with asyncio.timeout(CALL_S if client.is_connected else CONNECT_TIMEOUT_S):
                 yield client
         except TimeoutError as error:
-            # Another call may have replaced the client meanwhile; that one is kept.
+            # Another call may have replaced the client in the meantime. Keep the new client.
             if self._client is client:
                 self._client = None  # the next call looks for the node again
             await client.close()
@@ -104,8 +104,9 @@ class BridgeSession:
             ) from error
 
     async def count_unseen(self, first: int) -> int:
-        """Return the number of unhandled messages from the seq ``first`` on that neither a hook nor a tool has shown.
-        Raises as `lend`."""
+        """Return the number of unhandled messages from the seq ``first`` on that neither a hook nor a tool has
+        shown. Raises `ConnectError` like `lend`.
+        """
         async with self.lend(None) as client:
             args = {"after": first - 1, "limit": 500, "peek": True, "unhandled": True}
             page = await client.call("network.receive", args)

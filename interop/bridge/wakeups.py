@@ -1,7 +1,7 @@
-"""Waking an idle coding agent when others have written to it: a preview, for hosts that can be woken.
+"""Wakes an idle coding agent when others have written to it. This is a preview feature for hosts that can be woken.
 
-A wake contains no message. It starts a turn, in which the host's hooks or the tool `check` show the messages as usual. So
-there is one ack cursor, receipts stay true, and no text reaches the model on a second path.
+A wake contains no message. It starts a turn in which the host's hooks or the tool `check` show the messages as usual.
+There is therefore only one ack cursor, receipts stay correct, and no text reaches the model on a second path.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ with needs("bridge"):
 _logger = logging.getLogger(__name__)
 
 GRACE_S = 3.0
-"""Delay before a wake, in seconds: hooks of a busy host show the message meanwhile."""
+"""Delay before a wake, in seconds. During this time, the hooks of a busy host may show the message."""
 GAP_S = 20.0
 MAX_AN_HOUR = 30
-"""Maximum number of wakes per hour, at least `GAP_S` apart. Each costs a turn, and two agents may wake each other."""
+"""Maximum number of wakes per hour, at least `GAP_S` seconds apart. Each wake costs a turn, and two agents may wake
+each other.
+"""
 BUSY_S = 2.0
 AGAIN_S = 5.0
 WAIT_MS = 20_000
@@ -48,7 +50,9 @@ CODEX_S = 10.0
 CHANNEL = "claude/channel"
 
 Wake = Callable[[str], Awaitable[bool | None]]
-"""Starts a turn with a sentence. Returns whether it did: False if the host is busy, None if no session can be found."""
+"""Starts a turn with a sentence. Returns True if a turn started, False if the host is busy, and None if no session
+was found.
+"""
 
 
 async def serve_waking(server: MCPServer[Any], session: BridgeSession) -> None:
@@ -65,7 +69,7 @@ async def serve_waking(server: MCPServer[Any], session: BridgeSession) -> None:
             return await start_codex_turn(find_codex_socket(), session.project, sentence)
 
         is_channel = session.host.name == "claude"
-        inner = server._lowlevel_server  # the one that speaks the protocol
+        inner = server._lowlevel_server  # the object that implements the protocol
         waking = asyncio.create_task(keep_waking(session, send_to_channel if is_channel else start_turn), name="waking")
         try:
             if is_channel:  # revisions without a handshake have no unrequested notifications
@@ -80,18 +84,20 @@ async def serve_waking(server: MCPServer[Any], session: BridgeSession) -> None:
 
 
 async def keep_waking(session: BridgeSession, wake: Wake) -> None:
-    """Wake the host for messages that its hooks do not show, until cancelled. Earlier messages are shown at its start."""
+    """Wake the host for messages that its hooks do not show, until cancelled. The hooks show earlier messages when
+    the host starts.
+    """
     clock = asyncio.get_running_loop().time
-    # Filled with times of at least an hour ago, so that ``woken[0] + 3600`` limits the rate from the first wake on.
+    # Fill it with times of at least an hour ago, so that ``woken[0] + 3600`` limits the rate from the first wake on.
     woken: deque[float] = deque([-3600.0] * MAX_AN_HOUR, maxlen=MAX_AN_HOUR)
     position: tuple[str, int] | None = None
-    """The history (epoch) and the seq up to which messages have caused a wake."""
+    """The history (epoch), and the seq up to which messages have caused a wake."""
     while True:
         try:
             async with session.lend(None) as client:
                 epoch = client.welcome.network.epoch
                 if position is None or position[0] != epoch:
-                    # Begin at the end of the history: the host's hooks show earlier messages at its start.
+                    # Begin at the end of the history, because the host's hooks show earlier messages when it starts.
                     position = epoch, client.welcome.head
                 args = {"after": position[1], "limit": 100, "wait_ms": WAIT_MS, "peek": True}
                 page = await client.call("network.receive", args)
@@ -99,12 +105,12 @@ async def keep_waking(session: BridgeSession, wake: Wake) -> None:
                 first = page["messages"][0]["seq"]
                 await asyncio.sleep(max(GRACE_S, woken[-1] + GAP_S - clock(), woken[0] + 3600 - clock()))
                 while waiting := await session.count_unseen(first):
-                    # Count again before each try: hooks of a busy host may have shown the messages, and a wake would be
-                    # empty.
+                    # Count again before each attempt. The hooks of a busy host may have shown the messages, and the
+                    # wake would be empty.
                     if await _wake_once(wake, waiting, woken) is not False:
                         break
                     await asyncio.sleep(BUSY_S)
-            position = epoch, page["next"]  # only after the wake, so that a failed one is tried again
+            position = epoch, page["next"]  # only after the wake, so that a failed wake is tried again
         except (RoundelayError, OSError, WebSocketException):
             await asyncio.sleep(AGAIN_S)
         except Exception:  # another release of a host may answer in another form
@@ -145,7 +151,8 @@ def find_codex_socket() -> Path:
 
 async def start_codex_turn(path: Path, project: Path, sentence: str) -> bool | None:
     """Start a turn in the newest loaded thread of a project. Raises `OSError` if no app server listens,
-    `WebSocketException`, `TimeoutError`."""
+    `WebSocketException` and `TimeoutError`.
+    """
     async with asyncio.timeout(CODEX_S), unix_connect(str(path), uri="ws://localhost/", max_size=2**26) as socket:
         numbers = count(1)
 
@@ -175,7 +182,7 @@ async def _ask_codex(socket: ClientConnection, number: int, method: str, params:
     await socket.send(json.dumps({"id": number, "method": method, "params": params}))
     while True:
         reply = json.loads(await socket.recv())
-        # The server also sends notifications and requests, whose ids may be equal to ours.
+        # The server also sends notifications and requests, and their ids may equal the ids of these requests.
         if reply.get("id") == number and "method" not in reply:
             if "error" in reply:
                 raise OSError(f"Codex's app server refused {method}: {reply['error'].get('message')}")
