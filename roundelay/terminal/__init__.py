@@ -1,1 +1,1 @@
-"""How a conversation looks and is led at a terminal."""
+"""Shows a conversation at a terminal, and runs the person's input."""

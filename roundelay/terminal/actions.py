@@ -1,7 +1,7 @@
-"""What a person does at any screen besides sending text: go to a place, decide, take over, stop, resume.
+"""Actions of a person at any screen, except sending text: open an address, decide, take over, stop and resume.
 
-Each function calls the hub, updates the screen's `LiveActivity`, and returns the sentence to show. Nothing is drawn
-here.
+Each function calls the hub, updates the screen's `LiveActivity`, and returns the sentence to show. Functions here draw
+nothing.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ async def watch(client: NetworkClient) -> None:
 
 
 def is_shown(event: Event, me: str) -> bool:
-    """Whether a screen shows an event.
+    """Return whether a screen shows an event.
 
-    It does not show what its own person did, the reader of the commands, or what a message shows too.
+    A screen hides events of its own person, events of the commands' reader, and events that a message also shows.
     """
     match event:
         case Notice(kind="taken" | "given", body={"agent_id": by}):
             return bool(by != me)
         case Notice(kind="loop_stopped", body={"began_by": by}):
-            return bool(by != me)  # a message shows it, also to people who were away
+            return bool(by != me)  # a message shows this event, also to people who were offline
         case Notice(kind="inbox" | "marked" | "members"):
-            return False  # these only say what to fetch again
+            return False  # these events only name data to fetch again
         case Presence(agent_id=agent_id):
             return agent_id not in (me, READER_ID)
         case _:
@@ -48,7 +48,7 @@ def is_shown(event: Event, me: str) -> bool:
 
 
 async def check_place(client: NetworkClient, to: str, listed: Iterable[Mapping[str, Any]]) -> None:
-    """Raise `UnknownRecipient` for a place that looks misspelled. ``listed`` are the participants."""
+    """Raise `UnknownRecipient` for an address that looks misspelled. ``listed`` are the participants."""
     channels: list[str] = []
     with suppress(RequestError):  # a hub without channels
         channels = [str(it["name"]) for it in await list_channels(client)]
@@ -57,9 +57,9 @@ async def check_place(client: NetworkClient, to: str, listed: Iterable[Mapping[s
 
 
 async def enter_place(client: NetworkClient, to: str) -> tuple[Place, str]:
-    """Return the place that an address or a thread names, and a sentence if a channel was created for it.
+    """Return the place for an address or a thread, and a sentence if a new channel was created.
 
-    A channel is joined. Raises `RoundelayError`.
+    Joins the place if it is a channel. Raises `RoundelayError`.
     """
     told = ""
     if to.startswith("channel:") and to != "channel:":
@@ -74,7 +74,7 @@ async def enter_place(client: NetworkClient, to: str) -> tuple[Place, str]:
 
 
 def choose_request(word: str, waiting: Sequence[PendingRequest]) -> int:
-    """Return the seq of the only request that waits for a decision. Raises `InvalidArguments` for none or several."""
+    """Return the seq of the only request that waits for a decision. Raises `InvalidArguments` if none or several wait."""
     if len(waiting) == 1:
         return waiting[0].seq
     if not waiting:
@@ -84,9 +84,9 @@ def choose_request(word: str, waiting: Sequence[PendingRequest]) -> int:
 
 
 def read_yes_or_no(under_way: LiveActivity, thread_id: str, text: str) -> tuple[str, int] | None:
-    """Return the decision that a plain yes, ok or no makes, and the seq of the request that waits in this thread.
+    """Return the decision for a plain yes, ok or no, and the seq of the request that waits in this thread.
 
-    Return None for other text. Raises `InvalidArguments` if several requests wait.
+    Return None for any other text. Raises `InvalidArguments` if several requests wait.
     """
     # Only a line that is nothing but the word: "no, wait" is meant for somebody to read.
     word = _YES_OR_NO.get(text.strip().rstrip(".!").lower())
@@ -103,7 +103,7 @@ async def decide_request(
 ) -> tuple[AnyMessage, Stored]:
     """Decide on an agent's call: ``decision`` is ``/approve ...``, ``/deny ...`` or ``/edit ...``.
 
-    Return the request and the stored decision. Raises `InvalidArguments` if it decides nothing.
+    Return the request and the stored decision. Raises `InvalidArguments` if the text is not a valid decision.
     """
 
     def sent(request: AnyMessage, stored: Stored) -> None:
@@ -142,12 +142,12 @@ async def stop_work(client: NetworkClient, under_way: LiveActivity, thread_id: s
 
 
 async def resume(client: NetworkClient, what: str) -> str:
-    """Resume the conversation with this root, or a stopped agent."""
+    """Resume a stopped conversation by its root, or a stopped agent."""
     if what.isdecimal():
         told, more = f"The conversation that began with #{what}", "; it may now be as long once more"
         resumed = await client.call("network.resume_root", {"root": int(what)})
     else:
         told, more = sanitize(what), ""
         resumed = await client.call("network.resume_agent", {"agent_id": what})
-    was_stopped = resumed.get("was_stopped", True)  # an older hub does not say
+    was_stopped = resumed.get("was_stopped", True)  # an older hub does not return this field
     return f"{told} may go on." if was_stopped else f"{told} had not been stopped{more}."

@@ -1,7 +1,7 @@
-"""Live activity on a terminal: who is at work in a few words, and growing texts below the messages. Pure.
+"""Draws live activity on a terminal: short phrases about active agents, and partial texts below the messages.
 
-All of it is participants' text, so it is sanitized. No line is wider than requested: the terminal would break it, and
-the prompt could not draw over it.
+Does no IO. All text comes from participants, so it is sanitized. No line is wider than requested. Otherwise the
+terminal would break the line, and the prompt could not draw over it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from roundelay.live_activity import ActiveCall, ActiveReaction, ActivityNews, Gr
 
 
 def describe_active(under_way: LiveActivity, me: str = "") -> str:
-    """Return who does what at the moment, for a prompt; empty if nobody does anything.
+    """Return the current activity of all participants as a phrase for the prompt. Empty without activity.
 
-    ``me`` is the person at the screen, whose own typing at another screen is not shown.
+    ``me`` is the person at this screen. Typing of the same person at another screen is not shown.
     """
     if not under_way.is_connected:
         return "not connected"
@@ -33,14 +33,14 @@ def describe_active(under_way: LiveActivity, me: str = "") -> str:
 
 
 def describe_news(news: ActivityNews) -> str:
-    """Return news as one line: ``bob › ann uses search``."""
+    """Return a live-activity event as one line, such as ``bob › ann uses search``."""
     return sanitize(
         f"{' › '.join(news.who)}{': ' if news.verb == 'reports' else f' {news.verb} '}{news.object}".rstrip()
     )
 
 
 def draw_growing_texts(under_way: LiveActivity, thread_id: str, *, width: int, rows: int, paint: Paint) -> list[str]:
-    """Return the growing texts of a thread: at most ``rows`` lines of at most ``width`` columns."""
+    """Return the partial texts of a thread: at most ``rows`` lines of at most ``width`` columns."""
     writing = under_way.list_writing(thread_id)
     if not writing or rows < 1:
         return []
@@ -49,14 +49,14 @@ def draw_growing_texts(under_way: LiveActivity, thread_id: str, *, width: int, r
 
 
 def _describe_calls(calls: Sequence[ActiveCall]) -> str:
-    """Describe the calls of an agent, each thing once."""
+    """Describe the running calls of an agent. Equal descriptions appear only once."""
     used = ", ".join(dict.fromkeys(it.tool for it in calls if not it.asked))
     awaited = ", ".join(dict.fromkeys(", ".join(it.asked) for it in calls if it.asked))
     return " and ".join([*([f"uses {used}"] if used else []), *([f"waits for {awaited}"] if awaited else [])])
 
 
 def _draw_work(work: ActiveReaction, width: int, rows: int, paint: Paint) -> list[str]:
-    """Draw the agent's own text with as many lines as there is room for, and one line for each other text."""
+    """Draw the agent's own text on as many lines as fit, and each other text on one line."""
     own = [it for it in work.texts.values() if it.kind == "text" and not it.path][-1:]
     others = [it for it in work.texts.values() if it.kind != "text" or it.path]
     if own:
@@ -66,14 +66,14 @@ def _draw_work(work: ActiveReaction, width: int, rows: int, paint: Paint) -> lis
         name = fit_start(sanitize(work.agent_id), width // 2)
         text = sanitize_lines(own[0].text[-2 * rows * width :])  # more would not fit
         first, *rest = break_lines(text, width - len(CONTINUED), first_width=width - display_width(f"{name} … "))
-        # As in a message, no line of it can look like a line of the program.
+        # As in a message, no line of the text can look like a line of the program.
         drawn = [f"{paint.name(name)}{paint.dim(' … ')}{first}", *(paint.dim(CONTINUED) + it for it in rest)]
         lines += drawn[-max(rows - len(lines), 1) :]
     return lines
 
 
 def _draw_line(work: ActiveReaction, stream: GrowingText, width: int, paint: Paint) -> str:
-    """Draw who writes and the end of the text; of a progress report, draw the beginning."""
+    """Draw the author and the end of the text. For a progress report, draw the beginning instead."""
     label = {"reasoning": "thinks: ", "tool": f"{stream.tool or 'tool'}: ", "progress": "", "text": "writes: "}[
         stream.kind
     ]

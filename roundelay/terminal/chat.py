@@ -1,8 +1,8 @@
-"""A person's conversation: what a typed line does, and what is shown of what happens.
+"""Connects a person at a terminal to the network: runs typed lines, and shows messages and events.
 
-`Chat` stands between a `NetworkClient` and a `Screen`. `converse` feeds it lines, `chat_commands` has the commands that
-begin with /. It never decides who gets a message, and stores nothing that must survive: messages that were shown are
-acknowledged, all others are delivered again next time.
+`Chat` connects a `NetworkClient` and a `Screen`. `converse` passes typed lines to `Chat`, and `chat_commands` defines
+the commands that begin with /. `Chat` never decides who receives a message, and stores nothing permanently. Messages
+that were shown are acknowledged, and all other messages are delivered again next time.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ SHOWN_AT_START = 5
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command of a chat. ``usage`` and ``meaning`` are what ``/help`` and the tab key show."""
+    """Command of a chat. ``/help`` and the tab key show ``usage`` and ``meaning``."""
 
     usage: str
     meaning: str
     run: Callable[[Chat, str], Awaitable[None]]
-    """Runs it with the text behind its name."""
+    """Function that runs the command with the text after the command's name."""
 
 
 class Chat:
-    """One person's conversation. Run `show_messages`, `show_events` and `send_typing` beside `handle_line`."""
+    """Chat session of one person. Run `show_messages`, `show_events` and `send_typing` concurrently with `handle_line`."""
 
     def __init__(
         self,
@@ -78,14 +78,14 @@ class Chat:
         self._shows_activity = shows_activity
         self._reconnect_limit = patience or ReconnectLimit(None)
         self._watching: asyncio.Task[None] | None = None
-        # Typing is shown only to places that have accepted a message: a misspelled id must not see it.
+        # Signal typing only to places that have accepted a message, so that the owner of a misspelled id never sees it.
         self._accepted = {BROADCAST.to}
         self._typing_sent_at = 0.0
 
-    # --- what is shown
+    # --- output
 
     async def start(self, to: str | None = None) -> None:
-        """Show where the person is and who else is there. Go to ``to`` if given."""
+        """Show the current place and the other participants. Open ``to`` if given."""
         name, url = sanitize(self.client.welcome.network.name), sanitize(self.client.url)
         await watch(self.client)
         self.screen.note(f"You are {self.client.agent_id} in the network {name} at {url}.")
@@ -98,7 +98,7 @@ class Chat:
         await self._show_requests()
 
     async def show_messages(self) -> None:
-        """Show deliveries until the connection ends. Raises what ends it."""
+        """Show deliveries until the connection ends. Raises the error that ends the connection."""
         async for delivery in self.client.deliveries():
             async with delivery as message:
                 self.activity.handle_message(message)
@@ -110,15 +110,15 @@ class Chat:
                     self.place = Place(self.place.to, self.place.thread_id, message.seq)
 
     async def show_events(self) -> None:
-        """Show what happens beside the messages. Raises `ConnectError` when the reconnect limit is reached."""
+        """Show events other than messages. Raises `ConnectError` when the reconnect limit is reached."""
         async for event in self.client.events():
             news = self.activity.handle_event(event)
             match event:
                 case Signal(kind="thinking", body={"active": False}):
-                    for entry in news:  # an agent that finished without an answer: show it in any case
+                    for entry in news:  # always show that an agent finished without an answer
                         self.screen.note(f"{describe_news(entry)}.")
                 case Signal() if not self._shows_activity:
-                    continue  # the prompt shows it
+                    continue  # the prompt shows this event
                 case Signal(kind="delta" | "tool"):
                     for entry in news:
                         self.screen.note(f"{describe_news(entry)} ({sanitize(event.thread_id)})")
@@ -126,13 +126,13 @@ class Chat:
                     if self._reconnect_limit.handle_event(event):
                         self.errors.event(event)
                     if isinstance(event, Reconnected):
-                        # In a task of its own: the connection may be lost again before the calls return.
+                        # Run in a separate task, because the connection may be lost again before the calls return.
                         self._watching = asyncio.create_task(self._watch_again())
                 case _ if is_shown(event, self.client.agent_id):
                     self.screen.event(event)
 
     async def send_typing(self) -> None:
-        """Signal the readers of the current place when the person types (`typed`), without end."""
+        """Signal to the readers of the current place whenever the person types (`typed`). Runs until cancelled."""
         while True:
             await self.typed.wait()
             self.typed.clear()
@@ -151,7 +151,7 @@ class Chat:
             await self._load_activity(await list_participants(self.client))
 
     async def _load_activity(self, participants: Iterable[Mapping[str, Any]]) -> None:
-        """Load what went on before the person joined: work in progress, for the prompt, and takeovers."""
+        """Load the state from before the person joined: takeovers, and work in progress for the prompt."""
         # Without a prompt there is no line that could show the work as it changes.
         if not self._shows_activity:
             self.activity.load_work(participants)
@@ -167,14 +167,17 @@ class Chat:
         if not others:
             self.screen.note("Nobody else is registered yet.")
         busy = [entry for entry in others if entry.get("activity") not in ("idle", "gone", None)]
-        # Agents that wait for a decision are listed with their requests.
+        # `_show_requests` lists agents that wait for a decision.
         busy = [entry for entry in busy if not any("decisions" in work for work in entry.get("work", ()))]
         for entry in busy[:MAX_BUSY_SHOWN]:
             self.screen.note(sanitize(f"{describe_agent(entry)}."))
         return [*participants]
 
     async def _show_earlier_messages(self) -> None:
-        """Show the last messages of this place that the person has seen or sent. New ones are delivered."""
+        """Show the last messages of this place that the person has already seen or sent.
+
+        Unread messages are not shown here, because the hub delivers them.
+        """
         with suppress(RequestError):  # a place without messages
             welcome, me = self.client.welcome, self.client.agent_id
             # Up to the head at the time of joining: what came later arrives as a delivery, and would appear twice.
@@ -213,12 +216,12 @@ class Chat:
         self.has_failed = True
         self.errors.error(sentence)
 
-    # --- what a line does
+    # --- input
 
     async def handle_line(self, line: str) -> bool:
         """Run one line: a command, or text for the current place. Return False if it ends the chat.
 
-        Refusals of the hub are shown. Raises only when the connection has ended for good.
+        Shows the hub's refusals. Raises only when the connection has ended permanently.
         """
         text = line.strip()
         try:
@@ -258,7 +261,7 @@ class Chat:
             self.place = Place(place.to, place.thread_id, stored.seq)
 
     async def go(self, to: str) -> None:
-        """Make an address or a thread the current place; a channel is joined. Raises `RoundelayError`."""
+        """Make an address or a thread the current place. Joins the place if it is a channel. Raises `RoundelayError`."""
         self.place, sentence = await enter_place(self.client, to)
         if sentence:
             self.screen.note(sentence)
@@ -266,7 +269,9 @@ class Chat:
             self._accepted.add(to)
 
     async def go_and_say(self, to: str, text: str = "") -> None:
-        """Go to a place and send text there, if there is any. If the hub refuses the text, stay."""
+        """Open a place and send text there, unless the text is empty. If the hub refuses the text, return to the old
+        place.
+        """
         previous = self.place
         await self.go(to)
         if not text.strip():
@@ -286,7 +291,7 @@ class Chat:
         self._show_sent(stored, to, text, message.seq)
 
     async def decide(self, word: str, seq: int, text: str) -> None:
-        """Decide on a call: by a reply, or as an operator who does not read the thread."""
+        """Decide on a call with a reply, or as an operator who does not read the thread."""
         decision, sent = f"/{word} {text}".strip(), []
 
         def show(request: AnyMessage, stored: Stored) -> None:
@@ -301,7 +306,9 @@ class Chat:
             self.screen.note(f"Told {sanitize(request.sender_id)} in #{stored.seq}: {sanitize(sentence)}.")
 
     async def _answer_yes_or_no(self, text: str) -> bool:
-        """Take a plain yes or no as a decision if a call waits for one in this thread. Return False for other text."""
+        """Treat a plain yes or no as a decision if a call waits for one in this thread. Return False for any other
+        text.
+        """
         decision = read_yes_or_no(self.activity, self.place.thread_id, text)
         if decision is not None:
             await self.decide(*decision, "")

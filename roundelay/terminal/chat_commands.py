@@ -1,4 +1,4 @@
-"""The commands of a chat, which begin with /: one function each, which gets the chat and the text behind the name."""
+"""Commands of a chat, which begin with /. Each command is a function of the chat and the text after the command's name."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ async def edit(chat: Chat, rest: str) -> None:
 async def stop(chat: Chat, rest: str) -> None:
     sentence = await stop_work(chat.client, chat.activity, rest or chat.place.thread_id)
     if rest:
-        await chat.client.history(rest, limit=1)  # raises if there is no such thread
+        await chat.client.history(rest, limit=1)  # raises if the thread does not exist
     chat.screen.note(sentence)
 
 
@@ -217,9 +217,9 @@ COMMANDS = {usage.split()[0].removeprefix("/"): Command(usage, meaning, run) for
 
 
 def _read_request(chat: Chat, word: str, rest: str) -> tuple[int, str]:
-    """Return the seq of the request that a command decides, and the text behind it.
+    """Return the seq of the request that a command decides, and the text after the number.
 
-    Without a number, the only request that waits is meant.
+    Without a number, use the only waiting request.
     """
     number, _, text = rest.removeprefix("#").partition(" ")
     if number.isdecimal():
@@ -230,7 +230,7 @@ def _read_request(chat: Chat, word: str, rest: str) -> tuple[int, str]:
 
 
 def _read_member_and_channel(chat: Chat, word: str, rest: str) -> tuple[str, str]:
-    """Return the id and the channel that a command names; without a channel, the current one."""
+    """Return the id and the channel that a command names. The default is the current channel."""
     agent_id, _, channel = rest.partition(" ")
     place = channel.strip() or chat.place.to
     if not agent_id or (not channel.strip() and not place.startswith("channel:")):

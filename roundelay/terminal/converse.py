@@ -1,4 +1,4 @@
-"""``roundelay chat``: runs lines from a prompt or a pipe until they end. After the end of a pipe, it waits for answers."""
+"""Runs the lines of ``roundelay chat`` from a prompt or a pipe. After the end of a pipe, waits for answers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ MOST_QUIET_WAIT_S = 120.0
 
 
 async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: float | None = None) -> bool:
-    """Chat until the person leaves or the input ends. Return True if every line had its effect.
+    """Chat until the person leaves or the input ends. Return True if every line succeeded.
 
-    ``wait_s`` is how long to stay after the end of a pipe; None stays until it is quiet. Raises what ends the
-    connection.
+    ``wait_s`` is the time to stay after the end of a pipe, in seconds. With None, stay until all agents are done.
+    Raises the error that ends the connection.
     """
     # Both: with either one in a pipe, there is nobody to see the prompt or nothing to draw it on.
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
@@ -67,9 +67,9 @@ async def _converse(chat: Chat, lines: AsyncIterator[str], *, wait_s: float | No
 
 
 async def _wait_for_answers(chat: Chat, wait_s: float | None, open_before: int) -> None:
-    """Wait until it is quiet and no more reactions are open than at the start.
+    """Wait until no agent is working and no more reactions are open than at the start.
 
-    Reactions that were open at the start may belong to agents that never return.
+    Reactions that were open at the start may belong to agents that never reconnect.
     """
     if wait_s is not None:
         # The caller has said how long, so nothing is guessed from the activity.
@@ -89,7 +89,7 @@ async def _wait_for_answers(chat: Chat, wait_s: float | None, open_before: int) 
 
 
 async def _count_open_reactions(client: NetworkClient) -> int:
-    """Return the number of open reactions; 0 if this client may not see it, and then only signals count."""
+    """Return the number of open reactions. Return 0 if this client may not see the number; only signals are used then."""
     try:
         return int((await client.call("network.status"))["open_reactions"])
     except RequestError:
@@ -99,13 +99,13 @@ async def _count_open_reactions(client: NetworkClient) -> int:
 async def read_lines(descriptor: int) -> AsyncIterator[str]:
     """Yield the lines of a pipe, file or terminal as they arrive.
 
-    A thread reads, because not every descriptor can be polled. It is a daemon thread and bypasses Python's buffers: a
-    chat that ends early must not wait for the thread, or for a lock that it holds.
+    A daemon thread reads the lines, because not every file descriptor can be polled. The thread bypasses Python's
+    buffers, because a chat that ends early must not wait for the thread or for a lock that the thread holds.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[str | None] = asyncio.Queue(
         maxsize=1
-    )  # if full, the thread waits, and so does the writer of the pipe
+    )  # if the queue is full, the thread and the writer of the pipe wait
 
     def read() -> None:
         try:
@@ -113,7 +113,7 @@ async def read_lines(descriptor: int) -> AsyncIterator[str]:
                 asyncio.run_coroutine_threadsafe(queue.put(line), loop).result()
             asyncio.run_coroutine_threadsafe(queue.put(None), loop).result()
         except (RuntimeError, asyncio.CancelledError):
-            return  # the loop ended before the input
+            return  # the event loop ended before the input
 
     threading.Thread(target=read, name="stdin", daemon=True).start()
     while (line := await queue.get()) is not None:
@@ -133,5 +133,5 @@ def _split_lines(descriptor: int) -> Iterator[str]:
 def _read(descriptor: int) -> bytes:
     try:
         return os.read(descriptor, 65536)
-    except OSError:  # the descriptor is closed, or its terminal is gone
+    except OSError:  # the descriptor or its terminal was closed
         return b""

@@ -1,4 +1,4 @@
-"""Places: where a person's lines go, and how addresses and thread ids name them."""
+"""Places, which are the destinations of a person's lines, and their addresses and thread ids."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from roundelay.network.frames import is_id
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where lines go. In a reply thread they answer its newest message (``reply_to``)."""
+    """Destination of typed lines. In a reply thread, lines reply to the newest message (``reply_to``)."""
 
     to: str
     thread_id: str
@@ -31,7 +31,7 @@ class Place:
 
     @property
     def conversation(self) -> str | None:
-        """Name of the conversation, if it is one of several with a participant."""
+        """Name of the conversation, if the person has several conversations with a participant."""
         return conversation_of(self.thread_id) or None
 
     def describe(self) -> str:
@@ -42,7 +42,7 @@ BROADCAST = Place("broadcast", "broadcast")
 
 
 def check_recipient(written: str, known: Sequence[str], channels: Sequence[str] = ()) -> None:
-    """Raise `UnknownRecipient` for an unknown id, and for a new channel whose name is close to an existing one.
+    """Raise `UnknownRecipient` for an unknown id, or for a new channel with a name similar to an existing channel.
 
     The error suggests the closest name.
     """
@@ -61,9 +61,9 @@ def check_recipient(written: str, known: Sequence[str], channels: Sequence[str] 
 
 
 async def find_place(client: NetworkClient, written: str) -> Place:
-    """Return the place that an address, a thread id or a participant's id names. Nothing is joined or sent.
+    """Return the place for an address, a thread id or a participant's id. Joins and sends nothing.
 
-    Raises `RoundelayError` if it names no place, or a reply thread that the person may not read.
+    Raises `RoundelayError` if no place has this name, or for a reply thread that the person may not read.
     """
     kind, _, name = written.partition(":")
     me = client.agent_id

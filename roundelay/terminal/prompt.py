@@ -1,8 +1,8 @@
-"""The bottom lines of `roundelay chat` at a terminal: growing texts, the prompt, and the line being typed.
+"""Bottom lines of `roundelay chat` at a terminal: partial texts, the prompt, and the line being typed.
 
-The only module that imports `prompt_toolkit`, so that other commands start fast. Messages are written above the prompt,
-finished lines go to `PromptLine.lines`. A pasted text stays one line whatever line breaks it has: otherwise each of its
-lines would become a message and could wake agents.
+Only this module imports `prompt_toolkit`, so that other commands start fast. Messages are written above the prompt, and
+finished lines go to `PromptLine.lines`. Pasted text stays one line, even with line breaks. Otherwise each of its lines
+would become a message and could wake agents.
 """
 
 from __future__ import annotations
@@ -61,17 +61,17 @@ COMPLETE_WITHIN_S, MAX_THREADS = 2.0, 50
 
 
 class PromptLine:
-    """A prompt with its typed line. `write` writes text above it. Use it inside ``async with prompt.at_work()``."""
+    """Prompt with a typed line. `write` writes text above the prompt. Use it inside ``async with prompt.at_work()``."""
 
     def __init__(self, stream: TextIO) -> None:
         self.paint = Paint(is_on=wants_color(stream))
         self._stream = stream
         self.chat: Chat | None = None
-        self._has_hinted = False  # whether the hint was shown since the last line
+        self._has_hinted = False  # whether the hint was shown since the last entered line
         self._due: asyncio.TimerHandle | None = None  # timer of the next drawing
         self._lines: asyncio.Queue[str | None] = asyncio.Queue(maxsize=MAX_LINES + 1)  # None: the person leaves
-        # Do not ask the terminal for the cursor position: not every terminal answers, and keys typed meanwhile would be
-        # mixed into the answer.
+        # Do not ask the terminal for the cursor position. Not every terminal answers, and typed keys would be mixed
+        # into the answer.
         output = Vt100_Output(
             stream, Vt100_Output.from_pty(stream).get_size, term=os.environ.get("TERM"), enable_cpr=False
         )
@@ -103,14 +103,14 @@ class PromptLine:
             # messages.
             app.renderer.erase()
         self._stream.write(text)
-        self._stream.flush()  # the caller acknowledges the message next
+        self._stream.flush()  # write at once, because the caller acknowledges the message next
         app.invalidate()
 
     def flush(self) -> None:
         self._stream.flush()
 
     def follow(self, chat: Chat) -> None:
-        """Show the chat's place and who is at work in the prompt."""
+        """Show the chat's current place and active agents in the prompt."""
         self.chat = chat
         chat.activity.on_change = self._draw_soon
 
@@ -119,7 +119,7 @@ class PromptLine:
         self._session.app.invalidate()
         while (line := await self._lines.get()) is not None:
             yield line
-            self._session.app.invalidate()  # the line may have changed the place
+            self._session.app.invalidate()  # the line may have changed the current place
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[PromptLine]:
@@ -140,7 +140,7 @@ class PromptLine:
             raise error
 
     def _accept(self, buffer: Buffer) -> bool:
-        """Queue an entered line. Return True to keep it in the prompt: too many lines wait."""
+        """Queue an entered line. Return True to keep the line in the prompt, because too many lines are waiting."""
         # One place is left for the end of the input, which must never be lost.
         if self._lines.qsize() >= MAX_LINES:
             return True
@@ -150,7 +150,7 @@ class PromptLine:
         return False
 
     def _hint_at_work(self) -> bool:
-        """Hint once that leaving does not stop agents at work. Return whether the hint was shown now."""
+        """Explain once that leaving does not stop working agents. Return whether the hint was shown now."""
         busy = list(self.chat.activity.list_busy()) if self.chat is not None else []
         if self.chat is None or not busy or self._has_hinted:
             return False
@@ -175,16 +175,16 @@ class PromptLine:
             self.chat.typed.set()
 
     def _make_keys(self) -> KeyBindings:
-        """Return the keys that differ from prompt_toolkit's: those that leave, and those that move by whole characters,
-        of several code points if need be."""
+        """Return key bindings that differ from those of prompt_toolkit.
+
+        They leave the chat, or move by whole characters, which may have several code points.
+        """
         keys = KeyBindings()
         here = has_focus(DEFAULT_BUFFER)
 
         @keys.add(Keys.Any, filter=here)
         def _(event: KeyPressEvent) -> None:
-            if (
-                event.data >= "\xa0" or event.data.isprintable()
-            ):  # an unknown key arrives as the bytes that the terminal sent
+            if event.data >= "\xa0" or event.data.isprintable():  # for an unknown key, the terminal's bytes arrive
                 event.current_buffer.insert_text(event.data)
 
         @keys.add("escape", filter=here)
@@ -235,7 +235,7 @@ class PromptLine:
         self._session.app.invalidate()
 
     def _describe(self) -> ANSI:
-        """Return the growing texts of the current place, in less than half of the terminal, and the prompt."""
+        """Return the prompt, after the partial texts of the current place. They use less than half of the terminal."""
         if self.chat is None:
             return ANSI("")
         width, height = terminal_width(self._stream) or 80, terminal_height(self._stream) or 24
@@ -256,7 +256,7 @@ class PromptLine:
 
 
 async def _find_words(chat: Chat, before: list[str], word: str) -> list[tuple[str, str]]:
-    """Return completions for a word: what the command's usage names there, or ids of participants in a text."""
+    """Return completions for a word: arguments from the command's usage, or in a text the ids of participants."""
     if not before and word.startswith("/") and not word.startswith("//"):
         return [(f"/{name}", command.meaning) for name, command in COMMANDS.items()] + [("/quit", "leave")]
     command = COMMANDS.get(before[0][1:]) if before and before[0].startswith("/") else None
@@ -276,13 +276,13 @@ async def _find_words(chat: Chat, before: list[str], word: str) -> list[tuple[st
 
 
 class _Completer(Completer):
-    """Completes the last word of a line. It asks the hub, and offers nothing if that takes too long or fails."""
+    """Completes the last word of a line. Asks the hub, and offers no completions if the hub fails or takes too long."""
 
     def __init__(self, prompt: PromptLine) -> None:
         self._prompt = prompt
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        return []  # only asynchronous completions: they ask the hub
+        return []  # only asynchronous completions, because they ask the hub
 
     async def get_completions_async(
         self, document: Document, complete_event: CompleteEvent
@@ -300,7 +300,7 @@ class _Completer(Completer):
 
 
 class _Clean(Processor):
-    """Sanitizes the typed line on the screen: pasted or earlier text could drive the terminal."""
+    """Sanitizes the typed line on the screen, because pasted or earlier text could control the terminal."""
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
         chars = explode_text_fragments(transformation_input.fragments)
@@ -317,7 +317,7 @@ class _Clean(Processor):
 
 
 class _History(FileHistory):
-    """Lines typed in this and earlier chats. If the file cannot be written, the chat works without it."""
+    """Lines typed in this and earlier chats. If the file cannot be written, the chat works without a history file."""
 
     def load_history_strings(self) -> Iterable[str]:
         return islice(super().load_history_strings(), MAX_HISTORY)
@@ -328,14 +328,16 @@ class _History(FileHistory):
 
 
 def _open_history() -> History:
-    """The lines typed earlier, in a file for its user's eyes only: a person writes to participants what others are not
-    to read."""
+    """Open the history of typed lines, in a file that only its user may read.
+
+    The lines may contain private messages to participants.
+    """
     try:
         path = home() / "chat_history"
         make_folder(path.parent)
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | CLOSE_ON_EXEC, 0o600)
         try:
-            set_mode(descriptor, 0o600)  # it may have been copied here
+            set_mode(descriptor, 0o600)  # the file may have been copied here
         finally:
             os.close(descriptor)
         if path.stat().st_size > MAX_HISTORY_BYTES:
@@ -343,14 +345,14 @@ def _open_history() -> History:
             with replace_file(path) as file:
                 file.write(
                     newest[max(newest.find(b"\n# "), 0) :].decode(errors="replace")
-                )  # from where an entry begins
+                )  # start at the beginning of an entry
     except (OSError, ConfigError):
         return InMemoryHistory()
     return _History(path)
 
 
 def _count_before(event: KeyPressEvent) -> int:
-    """Of how many code points the character before the cursor is: an emoji may be of seven."""
+    """Return the number of code points of the character before the cursor. An emoji may have seven."""
     text = event.current_buffer.document.text_before_cursor
     return len(text) - grapheme_boundary_before(text, len(text)) if text else 0
 

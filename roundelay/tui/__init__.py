@@ -1,4 +1,6 @@
-"""``roundelay tui``, the full-screen terminal. The only package that imports Textual, loaded by that command alone."""
+"""Full-screen terminal of ``roundelay tui``. Only this package imports Textual, and only that command loads the
+package.
+"""
 
 from roundelay.network.extras import needs
 

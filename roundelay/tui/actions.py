@@ -1,4 +1,4 @@
-"""What a person does in the full-screen terminal that needs a dialog, or outlives the pane where it began."""
+"""Actions in the full-screen terminal that need a dialog, or that can outlive the pane where they began."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPING_INTERVAL_S = 3.0
 
 
 class DialogHost(Protocol):
-    """The part of `RoundelayTerminal` that actions use."""
+    """Part of `RoundelayTerminal` that actions use."""
 
     def work(self, do: Callable[..., Awaitable[object]], *args: object) -> None: ...
 
@@ -32,7 +32,7 @@ class DialogHost(Protocol):
 
 
 class PersonActions:
-    """A person's actions. Those that run in the background show refusals as lines."""
+    """Actions of a person. Actions in the background show refusals as lines."""
 
     def __init__(self, terminal: DialogHost, desk: Desk) -> None:
         self._terminal = terminal
@@ -71,7 +71,7 @@ class PersonActions:
             await self._terminal.show_sent(it)
 
     def resume_item(self, item: InboxItem) -> None:
-        """Resume what an inbox item says has stopped. A dead letter is delivered again."""
+        """Resume the conversation or agent of an inbox item. A dead letter is delivered again."""
         if item.kind == "dead_letter":
             self._terminal.work(self._deliver_again, item)
         elif item.kind in ("stopped", "budget"):
@@ -88,7 +88,7 @@ class PersonActions:
         self._desk.remove_item(item)
 
     async def resume(self, what: str) -> None:
-        """Resume a conversation, named by the seq of its root, or an agent. Raises `RoundelayError`."""
+        """Resume an agent, or a conversation by the seq of its root. Raises `RoundelayError`."""
         self._desk.show_line(await resume(self._desk.client, what))
 
     def toggle_read_state(self, thread_id: str, name: str) -> None:
@@ -127,7 +127,7 @@ class PersonActions:
         self._desk.show_line(await change(self._desk.client, self._desk.activity, thread_id))
 
     def send_typing(self, place: Place) -> None:
-        """Signal the readers of a place that this person is typing."""
+        """Signal to the readers of a place that this person is typing."""
         now = time.monotonic()
         # A thread without a message has no readers yet who could be told.
         if place.thread_id in self._desk.threads and now - self._typing_sent_at >= TYPING_INTERVAL_S:

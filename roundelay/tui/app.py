@@ -1,7 +1,8 @@
-"""The full-screen terminal: the current screen, the lines above and below it, and background work.
+"""App of the full-screen terminal: the current screen, the lines above and below it, and background work.
 
-`RoundelayTerminal` mounts the views over one `Desk`, notifies them of changed parts, and does for them what needs a
-dialog or another view. It has no rules about the conversation."""
+`RoundelayTerminal` mounts the views on one `Desk` and notifies them of changed parts. It also performs actions that
+need a dialog or another view. It contains no rules about the conversation.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +54,10 @@ VIEWS: dict[str, type[Pane]] = {
 async def run_terminal(client: NetworkClient, to: str | None = None) -> int:
     """Run the full-screen terminal until the person leaves or SIGTERM arrives. Return the exit code.
 
-    Raises what ends the connection.
+    Raises the error that ends the connection.
     """
     app = RoundelayTerminal(client, to)
-    # Textual decodes keys strictly: the first byte that is not UTF-8 would end its thread, and the screen with it.
+    # Textual decodes keys strictly. The first byte that is not UTF-8 would end Textual's input thread and the screen.
     linux_driver.getincrementaldecoder = _decode_whatever_comes  # type: ignore[attr-defined, assignment]  # Textual has no setting for it
     with handle_signals([signal.SIGTERM], lambda: app.exit(return_code=ENDED_BY_SIGTERM)):
         await app.run_async()
@@ -70,7 +71,7 @@ def _decode_whatever_comes(encoding: str) -> Callable[[], codecs.IncrementalDeco
 
 
 class Tab(Static):
-    """The name of a screen in the top line. A click opens the screen."""
+    """Name of a screen in the top line. A click opens the screen."""
 
     def __init__(self, place: str) -> None:
         super().__init__(markup=False, id=f"tab-{place}")
@@ -82,7 +83,7 @@ class Tab(Static):
 
 
 class RoundelayTerminal(App[None]):
-    """A person's full-screen terminal. It opens at ``to``, or at the list of threads."""
+    """Full-screen terminal of a person. Opens the address ``to``, or the list of threads."""
 
     CSS_PATH = "style.tcss"
     TITLE = "Roundelay"
@@ -108,7 +109,7 @@ class RoundelayTerminal(App[None]):
         self._is_due = False
         self.actions = PersonActions(self, self.desk)
 
-    # --- what is on the screen
+    # --- output
 
     def compose(self) -> ComposeResult:
         with Horizontal(id="top"):
@@ -137,7 +138,7 @@ class RoundelayTerminal(App[None]):
         except RoundelayError as error:
             self._leave(error)
         except NoMatches:
-            pass  # the person left before the first place was loaded
+            pass  # the person left before the first screen was loaded
 
     async def _follow(self, following: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -175,7 +176,7 @@ class RoundelayTerminal(App[None]):
         self._draw()
 
     def _change(self, part: Part) -> None:
-        """Note a changed part of the desk, and draw soon: once for all changes until then."""
+        """Record a changed part of the data, and schedule one redraw for all changes until then."""
         self._stale.add(part)
         if not self._is_due and self.is_running:
             self._is_due = True
@@ -196,7 +197,9 @@ class RoundelayTerminal(App[None]):
         self.query_one("#busy", Static).update(Content(fit_start(describe_active(desk.activity, desk.me), width - 2)))
 
     def _draw_top(self, width: int) -> None:
-        """Draw the person's id and the names of the screens; on a narrow terminal, the other screens by their first letter."""
+        """Draw the person's id and the names of the screens. On a narrow terminal, shorten inactive names to one
+        letter.
+        """
         desk, is_lost = self.desk, bool(self.desk.lost)
         short = " ○ not connected" if is_lost else f" ● {desk.me}"
         whole = f"{short}; trying again" if is_lost else f"{short} in {sanitize(desk.client.welcome.network.name)} "
@@ -224,7 +227,7 @@ class RoundelayTerminal(App[None]):
             if isinstance(view, ThreadPane) and view.thread_id == message.thread_id:
                 self.work(view.handle_message, message)
 
-    # --- going about
+    # --- navigation
 
     def work(self, do: Callable[..., Awaitable[object]], *args: object) -> None:
         """Run a call of the hub in the background. A refusal is shown as a line."""
@@ -237,7 +240,7 @@ class RoundelayTerminal(App[None]):
         except RoundelayError as error:
             self.desk.show_line(tell_here(str(error)))
         except NoMatches:
-            pass  # its pane was closed meanwhile
+            pass  # the pane was closed meanwhile
 
     async def action_show(self, place: str) -> None:
         if self.pane.name_here != place:
@@ -269,7 +272,7 @@ class RoundelayTerminal(App[None]):
         )
 
     def _list_places(self) -> list[tuple[str, Content]]:
-        """Return the places to go to: agents, online ones first, then people, channels and the broadcast."""
+        """Return the places that can be opened: agents (online agents first), people, channels and the broadcast."""
         listed = [it for it in self.desk.agents if it["agent_id"] != self.desk.me]
         listed.sort(key=lambda it: (it["kind"] != "agent", it["state"] != "online", it["agent_id"]))
         found = []
@@ -284,7 +287,7 @@ class RoundelayTerminal(App[None]):
         return [*found, ("broadcast", Content("broadcast  Everybody"))]
 
     async def go_to(self, to: str) -> None:
-        """Open the thread of an address, a participant or a thread id. A channel is joined. Raises `RoundelayError`."""
+        """Open the thread of an address, a participant or a thread id. Joins a channel first. Raises `RoundelayError`."""
         await check_place(self.desk.client, to, self.desk.agents)
         place, told = await enter_place(self.desk.client, to)
         if told:
@@ -303,7 +306,7 @@ class RoundelayTerminal(App[None]):
     # --- called by views
 
     async def show_sent(self, seq: int) -> None:
-        """Show a message that was sent here in its thread and in the list. Raises `RoundelayError`."""
+        """Show a message that this client sent, in its thread and in the list. Raises `RoundelayError`."""
         message = await find_message(self.desk.client, seq)
         self.desk.handle_message(message)
         self._take_message(message)

@@ -1,7 +1,7 @@
-"""The text field of a thread: several lines, and participants' ids offered after an @.
+"""Text field of a thread, with several lines. Offers participants' ids after an @.
 
-Enter posts `Composer.Entered`; its handler sends the text and empties the field. Pasted text is sanitized, so that what
-is sent is what the person saw.
+Enter posts `Composer.Entered`, and the handler of that event sends the text and empties the field. Pasted text is
+sanitized, so that the person sends exactly the text on the screen.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SEND, _NEW_LINE = ("enter",), ("ctrl+j", "shift+enter", "alt+enter")
 
 
 class Composer(TextArea):
-    """The text field. ``list_ids`` returns the ids that may be mentioned."""
+    """Text field of a thread. ``list_ids`` returns the ids that can be mentioned."""
 
     class Entered(TextualMessage):
         """The person has sent the text."""
@@ -75,7 +75,7 @@ class Composer(TextArea):
         self._offered.offer(ids[:MAX_OFFERED] if ids != [named] else [])
 
     def _find_named(self) -> str | None:
-        """Return the beginning of an id that is typed behind an @, or None."""
+        """Return the beginning of the id that is being typed after an @, or None."""
         row, column = self.cursor_location
         found = _NAMED.search(self.document[row][:column])
         return found[1] if found is not None else None
@@ -97,7 +97,7 @@ class Composer(TextArea):
 
 
 class Offered(OptionList, can_focus=False):
-    """The ids that are offered after an @."""
+    """List of ids that is offered after an @."""
 
     def __init__(self) -> None:
         super().__init__(markup=False, compact=True)

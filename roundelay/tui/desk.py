@@ -1,9 +1,9 @@
-"""The data behind the full-screen terminal: threads, the inbox, participants, and deliveries that were not shown yet.
+"""Data of the full-screen terminal: threads, the inbox, participants, and deliveries that were not shown yet.
 
-`Desk` stands between a `NetworkClient` and the widgets. The widgets read it, and ``on_change`` names the part that has
-changed. A delivery is acknowledged only after a widget has reported its message as shown (`acknowledge_shown`): a
-message that the person never saw comes again. Nothing is drawn and nothing is polled here; parts are fetched again when
-an event says that they changed.
+`Desk` connects a `NetworkClient` and the widgets. Widgets read the data, and ``on_change`` receives the part that has
+changed. A delivery is acknowledged only after a widget has reported its message as shown (`acknowledge_shown`). A
+message that the person never saw is therefore delivered again. This module draws nothing and never polls. It fetches a
+part again when an event reports a change.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ KEYS_FOR_COMMANDS = {
 
 
 def tell_here(sentence: str) -> str:
-    """Return a sentence of the hub or of the chat with keys in place of commands."""
+    """Return a sentence of the hub or of the chat, in which keys replace commands."""
     told = tell_person(sentence, in_chat=True)
     for command, key in KEYS_FOR_COMMANDS.items():
         told = told.replace(command, key)
@@ -62,7 +62,7 @@ def _shorten(text: str) -> str:
 
 @dataclass(slots=True)
 class ThreadRow:
-    """A thread in the list: its newest message and the person's read state."""
+    """Thread in the list, with its newest message and the person's read state."""
 
     thread_id: str
     last_seq: int
@@ -76,13 +76,13 @@ class ThreadRow:
     name: str = ""
     """Title from the hub; empty if unknown."""
     title: str = ""
-    """The name that the person gave it."""
+    """Name that the person gave to the thread."""
     is_pinned: bool = False
     is_muted: bool = False
     is_archived: bool = False
 
     def set_read_state(self, mark: Mapping[str, Any]) -> None:
-        """Apply the read state that ``network.mark`` stores."""
+        """Apply a read state as ``network.mark`` stores it."""
         # Marks may arrive out of order, and what was read stays read.
         self.read_upto = max(self.read_upto, int(mark.get("read_upto") or 0))
         self.title = sanitize(str(mark.get("title", self.title) or ""))
@@ -114,7 +114,7 @@ class ThreadRow:
 
 @dataclass(frozen=True, slots=True)
 class InboxItem:
-    """An item that waits for the person."""
+    """Item that waits for the person."""
 
     kind: str
     seq: int
@@ -160,7 +160,7 @@ class Desk:
         self._held: dict[str, dict[int, Delivery]] = {}
         self._stopped: deque[InboxItem] = deque(maxlen=MAX_STOPPED)  # items noticed here, for a hub without an inbox
         self._stale: set[Part] = set()
-        self._marks: dict[str, int] = {}  # read positions that the hub does not know yet
+        self._marks: dict[str, int] = {}  # read positions that were not sent to the hub yet
         self._news = asyncio.Event()
 
     # --- input
@@ -174,12 +174,12 @@ class Desk:
         self.activity.load_work(self.agents)
 
     async def follow_messages(self) -> None:
-        """Handle deliveries without end. Raises what ends the connection."""
+        """Handle deliveries until cancelled. Raises the error that ends the connection."""
         async for delivery in self.client.deliveries():
             message = delivery.message
             self.handle_message(message)
             if message.sender_id == self.me:
-                await delivery.ack()  # sent by another session of the same person
+                await delivery.ack()  # another session of the same person sent the message
                 continue
             # Not acknowledged yet: the person has not seen it, and it must come again after a crash.
             self._held.setdefault(message.thread_id, {})[message.seq] = delivery
@@ -188,7 +188,7 @@ class Desk:
             await self._make_room()
 
     def handle_message(self, message: AnyMessage) -> None:
-        """Handle a message of any thread, also the person's own."""
+        """Handle a message of any thread, including messages of the person."""
         self.activity.handle_message(message)
         row = self.threads.get(message.thread_id)
         # Only the hub knows the title and the readers of a new thread.
@@ -211,7 +211,7 @@ class Desk:
                     continue
                 case Reconnecting():
                     if self.lost:
-                        continue  # a repeated attempt
+                        continue  # a repeated delivery
                     self.lost = sanitize(event.reason).rstrip(": ") or "no answer"
                     self.on_change("connection")
                 case Reconnected():
@@ -235,7 +235,7 @@ class Desk:
                 self.show_line(sentence)
 
     def _begin_anew(self, epoch: str) -> None:
-        """Drop everything after a reconnection to another ledger: its seqs name other messages."""
+        """Discard all data after a reconnection to a different ledger, because its seqs belong to other messages."""
         if epoch != self.epoch:
             self.epoch = epoch
             self._held.clear()
@@ -270,7 +270,7 @@ class Desk:
             row = self.threads[thread_id]
             before = row.title
             row.set_read_state(mark)
-            row.name = row.name if row.title == before else ""  # the hub combines it with the place
+            row.name = row.name if row.title == before else ""  # the hub combines the name with the address
             self._refresh("threads")
 
     def show_line(self, sentence: str) -> None:
@@ -280,14 +280,16 @@ class Desk:
         self.on_change("told")
 
     def show_hint(self, sentence: str) -> None:
-        """Show what a key needs that had no effect."""
+        """Show why a key had no effect."""
         self.hint = sanitize(sentence)
         self.on_change("told")
 
     # --- acknowledgments
 
     async def acknowledge_shown(self, thread_id: str, first: int, last: int) -> None:
-        """Acknowledge the messages of a thread from one seq to another, and mark them as read: they were on the screen."""
+        """Acknowledge the messages of a thread in a range of seqs, and mark them as read. They must have been on the
+        screen.
+        """
         held = self._held.get(thread_id, {})
         for seq in [it for it in held if first <= it <= last]:
             await held.pop(seq).ack()
@@ -307,20 +309,21 @@ class Desk:
         self._news.set()
 
     def _count_held(self, thread_id: str) -> None:
-        """Count unread messages for a hub that does not: deliveries that were not shown."""
+        """Count deliveries that were not shown, for a hub that does not count unread messages."""
         if self.lacks_marks and thread_id in self.threads:
             self.threads[thread_id].unread = len(self._held.get(thread_id, ()))
             self.on_change("threads")
 
     async def read_all(self, thread_id: str) -> None:
-        """Mark a whole thread as read, whatever was shown of it."""
+        """Mark a whole thread as read, even messages that were never shown."""
         await self.acknowledge_shown(thread_id, 0, self.threads[thread_id].last_seq)
 
     async def _make_room(self) -> None:
-        """Acknowledge the oldest deliveries of closed threads when too many wait: the hub stops at ``max_unacked``.
+        """Acknowledge the oldest deliveries of closed threads when too many wait, because the hub stops at
+        ``max_unacked``.
 
-        Their threads still show as unread, if the hub stores the read state. If it does not, nothing is acknowledged:
-        the person would never learn of those messages.
+        Their threads still show as unread if the hub stores read states. If the hub does not, acknowledge nothing.
+        Otherwise the person would never see those messages.
         """
         most = self.client.welcome.limits.get("max_unacked", 256)
         waiting = sum(map(len, self._held.values()))
@@ -345,12 +348,12 @@ class Desk:
         self._news.set()
 
     async def refresh_forever(self) -> None:
-        """Fetch stale parts and send read positions to the hub, without end."""
+        """Fetch stale parts, and send read positions to the hub. Runs until cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
             stale, self._stale = self._stale, set()
-            with suppress(RoundelayError):  # not connected: everything is fetched after the reconnection
+            with suppress(RoundelayError):  # not connected; all parts are fetched after the reconnection
                 await self._say_marks()
                 for part in sorted(stale):
                     await self._fetch(part)
@@ -409,7 +412,7 @@ class Desk:
             except UnknownOperation:
                 self.lacks_marks = True
             except RequestError:
-                pass  # not one of this person's threads
+                pass  # the thread does not belong to this person
             # The person may have read on during the call; then the newer position is still to be sent.
             if self._marks.get(thread_id) == upto:
                 del self._marks[thread_id]
@@ -441,10 +444,10 @@ class Desk:
             self._stopped.remove(item)
         self._refresh("inbox")
 
-    # --- in words
+    # --- descriptions
 
     def list_threads(self) -> list[ThreadRow]:
-        """Return the threads: pinned ones first, then by age, archived ones last."""
+        """Return the threads, newest first. Pinned threads come before all others, and archived threads come last."""
         rows = self.threads.values()
         return sorted(rows, key=lambda it: (it.is_archived, not it.is_pinned, -it.last_seq))
 
@@ -453,7 +456,7 @@ class Desk:
         return sum(1 for it in self.threads.values() if it.unread and not it.is_muted and not it.is_archived)
 
     def name_thread(self, thread_id: str) -> str:
-        """Return the title of a thread from the hub, or its place if the hub has not listed it."""
+        """Return the title of a thread from the hub, or its address if the hub has not listed the thread."""
         row = self.threads.get(thread_id)
         if row is not None and row.name:
             return row.name

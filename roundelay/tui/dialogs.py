@@ -1,4 +1,4 @@
-"""Dialogs: a question with a line to answer, a choice from a list, the key after g, the help."""
+"""Dialogs: a question with a one-line answer, a choice from a list, the key after g, and the help."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roundelay.tui.parts import Line
 
 
 class Ask(ModalScreen[str | None]):
-    """Asks for one line. The result is None if the person goes back."""
+    """Dialog that asks for one line. The result is None if the person cancels."""
 
     BINDINGS: ClassVar = [("escape", "leave", "Back")]
 
@@ -41,7 +41,7 @@ class Ask(ModalScreen[str | None]):
 
 
 class Choose(ModalScreen[str | None]):
-    """Asks for one entry of a list, or for any other text. The result is None if the person goes back.
+    """Dialog that asks for one entry of a list, or for any other text. The result is None if the person cancels.
 
     Typed text filters the list.
     """
@@ -101,7 +101,7 @@ class Choose(ModalScreen[str | None]):
 
 
 class GoTo(ModalScreen[str | None]):
-    """Waits for the key after g."""
+    """Dialog that waits for the key after g."""
 
     PLACES: ClassVar = {"i": "inbox", "t": "threads", "a": "agents", "c": "cost", "s": "search"}
     BINDINGS: ClassVar = [
@@ -118,7 +118,7 @@ class GoTo(ModalScreen[str | None]):
 
 
 class Help(ModalScreen[None]):
-    """Lists all keys."""
+    """Dialog that lists all keys."""
 
     BINDINGS: ClassVar = [("escape,question_mark,q", "leave", "Back"), Binding("j", "down"), Binding("k", "up")]
 

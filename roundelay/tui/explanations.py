@@ -1,6 +1,7 @@
 """The screens that explain a run: why a message was sent and what followed from it, and the cost.
 
-The texts come from `roundelay.runs`, as those of the commands do."""
+The texts come from `roundelay.runs`, like the texts of the commands.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ class WhyPane(Pane):
                 f"What the conversation that began with #{root} used:",
                 *describe_cost(cost, paint=PLAIN).split("\n"),
             ]
-        except RequestError:  # the person may not see it
+        except RequestError:  # the person may not see the cost
             pass
         self._lines = lines = [fit_start(line, MAX_LINE) for text in lines for line in text.split("\n")]
         self.query_one("#about", Static).update(Content(f"Why #{self.seq} was said, the newest step first"))

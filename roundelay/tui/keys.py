@@ -1,4 +1,4 @@
-"""Keys that several screens share, and the help that lists all keys."""
+"""Keys that several screens share, and the help screen that lists all keys."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from textual.binding import Binding
 
 
 def is_typed(key: str) -> bool:
-    """Return whether a text field takes a key as a letter. Textual cannot tell by the key's name, and would offer search
-    there."""
+    """Return whether a text field treats a key as a letter.
+
+    Textual cannot decide this from the key's name, and would open the search in a text field.
+    """
     return key == "slash"
 
 
 class Keys:
-    """Groups of key bindings. They call actions of the widget that has them."""
+    """Groups of key bindings. The bindings call actions of the widget that declares them."""
 
     move: ClassVar = [
         Binding("j,down", "down", "Down", show=False),

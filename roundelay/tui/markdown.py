@@ -1,8 +1,8 @@
-"""Markdown of participants as styled lines of a terminal: headings, lists, quotes, code, tables, emphasis, links.
+"""Renders participants' Markdown as styled terminal lines: headings, lists, quotes, code, tables, emphasis and links.
 
-HTML is shown as text, a link is its words and its address, and nothing is clickable. Every piece is sanitized after
-parsing: the parser turns ``&#27;`` into an escape character. Texts that cannot be shown well are left to
-`messages.fold`.
+HTML is shown as text. A link is shown as its text and address, and nothing is clickable. Every piece of text is
+sanitized after parsing, because the parser turns ``&#27;`` into an escape character. `messages.fold` shows texts that
+cannot be rendered well.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ _STYLES = {"strong": "bold", "em": "italic", "s": "strike", "link": "underline"}
 
 
 def render(text: str, width: int) -> list[Content] | None:
-    """Return a sanitized text as lines of at most ``width`` columns; None if it has no Markdown or cannot be shown as
-    such."""
+    """Return a text as sanitized lines of at most ``width`` columns, or None if its Markdown cannot be rendered.
+
+    A text without Markdown also returns None.
+    """
     # Most texts have no sign of Markdown, and the search is far cheaper than the parser.
     if len(text) > MAX_CHARS or width < MIN_COLUMNS or _SIGNS.search(text) is None:
         return None
@@ -43,13 +45,13 @@ def render(text: str, width: int) -> list[Content] | None:
 
 
 class _Writer:
-    """Builds lines from tokens. ``_prefixes`` begin each line of the blocks that are open."""
+    """Builds lines from tokens. Each line begins with ``_prefixes``, which come from the open blocks."""
 
     def __init__(self, width: int) -> None:
         self.lines: list[Text] = []
         self._width = width
         self._prefixes: list[str] = []
-        self._bullet: str | None = None  # bullet of the list item whose first line comes next
+        self._bullet: str | None = None  # bullet of the list item whose first line is written next
         self._numbers: list[int | None] = []
         self._row: list[str] = []  # cells of the current table row
         self._is_in_cell = False
@@ -122,7 +124,7 @@ class _Writer:
             self._add(Text(f"│ {sanitize(line)}", style="cyan"))
 
     def _leave_line(self) -> None:
-        """Add an empty line before a block, except at the beginning and behind a bullet."""
+        """Add an empty line before a block, except at the beginning and after a bullet."""
         if self.lines and self._bullet is None and self.lines[-1].plain.strip():
             self.lines.append(Text(""))
 

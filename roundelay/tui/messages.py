@@ -1,8 +1,8 @@
-"""The messages of a thread on the screen: one widget each, in a window that moves over the thread.
+"""Messages of a thread on the screen: one widget per message, in a window that moves over the thread.
 
-`MessageWindow` holds at most `MAX_SHOWN` widgets. It fetches more when the person scrolls near an end, and removes
-widgets far away. It reports which messages were on the screen; the desk acknowledges them. Participants' text is
-sanitized and broken into lines here, and is never markup.
+`MessageWindow` has at most `MAX_SHOWN` widgets. It fetches more messages when the person scrolls near an end, and
+removes distant widgets. It reports the messages that were on the screen, and the `Desk` acknowledges these messages.
+This module sanitizes participants' text and breaks it into lines. Such text is never treated as markup.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ NAME_COLORS = ("#5fafff", "#87d787", "#d7af5f", "#d787d7", "#5fd7d7", "#ff9f6f",
 
 
 def name_color(agent_id: str) -> str:
-    """Return a participant's color, which is the same on every screen."""
+    """Return a participant's color. It is the same on every screen."""
     return NAME_COLORS[zlib.crc32(agent_id.encode()) % len(NAME_COLORS)]
 
 
 def fold(text: str, width: int, *, is_open: bool = False) -> list[str]:
-    """Return a text as sanitized lines of at most ``width`` columns. The last line says how much was left out."""
+    """Return a text as sanitized lines of at most ``width`` columns. If lines are omitted, the last line shows how
+    many.
+    """
     most_lines, most_chars = (MAX_OPEN_LINES, MAX_OPEN_CHARS) if is_open else (MAX_LINES, MAX_CHARS)
     # Cut before it is broken: a message of a megabyte would stop the screen.
     lines = break_lines(sanitize_lines(text[:most_chars]), max(width, 8))
@@ -58,7 +60,7 @@ def fold(text: str, width: int, *, is_open: bool = False) -> list[str]:
 
 
 def fold_markdown(text: str, width: int, *, is_open: bool = False) -> Sequence[Content | str]:
-    """Return a text as `fold` does, with its Markdown drawn."""
+    """Return a text as `fold` does, but with rendered Markdown."""
     most_lines, most_chars = (MAX_OPEN_LINES, MAX_OPEN_CHARS) if is_open else (MAX_LINES, MAX_CHARS)
     lines = render("\n".join(sanitize_lines(text[:most_chars])), width)
     if lines is None:
@@ -69,7 +71,7 @@ def fold_markdown(text: str, width: int, *, is_open: bool = False) -> Sequence[C
 
 
 def list_replaced(messages: Iterable[AnyMessage]) -> dict[int, int]:
-    """Return the messages that their senders have replaced, each with the seq of its newest replacement."""
+    """Return the messages that their senders have replaced, with the seq of the newest replacement of each."""
     senders: dict[int, str] = {}
     found = {}
     for it in messages:
@@ -82,15 +84,15 @@ def list_replaced(messages: Iterable[AnyMessage]) -> dict[int, int]:
 
 
 class MessageBox(Widget):
-    """One message. ``below`` are lines about it: its replies, who has read it, what the person can do."""
+    """One message. ``below`` has lines about the message: its replies, its readers, and the person's possible actions."""
 
     def __init__(self, message: AnyMessage, me: str, decision: str | None = None) -> None:
         super().__init__(markup=False)
         self.message = message
-        self._decision = decision  # in words
+        self._decision = decision  # decision in words
         self.is_open = False
         self.below: tuple[str, ...] = ()
-        self._is_waiting = False  # for a decision
+        self._is_waiting = False  # whether the message waits for a decision
         self._replaced_by: int | None = None
         self._me = me
         self._drawn: tuple[int, Content] | None = None
@@ -108,13 +110,13 @@ class MessageBox(Widget):
             self._draw_again()
 
     def set_waiting(self, is_waiting: bool) -> None:
-        """Set whether the call that the message asks for waits for a decision."""
+        """Set whether the message's approval request waits for a decision."""
         if is_waiting != self._is_waiting:
             self._is_waiting = is_waiting
             self._draw_again()
 
     def set_replaced(self, by: int | None) -> None:
-        """Set the message that replaces this one; the replaced text is folded."""
+        """Set the message that replaces this message, and fold the replaced text."""
         if by != self._replaced_by:
             self._replaced_by = by
             self._draw_again()
@@ -176,7 +178,7 @@ class MessageBox(Widget):
 
 
 class MessageWindow(VerticalScroll, can_focus=True):
-    """The visible part of a thread, with one selected message."""
+    """Visible part of a thread, with one selected message."""
 
     BINDINGS: ClassVar = [
         *Keys.move,
@@ -186,7 +188,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
     ]
 
     class OnScreen(TextualMessage):
-        """The messages from one seq to another were on the screen."""
+        """The messages in this range of seqs were on the screen."""
 
         def __init__(self, first: int, last: int) -> None:
             super().__init__()
@@ -207,7 +209,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
 
     @property
     def boxes(self) -> list[MessageBox]:
-        """The widgets, oldest message first."""
+        """Widgets of the messages, oldest first."""
         return [it for it in self.children if isinstance(it, MessageBox) and it.is_attached]
 
     def find(self, seq: int | None) -> MessageBox | None:
@@ -216,7 +218,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
     # --- loading
 
     async def load(self, at: int | None = None, unread_from: int | None = None) -> None:
-        """Show the end of the thread from its first unread message, or the part around one message.
+        """Show the thread from its first unread message, or the part around one message.
 
         Raises `RoundelayError`.
         """
@@ -235,7 +237,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         self.call_after_refresh(self._go_to, at, first_unread)
 
     def _go_to(self, at: int | None, first_unread: MessageBox | None) -> None:
-        """Scroll to a message, to the first unread one, or to the end, after the layout."""
+        """After the layout, scroll to a message, to the first unread message, or to the end."""
         if at is not None:
             self.select(at)
         elif first_unread is not None:
@@ -249,10 +251,12 @@ class MessageWindow(VerticalScroll, can_focus=True):
         self.look()
 
     async def add(self, message: AnyMessage) -> None:
-        """Add a new message if the end of the thread is loaded, and follow it if the person looks at the end."""
+        """Add a new message if the end of the thread is loaded. Scroll to the message if the person is looking at the
+        end.
+        """
         self.newest = max(self.newest, message.seq)
         boxes = self.boxes
-        self._told = (0, 0)  # the history may have brought it already
+        self._told = (0, 0)  # the history may already contain the message
         self.call_after_refresh(self.look)
         # The message lies in a part that is not loaded; it comes when the person scrolls there.
         if self.has_after or (boxes and self.has_before and message.seq < boxes[0].seq) or self.find(message.seq):
@@ -272,7 +276,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
     def is_at_end(self) -> bool:
         boxes = self.boxes
         if not self._is_settled or (boxes and not boxes[-1].virtual_region.height):
-            return False  # they have no position yet
+            return False  # new widgets have no position yet
         return not self.has_after and self.max_scroll_y - self.scroll_y <= 2
 
     async def load_before(self) -> None:
@@ -299,8 +303,11 @@ class MessageWindow(VerticalScroll, can_focus=True):
         self.call_after_refresh(lambda: self._keep_at(last, distance))
 
     async def _read_after(self, seq: int) -> list[AnyMessage]:
-        """Return some of the next messages. The hub pages backwards from a seq, so guess a seq ahead: further if the
-        thread is sparse, nearer if a page would not reach back."""
+        """Return some of the next messages.
+
+        The hub only pages backward from a seq, so guess a seq ahead. Guess further ahead if the thread is sparse, and
+        nearer if a page would not reach back to the current messages.
+        """
         nothing_upto, step = 0, 400
         while True:
             page = await self._client.history(self.thread_id, before=seq + step + 1, limit=500)
@@ -335,7 +342,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         await self.remove_children(boxes)
 
     def _keep_at(self, box: MessageBox, distance: float) -> None:
-        """Keep a message at its distance from the top, so that the text being read does not move."""
+        """Keep a message at the same distance from the top, so that the text being read does not move."""
         self.scroll_to(y=box.virtual_region.y - distance, animate=False, force=True)
         self.call_after_refresh(self.look)
 
@@ -347,7 +354,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
             self.call_after_refresh(self.look)
 
     def look(self) -> None:
-        """Report the messages on the screen, and fetch more near an end."""
+        """Report the messages on the screen, and fetch more messages near an end."""
         boxes = self.boxes
         # Before the layout is done every message seems to be on the screen, and all would count as read.
         if not boxes or not self._is_settled or not self.is_on_screen or self.size.height == 0:
@@ -371,14 +378,14 @@ class MessageWindow(VerticalScroll, can_focus=True):
             try:
                 await (self.load_before() if before else self.load_after())
             except RoundelayError:
-                pass  # the next scrolling tries again
+                pass  # the next scroll event retries
             finally:
                 self._is_loading = False
 
         _: Worker[None] = self.run_worker(load)
 
     def select(self, seq: int | None) -> None:
-        """Select the message that keys act on."""
+        """Select the message to which keys apply."""
         for it in self.boxes:
             it.set_class(it.seq == seq, "-selected")
         self.selected = seq

@@ -1,4 +1,4 @@
-"""Building blocks of the screens: panes, lists, text fields, and what a pane may ask of the terminal."""
+"""Building blocks of the screens: panes, lists and text fields, and the interfaces through which a pane uses the app."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from textual.containers import Vertical
 from textual.content import Content
 from textual.widget import Widget
 from textual.widgets import Footer, Input, OptionList
-from textual.widgets._footer import FooterKey  # the keys of Textual's footer, which has no public name for them
+from textual.widgets._footer import FooterKey  # the key symbols of Textual's footer, which Textual does not export
 from textual.widgets.option_list import Option
 
 from roundelay.display.text import display_width, fit_start, sanitize_lines
@@ -46,7 +46,7 @@ class Actions(Protocol):
 
 
 class Terminal(Protocol):
-    """What panes ask the terminal for. Methods that fail raise `RoundelayError`."""
+    """Functions of the terminal app that panes use. Methods that fail raise `RoundelayError`."""
 
     @property
     def actions(self) -> Actions: ...
@@ -63,12 +63,12 @@ class Terminal(Protocol):
 
 
 class Pane(Vertical):
-    """A screen, below the line with the names of the screens."""
+    """One screen, below the top line with the names of the screens."""
 
     name_here = ""
     """Name of the screen."""
     tab = ""
-    """The name that the top line highlights, for a screen that is not listed there."""
+    """Name that the top line highlights for a screen that is not in the top line."""
 
     def __init__(self, desk: Desk) -> None:
         super().__init__()
@@ -80,10 +80,10 @@ class Pane(Vertical):
         return cast(Terminal, self.app)
 
     def handle_change(self, part: Part) -> None:
-        """Draw a part of the desk that has changed."""
+        """Redraw a part of the data that has changed."""
 
     def focus_main(self) -> None:
-        """Focus the main widget: the pane was shown."""
+        """Focus the main widget when the pane is shown."""
         for widget in self.query("Rows, Input"):
             widget.focus()
             break
@@ -127,7 +127,7 @@ class Line(Input):
 
 
 class KeyLine(Footer):
-    """The keys that work now, as many as fit, always with the key for help."""
+    """Line that shows the keys that work now. Shows as many keys as fit, and always the key for help."""
 
     def compose(self) -> ComposeResult:
         found: list[Widget] = list(super().compose())
@@ -152,7 +152,7 @@ def _width(key: FooterKey) -> int:
 
 
 class Rows(OptionList):
-    """A list with one or two lines an entry. The selection survives a redraw."""
+    """List with one or two lines per entry. The selection survives a redraw."""
 
     BINDINGS: ClassVar = [
         Binding("j", "cursor_down", "Down", show=False),
@@ -182,12 +182,12 @@ class Rows(OptionList):
 
     @property
     def room(self) -> int:
-        """Columns of a row."""
+        """Width of a row in columns."""
         return max(self.scrollable_content_region.width - 2, 20)
 
 
 def write_row(left: Parts, right: str, width: int, below: str = "") -> Content:
-    """Return a line with a right-aligned part, and a dim line below. All parts must be sanitized."""
+    """Return a line with a right-aligned part, and a dim line below. All arguments must already be sanitized."""
     head = Content.assemble(*left)
     room = width - display_width(right) - 1
     plain = fit_start(head.plain, room)

@@ -35,7 +35,7 @@ VIEWING_SENT_EVERY_S = 20.0
 
 
 class ThreadPane(ReadStateKeys):
-    """One thread, opened at the message ``at`` if given."""
+    """Pane of one thread, opened at the message ``at`` if given."""
 
     name_here = "thread"
     tab = "threads"
@@ -104,7 +104,7 @@ class ThreadPane(ReadStateKeys):
         try:
             self.place = await find_place(self.desk.client, self.thread_id)
         except RoundelayError:
-            self.place = None  # a thread of others, which an operator reads
+            self.place = None  # an operator reads a thread of other participants
         row = self.desk.threads.get(self.thread_id)
         try:
             unread_from = row.read_upto if row is not None and row.unread and not self.desk.lacks_marks else None
@@ -131,7 +131,7 @@ class ThreadPane(ReadStateKeys):
     @on(events.Show)
     @on(events.Hide)
     def _update_viewing(self) -> None:
-        """Signal the readers of the thread whether this person looks at it."""
+        """Signal to the readers of the thread whether this person is viewing it."""
         was_viewed, self._is_viewed = self._is_viewed, self.display and self.thread_id in self.desk.threads
         # Repeated while the thread is open, because others forget a signal after a while; the end is told once.
         if was_viewed or self._is_viewed:
@@ -157,7 +157,7 @@ class ThreadPane(ReadStateKeys):
             self._is_busy = is_busy
             self.terminal.work(self._read_receipts)
         if part == "connection" and not self.desk.lost and self._epoch != self.desk.epoch:
-            self.terminal.work(self.load)  # another ledger
+            self.terminal.work(self.load)  # the ledger was replaced
 
     async def on_message_window_on_screen(self, event: MessageWindow.OnScreen) -> None:
         event.stop()
@@ -290,7 +290,7 @@ class ThreadPane(ReadStateKeys):
             self.terminal.open_thread(reply_thread(self.chosen.seq))
 
     def action_decide(self, word: str, scope: str) -> None:
-        """Decide on the selected request, or on the one that waits here."""
+        """Decide on the selected request, or on the request that waits in this thread."""
         waiting = [request.seq for request in self.desk.activity.list_own_requests(self.thread_id)]
         if self.chosen is not None and read_request(self.chosen) is not None:
             self.terminal.actions.decide(word, self.chosen.seq, scope)
@@ -300,7 +300,7 @@ class ThreadPane(ReadStateKeys):
             self.desk.show_hint("Several calls wait here: select one by j and k." if waiting else "No call waits here.")
 
     def action_why(self) -> None:
-        """Explain the selected message, or the newest one here."""
+        """Explain the selected message, or the newest message of this thread."""
         boxes = self.window.boxes
         if boxes:
             self.terminal.open_why((self.chosen or boxes[-1].message).seq)

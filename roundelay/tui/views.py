@@ -1,6 +1,6 @@
 """The screens that are lists: inbox, threads, agents, search.
 
-Each is a `Pane`: the app mounts it and calls `handle_change` when a part of the desk has changed.
+Each screen is a `Pane`. The app mounts the pane, and calls `handle_change` when a part of the data has changed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from roundelay.tui.parts import Line, Pane, Parts, ReadStateKeys, Rows, write_ro
 
 
 def describe_age(at: int, now_ms: int) -> str:
-    """Return the age of something, or an empty text if its time is unknown."""
+    """Return the time since a moment in words, or an empty text if the moment is unknown."""
     if not at:
         return ""
     return format_elapsed(now_ms - at) if now_ms - at >= MINUTE_MS else "now"
@@ -164,7 +164,7 @@ class ThreadsPane(ReadStateKeys):
 
 
 class AgentsPane(Pane):
-    """The participants and what they do, with the card of the selected one."""
+    """Participants and their activity, with the card of the selected participant."""
 
     name_here = "agents"
     BINDINGS: ClassVar = [("R", "go_on", "Let it go on")]
