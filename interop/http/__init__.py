@@ -1,1 +1,1 @@
-"""The gateway's own HTTP API, and how it reads requests and limits connections."""
+"""The gateway's own HTTP API, its reading of requests, and its limits on connections."""

@@ -1,8 +1,8 @@
 """The network over HTTP, for programs that cannot keep a socket open: scripts, cron jobs, forms.
 
-Each endpoint is one row of `ENDPOINTS`: its shapes, and what it does with the caller's session. Routes and the OpenAPI
-document are made from these rows. Nothing is kept between two requests but the session. A request that is repeated under
-its ``message_id`` sends nothing twice, whatever happened to the first response.
+Each endpoint is one row of `ENDPOINTS`: its request and response types, and the function that uses the caller's
+session. Routes and the OpenAPI document are generated from these rows. Only the session is kept between requests. A
+request that is repeated with the same ``message_id`` never sends a message twice, even if the first response was lost.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ with needs("gateway"):
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 MAX_WAIT_S = 25
-"""Maximum wait for a message, in seconds: many proxies give up after half a minute."""
+"""Maximum wait for a message, in seconds. Many proxies give up after half a minute."""
 PATIENCE_S = 29.0
-"""Maximum duration of a call, in seconds: for a node that is away, or for a message."""
+"""Maximum duration of a call, in seconds, including waits for an unreachable node or for a message."""
 
 
 def _read_integer(value: object) -> object:
-    """Accept 8.0 as 8: JSON does not distinguish them."""
+    """Accept 8.0 as 8, because JSON does not distinguish them."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -138,7 +138,8 @@ class Empty(_Shape):
 
 class HttpCall(NamedTuple):
     """One request: the caller's session and credentials, the body or query (``arguments``), and values of path and
-    headers (``names``)."""
+    headers (``names``).
+    """
 
     client: NetworkClient
     credentials: Credentials
@@ -151,7 +152,7 @@ Perform = Callable[[HttpCall], Awaitable[tuple[int, Any]]]
 
 @dataclass(frozen=True)
 class Endpoint(Generic[BodyT]):
-    """One endpoint. ``takes`` is the body of a POST, and the query of every other method."""
+    """One endpoint. ``takes`` is the type of the body for a POST, and of the query for every other method."""
 
     method: Literal["GET", "POST", "DELETE"]
     path: str
@@ -166,7 +167,7 @@ async def _send(call: HttpCall) -> tuple[int, Any]:
     body, key = call.arguments, call.names.get("idempotency-key")
     if key is not None and not _MESSAGE_ID.fullmatch(key):
         raise InvalidFrame("The header Idempotency-Key must be 1 to 128 visible ASCII characters.")
-    # Two ids would make two messages of one request, depending on which one a retry repeats.
+    # With two ids, one request could create two messages, depending on which id a retry repeats.
     if key is not None and body.message_id not in (None, key):
         raise InvalidFrame("message_id and the header Idempotency-Key name different ids. Send only one of them.")
     options = body.model_dump(exclude={"to", "content", "message_id"}, exclude_none=True)
@@ -284,7 +285,8 @@ def make_routes(
     routes = [Route(path, partial(_answer, pool, rows), methods=[*rows]) for path, rows in by_path.items()]
     for route in routes:
         assert route.methods is not None
-        # Starlette answers HEAD like GET. Receiving marks messages as delivered, and HEAD would throw them away.
+        # Starlette answers HEAD like GET. Receiving marks messages as delivered, and a HEAD response would discard
+        # them.
         route.methods.discard("HEAD")
     return [*routes, Route("/openapi.json", show_document, methods=["GET"])]
 
@@ -300,8 +302,8 @@ async def _answer(pool: SessionPool, rows: Mapping[str, Endpoint[Any]], request:
                 place["idempotency-key"] = request.headers["idempotency-key"]
             async with pool.session(credentials) as client:
                 work = endpoint.perform(HttpCall(client, credentials, arguments, place))
-                # Only a GET is cancelled with its client: a send that has begun is finished, so that its retry finds
-                # the message.
+                # Cancel only a GET when its client disconnects. A send that has begun is finished, so that a retry
+                # finds the message.
                 status, value = await (run_while_connected(request.receive, work) if endpoint.method == "GET" else work)
     except ClientDisconnect:
         return Response(status_code=400)  # nobody reads the response
@@ -324,7 +326,7 @@ async def _read_body_or_query(endpoint: Endpoint[Any], request: Request) -> Base
         if len(set(names)) != len(names):
             raise InvalidFrame("The query has a parameter twice.")
         return shape.model_validate(dict(request.query_params))
-    # Strict for JSON, which has types of its own. A query has only text, so it is converted above.
+    # Use strict validation for JSON, which has types. A query has only text, so its values were converted above.
     return shape.model_validate(await read_json(request), strict=True)
 
 

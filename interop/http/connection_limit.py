@@ -1,8 +1,8 @@
-"""Limit of the gateway's connections without an accepted token. A new connection always finds a place.
+"""Limit of the gateway's connections without an accepted token. A new connection always gets a slot.
 
 A connection counts until the hub has accepted the token of its request, and again after the response. These connections
-share places as pending ones of the hub do (`network.hub.handshakes.HandshakeLimiter`): the address with the most of them
-loses its oldest. `session_pool` bounds the calls with an accepted token.
+share slots like pending connections of the hub (`network.hub.handshakes.HandshakeLimiter`): the address with the most
+connections loses its oldest. `session_pool` limits the calls with an accepted token.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ with needs("gateway"):
 log = logging.getLogger(__name__)
 
 HEAD_TIMEOUT_S = 10.0
-"""Maximum time until an open connection has sent the whole head of a request, in seconds."""
+"""Maximum time until a client has sent the complete header of a request, in seconds."""
 MAX_UNAUTHENTICATED = 1000
 """Maximum number of connections without an accepted token."""
 LOG_EVERY_S = 60.0
 
 
 class RefusalLog:
-    """Counts refusals, and logs them in at most one line per period."""
+    """Counts refusals and logs them in at most one line per period."""
 
     def __init__(self, period_s: float = LOG_EVERY_S) -> None:
         self._period_s = period_s
@@ -42,7 +42,7 @@ class RefusalLog:
         self._due: asyncio.TimerHandle | None = None
 
     def count(self, reason: str) -> None:
-        # Log the first at once, and sum up the rest: a flood of refusals must not become a flood of lines.
+        # Log the first refusal at once and summarize the rest. A flood of refusals must not become a flood of lines.
         self._counts[reason] += 1
         if self._due is None:
             self._write()
@@ -73,7 +73,7 @@ class ConnectionLimit:
 
 
 class _QuietLogger(logging.LoggerAdapter[logging.Logger]):
-    """uvicorn's logger. Any client can cause its warnings, so they are counted as refusals instead."""
+    """uvicorn's logger. Any client can cause its warnings, so they are counted as refusals instead of logged."""
 
     def __init__(self, logger: logging.Logger, refusals: RefusalLog) -> None:
         super().__init__(logger)
@@ -88,7 +88,7 @@ class _QuietLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class LimitedConnection(H11Protocol):
-    """An HTTP connection that is closed when the head of a request is late, or when a new connection needs its place."""
+    """HTTP connection that is closed if the header of a request is late, or if a new connection needs its slot."""
 
     _due: asyncio.TimerHandle | None = None
     source = ""
@@ -98,7 +98,7 @@ class LimitedConnection(H11Protocol):
         self._limit = limit
         self.logger = _QuietLogger(self.logger, limit.refusals)  # type: ignore[assignment]
 
-    # uvicorn narrows the argument in the same way, and is not typed as a subclass of what asyncio declares
+    # uvicorn narrows the argument in the same way, and its class is not typed as a subclass of asyncio's protocol
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._due = self.loop.call_later(HEAD_TIMEOUT_S, transport.abort)
@@ -106,22 +106,22 @@ class LimitedConnection(H11Protocol):
         self._limit.limiter.add(self)
 
     def evict(self) -> None:
-        """Close the connection: another one needs its place."""
+        """Close the connection, because another connection needs its slot."""
         self._limit.refusals.count("ended for newcomers")
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        # Tasks copy the context in which they start: the task that answers this request finds its connection there.
+        # Tasks copy the context in which they start. The task that answers this request finds its connection there.
         reset = token_accepted.set(_release_later(self))
         try:
             super().data_received(data)
         finally:
             token_accepted.reset(reset)
-        # IDLE with bytes left over means that a part of a head has arrived, and the rest is still missing.
+        # IDLE with remaining bytes means that a part of a header has arrived and the rest is missing.
         is_partial = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
         if not is_partial:
             self._cancel_timeout()
-        # Never renew a running timer: a client that sends a byte at a time would otherwise never be late.
+        # Never restart a running timer. Otherwise a client that sends one byte at a time would never be late.
         elif self._due is None:
             self._due = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
 
@@ -136,7 +136,7 @@ class LimitedConnection(H11Protocol):
         super().connection_lost(exc)
 
     def release_place(self) -> None:
-        """Stop counting this connection: the hub has accepted the token of its request."""
+        """Stop counting this connection, because the hub has accepted the token of its request."""
         if not self.transport.is_closing():
             self._limit.limiter.remove(self)
 
@@ -147,8 +147,9 @@ class LimitedConnection(H11Protocol):
 
 
 def _release_later(connection: LimitedConnection) -> Callable[[], None]:
-    """Return a call of `release_place` with a weak reference: a session of the pool keeps the context of the request
-    that opened it, and must not keep that connection in memory."""
+    """Return a function that calls `release_place` through a weak reference. A session of the pool keeps the context
+    of the request that opened it, and must not keep that connection in memory.
+    """
     reference = weakref.ref(connection)
 
     def release() -> None:

@@ -1,6 +1,6 @@
-"""ASGI middleware of the gateway: which requests reach the application of another protocol, and for how long.
+"""ASGI middleware of the gateway: decides which requests reach the application of another protocol, and cancels them.
 
-Each class wraps an application, and keeps no state between requests.
+Each class wraps an application and keeps no state between requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ with needs("gateway"):
 
 
 _SINGLE_HEADERS = ("authorization", "host", "idempotency-key", "origin", "sec-fetch-site")
-"""Headers that a request may have only once."""
+"""Headers that a request may contain only once."""
 NO_OAUTH = (
     "Bearer token needed: Roundelay has no OAuth and registers no clients. Set the header `Authorization: Bearer "
     "ID:TOKEN` in the configuration of this MCP server; `roundelay token create ID` makes the token."
@@ -31,17 +31,19 @@ BEARER_CHALLENGE = (
     'Bearer realm="roundelay", error="invalid_token", error_description="Bearer token needed, no OAuth: set the header '
     'Authorization: Bearer ID:TOKEN for this server. roundelay token create ID makes the token."'
 )
-"""Challenge for MCP hosts (RFC 6750, 3). It has `error` also for a request without a token, as servers of the MCP SDK do.
+"""Challenge for MCP hosts (RFC 6750, 3). It has `error` even for a request without a token, like servers of the MCP
+SDK.
 
-It names no `resource_metadata` (RFC 9728): MCP requires an authorization server in that document, and there is none.
+It does not name `resource_metadata` (RFC 9728): MCP requires an authorization server in that document, and there is
+none.
 """
 
 
 class UnambiguousRequestsOnly:
-    """Refuses requests that a proxy and this server may read differently, and requests by pages of other sites.
+    """Refuses requests that a proxy and this server may interpret differently, and requests by pages of other sites.
 
-    A browser that has stored a name and password (`Basic`) for the gateway sends them with every request. A hostile page
-    could make it submit a form as that participant.
+    If a browser has stored a name and password (`Basic`) for the gateway, it sends them with every request. A hostile
+    page could make it submit a form as that participant.
     """
 
     def __init__(self, app: ASGIApp, names: PublicNames) -> None:
@@ -50,7 +52,8 @@ class UnambiguousRequestsOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
-        # A proxy may take the first header and this server the last: the proxy's checks would apply to another request.
+        # A proxy may use the first header and this server the last. The proxy's checks would then apply to a different
+        # request.
         if (name := _find_ambiguity(headers)) is not None:
             response = make_error_response(InvalidFrame(f"The request states its {name} more than once."))
             response.headers["connection"] = "close"  # the end of this request may be ambiguous too
@@ -64,7 +67,7 @@ class UnambiguousRequestsOnly:
 
 
 def _find_ambiguity(headers: Headers) -> str | None:
-    """Return what a request states more than once although it may state it only once, or None."""
+    """Return the property that a request states more than once although only one is allowed, or None."""
     if "transfer-encoding" in headers and "content-length" in headers:
         return "length"  # RFC 9112, 6.1
     return next((name for name in _SINGLE_HEADERS if len(headers.getlist(name)) > 1), None)
@@ -75,12 +78,13 @@ def _is_cross_site(headers: Headers, names: PublicNames) -> bool:
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
     if origin is not None and origin.partition("://")[2] != headers.get("host") and not names.is_own_page(origin):
         return True
-    # "none" is a person who typed the address, and the default for programs, which do not send this header.
+    # "none" means that a person typed the address. It is also the default here for programs, which do not send this
+    # header.
     return site not in ("none", "same-origin")
 
 
 class TokenRequired:
-    """Passes requests on to an application after the hub has accepted their token."""
+    """Passes requests to an application after the hub has accepted their token."""
 
     def __init__(
         self,
@@ -103,7 +107,7 @@ class TokenRequired:
 
 
 class KnownHostsOnly:
-    """Passes on requests that name this gateway in their ``Host``."""
+    """Passes on only requests that name this gateway in their ``Host`` header."""
 
     def __init__(self, app: ASGIApp, names: PublicNames) -> None:
         self._app = app
@@ -117,7 +121,9 @@ class KnownHostsOnly:
 
 
 def make_mcp_error_response(error: RoundelayError) -> JSONResponse:
-    """Return an error response for an MCP host. A 401 makes hosts start OAuth, so its text says that a token is needed."""
+    """Return an error response for an MCP host. A 401 makes hosts start OAuth, so its text explains that a token is
+    needed.
+    """
     response = make_error_response(error)
     if response.status_code != 401:
         return response
@@ -133,7 +139,7 @@ class CancelOnDisconnect:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            # Read the body first: only then does ``receive`` report that the client has disconnected.
+            # Read the body first, because ``receive`` reports a disconnect only after the body.
             body = await read_body(Request(scope, receive))
         except ClientDisconnect:
             return

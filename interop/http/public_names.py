@@ -1,7 +1,7 @@
-"""Names of a gateway: the hosts under which it answers, and the URL in its documents.
+"""Names of a gateway: the host names that it accepts, and the URL in its documents.
 
-A gateway behind a proxy cannot know its own address. `public_url` names it, path prefix included. Without it, documents
-show the address of the request, with the prefix that the proxy sends as ``X-Forwarded-Prefix``.
+A gateway behind a proxy cannot know its own address. `public_url` is that address, including the path prefix. Without
+it, documents show the address of the request, with the prefix that the proxy sends as ``X-Forwarded-Prefix``.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class PublicNames:
-    """The names of a gateway that listens on ``host``: its ``public_url`` and ``web_hosts`` (`hub.example.org`)."""
+    """Names of a gateway that listens on ``host``: its ``public_url`` and ``web_hosts`` (`hub.example.org`)."""
 
     def __init__(self, host: str = "127.0.0.1", public_url: str | None = None, web_hosts: Iterable[str] = ()) -> None:
         self._url = public_url.rstrip("/") if public_url is not None else None
         parts = urlsplit(self._url) if self._url is not None else None
         self._origin = f"{parts.scheme}://{parts.netloc}".lower() if parts is not None else None
-        # Clients omit the default port of the scheme from the header Host.
+        # Clients omit the scheme's default port from the Host header.
         own = [parts.netloc.removesuffix(DEFAULT_PORTS[parts.scheme])] if parts is not None else []
         hosts = map(read_web_host, (*web_hosts, *own))
         self._named = {host for host in hosts if host is not None}
         self._is_local = is_loopback(host)
 
     def find_wrong_host(self, headers: Headers) -> str | None:
-        """Return the reason to refuse a request by its ``Host``, or None.
+        """Return the reason to refuse a request because of its ``Host`` header, or None.
 
-        A hostile page can make a browser send requests to a gateway on the same machine under a host name of the
-        attacker (DNS rebinding). So a gateway that listens on loopback alone answers only under names that it knows.
+        In a DNS rebinding attack, a hostile page makes a browser send requests to a gateway on the same machine, under
+        a host name of the attacker. A gateway that listens only on loopback therefore accepts only names that it knows.
         """
         if not self._is_local:
             return None
@@ -58,15 +58,15 @@ class PublicNames:
         )
 
     def is_own_page(self, origin: str) -> bool:
-        """Return whether an origin is that of the public URL."""
+        """Return whether an origin is the origin of the public URL."""
         return origin.lower() == self._origin
 
     def show_base(self, request: Request) -> str:
-        """Return the URL by which the client reaches the gateway, without a trailing slash."""
+        """Return the URL with which the client reaches the gateway, without a trailing slash."""
         if self._url is not None:
             return self._url
         prefix = request.headers.get("x-forwarded-prefix", "")
-        # Anybody can send this header, so only a plain path enters the document.
+        # Anybody can send this header, so only a plain path may enter the document.
         prefix = prefix.rstrip("/") if _PREFIX.fullmatch(prefix) else ""
         return f"{request.url.scheme}://{request.url.netloc}{prefix}"
 

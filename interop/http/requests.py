@@ -1,6 +1,6 @@
-"""Requests and error responses over HTTP: bodies within limits, strict JSON, callers that disconnect.
+"""HTTP requests and error responses: limited bodies, strict JSON, and cancellation when a caller disconnects.
 
-Every protocol of the gateway reads its requests here. This module knows no endpoints and no sessions.
+Every protocol of the gateway reads its requests with this module, which knows no endpoints and no sessions.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ T = TypeVar("T")
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_S = 30.0
 MAX_DIGITS = 1000
-"""Maximum length of an integer in JSON: Python's conversion of longer ones takes quadratic time."""
+"""Maximum number of digits of an integer in JSON. Python's conversion of longer ones takes quadratic time."""
 _STATUSES: tuple[tuple[type[RoundelayError], int], ...] = (
     (NotAuthenticated, 401),
     (Forbidden, 403),
@@ -61,7 +61,7 @@ _STATUSES: tuple[tuple[type[RoundelayError], int], ...] = (
 
 
 class Problem(BaseModel):
-    """What is wrong, and how to go on."""
+    """The problem, and how to fix it."""
 
     code: str
     message: str
@@ -73,7 +73,7 @@ class Refusal(BaseModel):
 
 
 def find_status(error: RoundelayError) -> int:
-    """Return the HTTP status of an error. 409 is the default: such an error needs a person (`GiveUp`)."""
+    """Return the HTTP status of an error. The default is 409, for errors that need a person (`GiveUp`)."""
     if type(error).code == "internal":
         return 500
     return next((status for kind, status in _STATUSES if isinstance(error, kind)), 409)
@@ -93,20 +93,20 @@ def make_error_response(error: RoundelayError) -> JSONResponse:
 
 
 def format_retry_after(delay_ms: int) -> str:
-    """Return a delay as the header Retry-After has it: whole seconds, at least one."""
+    """Return a delay in the form of the Retry-After header: whole seconds, at least one."""
     return str(max(1, math.ceil(delay_ms / 1000)))
 
 
 async def read_json(request: Request) -> Any:
-    """Read a body with any JSON that can be stored. Raises `TooLarge`, `InvalidFrame`, `ClientDisconnect`."""
+    """Read a body with any JSON that can be stored. Raises `TooLarge`, `InvalidFrame` and `ClientDisconnect`."""
     return parse_json(await read_body(request))
 
 
 async def read_body(request: Request) -> bytes:
-    """Read a body. Raises `TooLarge`, `InvalidFrame` after a timeout, `ClientDisconnect`."""
+    """Read a body. Raises `TooLarge`, `InvalidFrame` after a timeout, and `ClientDisconnect`."""
     body = bytearray()
     try:
-        # A client that sends half of a body would otherwise hold a connection that others need.
+        # Limit the time. A client that sends half of a body would otherwise occupy a connection that others need.
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
                 body += part
@@ -118,14 +118,15 @@ async def read_body(request: Request) -> bytes:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has disconnected. The body must have been read."""
+    """Wait until the client has disconnected. The body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """Await ``work``, and cancel it when the client disconnects. The body must have been read. Raises
-    `ClientDisconnect`."""
+    """Await ``work``, and cancel it when the client disconnects. The body must have been read before. Raises
+    `ClientDisconnect`.
+    """
     working, gone = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(receive))
     try:
         await asyncio.wait({working, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -135,12 +136,12 @@ async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
     finally:
         working.cancel()
         gone.cancel()
-        # Wait for both: work that still runs would use a session which its caller is about to give back.
+        # Wait for both tasks. Work that still runs would use a session that its caller is about to release.
         await asyncio.wait({working, gone})
 
 
 async def serve_while_connected(app: ASGIApp, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
-    """Have an application answer a request whose body was read, and cancel it when the client disconnects."""
+    """Let an application answer a request whose body was read. Cancel the application when the client disconnects."""
     event: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
     async def replay_body() -> Message:

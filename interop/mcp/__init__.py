@@ -1,1 +1,1 @@
-"""The MCP server of a participant, over HTTP and over stdio."""
+"""The MCP server of a participant, over HTTP and stdio."""

@@ -1,7 +1,8 @@
-"""Approvals over MCP: a person decides on an agent's call at the person's own MCP host.
+"""Approvals over MCP: a person decides on an agent's call in the person's own MCP host.
 
-Over MCP a model speaks for the person, so its text never decides. The host asks the person by the protocol's elicitation,
-and the person's answer is sent. Nothing is stored here: the hub knows which calls wait.
+Over MCP, a model sends messages in the person's name, so its text never decides. The host asks the person with the
+protocol's elicitation, and the person's answer is sent. This module stores nothing, because the hub knows which calls
+wait.
 """
 
 from __future__ import annotations
@@ -24,14 +25,18 @@ with needs("bridge"):
 
 
 MAX_ASKED_CHARS = 8_000
-"""Maximum length of a question to a person. It is shown as a whole, or the person decides elsewhere."""
+"""Maximum length of a question to a person. A longer question cannot be shown in full here, so the person must
+decide on the page, in the chat or with the CLI.
+"""
 _WORDS = ("/approve", "/deny", "/edit")
 _ASKS_IN_ANSWERS = "2026-07-28"
-"""First revision in which a server asks in its response, and the host calls again. Before it asks over a session."""
+"""First revision in which a server asks in its response and the host calls again. In earlier revisions it asks over
+a session.
+"""
 
 
 class PersonsDecision(BaseModel):
-    """The form that a host shows to the person."""
+    """Form that a host shows to the person."""
 
     decision: Literal["approve", "approve thread", "approve always", "deny"] = Field(
         title="Decision",
@@ -48,15 +53,17 @@ class PersonsDecision(BaseModel):
 async def find_question(
     context: Context[Any, Any], client: NetworkClient, request: AnyMessage, text: str
 ) -> str | None:
-    """Return the question to the person before ``text`` may be sent as a reply, or None if no decision is needed.
+    """Return the question to the person that must be answered before ``text`` may be sent as a reply. Return None if no
+    decision is needed.
 
-    Raises `ToolError` if this participant cannot decide, and `MCPError` if the host cannot ask."""
+    Raises `ToolError` if this participant cannot decide, and `MCPError` if the host cannot ask.
+    """
     if client.kind != "human":
         return None  # only replies of people decide
     page = await client.call("network.approvals", {"after": request.seq - 1, "limit": 1})
     waiting = next((approval for approval in page["approvals"] if approval["seq"] == request.seq), None)
     approval = (request.metadata or {}).get("approval")
-    # A word such as /approve would be a decision at the hub, so it needs the person even below another message.
+    # The hub would treat a word such as /approve as a decision, so ask the person even for a reply to another message.
     if waiting is None and not isinstance(approval, dict) and not text.strip().lower().startswith(_WORDS):
         return None
     if waiting is None:
@@ -71,13 +78,15 @@ async def find_question(
 
 
 def decision_id(client: NetworkClient, request: int) -> str:
-    """Return the id of a participant's decision on a request. A host that repeats it sends the same message."""
+    """Return the id of a participant's decision on a request. A host that repeats the decision sends the same
+    message.
+    """
     return "decision-" + hashlib.sha256(f"{client.agent_id} {request}".encode()).hexdigest()[:40]
 
 
 def _describe(client: NetworkClient, request: AnyMessage, approval: Mapping[str, Any]) -> str:
     names = ("tool", "arguments", "reason")
-    # Make invisible characters visible: the person must decide on the text that the tool will get.
+    # Make invisible characters visible. The person must see exactly the text that the tool will get.
     stated = {name: visible(approval[name]) for name in names if isinstance(approval.get(name), str)}
     call = f"may I call {stated.get('tool', 'a tool')} with {stated.get('arguments', 'what stands in my message')}?"
     why = [f"Why: {stated['reason']}"] if stated.get("reason") else []
@@ -93,7 +102,7 @@ def _describe(client: NetworkClient, request: AnyMessage, approval: Mapping[str,
 
 def _require_host_that_asks(context: Context[Any, Any], seq: int) -> None:
     declared = context.client_capabilities.elicitation if context.client_capabilities is not None else None
-    # A host that declares neither form nor url follows an earlier revision, in which forms were all there was.
+    # A host that declares neither form nor url follows an earlier revision, which supported only forms.
     can_show = declared is not None and (declared.form is not None or declared.url is None)
     is_modern = (context.protocol_version or "") >= _ASKS_IN_ANSWERS
     if can_show and (is_modern or context.session.can_send_request):

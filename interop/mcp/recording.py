@@ -26,7 +26,7 @@ _CLIENT = {"name": "roundelay", "version": "1"}
 
 
 def make_handshake(protocol_version: str) -> list[dict[str, Any]]:
-    """Return the messages of a host with a handshake, which asks for everything that is recorded."""
+    """Return the messages of a host with a handshake, which requests everything that is recorded."""
     params = {"protocolVersion": protocol_version, "capabilities": {}, "clientInfo": _CLIENT}
     return [
         {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params},
@@ -50,7 +50,7 @@ def make_modern() -> list[dict[str, Any]]:
 
 
 async def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the SDK's answers to the messages, in their order."""
+    """Return the SDK's answers to the messages, in order."""
     answers: list[dict[str, Any]] = []
     is_answered = anyio.Event()
 
@@ -61,7 +61,7 @@ async def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             is_answered.set()
 
         async def flush(self) -> None:
-            """Lines are not buffered."""
+            """Do nothing, because lines are not buffered."""
 
     async def read() -> Any:
         nonlocal is_answered
@@ -77,7 +77,7 @@ async def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     reading: Any = read()
     writing: Any = Writing()
     async with stdio_server(reading, writing) as (read_stream, write_stream):
-        inner = make_mcp_server(find_session)._lowlevel_server  # the one that speaks the protocol
+        inner = make_mcp_server(find_session)._lowlevel_server  # the object that implements the protocol
         await inner.run(read_stream, write_stream, inner.create_initialization_options())
     return answers
 

@@ -1,8 +1,8 @@
 """The MCP server: a coding agent, or any other MCP host, takes part in a network as one participant.
 
-The official SDK speaks the protocol. Each tool calls the participant's session and returns text for a model, with the
-messages of others marked as such. Nothing is kept between two calls: the token identifies the caller, and its position
-is in the ledger (`ack`) or an argument (`after`).
+The official SDK implements the protocol. Each tool calls the participant's session and returns text for a model, in
+which the messages of others are marked. Nothing is kept between two calls. The token identifies the caller, and the
+caller's position is in the ledger (`ack`) or in an argument (`after`).
 """
 
 # No `from __future__ import annotations`: the SDK evaluates annotations to find arguments that a person gives (`Resolve`).
@@ -41,7 +41,7 @@ with needs("bridge"):
 
 
 MAX_WAIT_S = 25
-"""Maximum wait of the tools `wait` and `ask`, in seconds: hosts give a tool about half a minute."""
+"""Maximum wait of the tools `wait` and `ask`, in seconds. Hosts limit a tool call to about half a minute."""
 MAX_SHOWN = 50
 DECIDE_WITHIN_S = 86_400
 """Time that a person may take for a decision before the host must ask again, in seconds."""
@@ -58,7 +58,7 @@ _ACKNOWLEDGES = ToolAnnotations(
 )
 
 FindSession = Callable[[Context[Any, Any]], AbstractAsyncContextManager[NetworkClient]]
-"""Lends the caller's session for one call."""
+"""Provides the caller's session for one call."""
 
 To = Annotated[str, Field(description="Who gets it: agent:ID (an agent or a person), channel:NAME or broadcast")]
 Text = Annotated[str, Field(min_length=1)]
@@ -76,17 +76,17 @@ MessageId = Annotated[
 
 
 class PlainServer(MCPServer[Any]):
-    """A server whose tool errors are one sentence for the model."""
+    """Server whose tool errors are one sentence for the model."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        """Call a tool. Raises `ToolError` with a text that the model can act on."""
+        """Call a tool. Raises `ToolError` with a text that tells the model what to do."""
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
             match error.__cause__:
-                # The SDK wraps errors in "Error executing tool", which tells a model nothing.
+                # The SDK wraps errors in "Error executing tool", which gives a model no information.
                 case ToolError() as cause:
                     raise cause from error
                 case ValidationError() as invalid:
@@ -179,7 +179,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
                 raise ToolError(f"The person was asked and has decided nothing ({decided.action}); nothing was sent.")
             if decided.data is not None:
                 said = decided.data.write()
-                # Never the model's text: it could state a decision that the person did not make.
+                # Never send the model's text: it could state a decision that the person did not make.
                 stored = await client.reply(message, said, message_id=decision_id(client, seq))
                 return f"The person has decided: {plain(said)}. It is stored as #{stored.seq}; your text was not sent."
             stored = await client.reply(message, text, message_id=message_id)
@@ -297,7 +297,9 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
 
 
 def _show_caller(context: ServerRequestContext[Any, Any]) -> str | None:
-    """Return the caller, which the SDK seals into the state that a host sends back; or None over stdio, with one caller."""
+    """Return the caller, which the SDK seals into the state that a host sends back. Return None over stdio, where
+    there is one caller.
+    """
     headers = getattr(context.request, "headers", None)
     return None if headers is None else str(headers.get("authorization"))
 
@@ -316,10 +318,10 @@ async def _wait_for_answer(client: NetworkClient, question: int, agent_id: str, 
     def is_answer(message: AnyMessage) -> bool:
         return message.sender_id == agent_id and message.reply_to == question
 
-    # `follow` only looks, so that messages of others stay undelivered until `check` shows them.
+    # `follow` only peeks, so that messages of others stay undelivered until `check` shows them.
     async for message in client.follow(after=question, timeout_s=wait_s):
         if is_answer(message):
-            # An agent may answer in several messages: show those that are there by now.
+            # An agent may answer in several messages. Show all that have arrived by now.
             others = [other async for other in client.follow(after=message.seq, timeout_s=0) if is_answer(other)]
             answers = [format_message(other) for other in (message, *others)]
             return "\n".join([OTHERS_WORDS, *answers, "Say ack when you have handled it."])
@@ -330,8 +332,8 @@ async def _wait_for_answer(client: NetworkClient, question: int, agent_id: str, 
 
 
 async def _describe_wait(client: NetworkClient, agent_id: str) -> str:
-    """Return a sentence on when a participant will read a message, if it does not read now."""
-    # ``after`` is exclusive: without its last character the id sorts before the participant itself.
+    """Return a sentence that says when a participant will read a message, if it does not read now."""
+    # ``after`` is exclusive. Without its last character, the id sorts before the participant.
     agents = (await client.call("network.list_agents", {"after": agent_id[:-1], "limit": 100}))["agents"]
     reader = next((agent for agent in agents if agent["agent_id"] == agent_id), None)
     if reader is None:

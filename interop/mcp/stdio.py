@@ -1,11 +1,12 @@
-"""MCP over stdin and stdout for the host that starts this process. The first answers come without the SDK.
+"""MCP over stdin and stdout, for the host that starts this process. The first answers do not need the SDK.
 
-Importing the SDK takes longer than hosts wait before their first request to a model. The handshake, `ping` and the lists
-of tools and resources are the same for every participant. So a thread answers them from a recording of the SDK's own
-answers (`recorded_answers.json`, made by `recording`). At the first line of any other kind the SDK is imported, gets the
-handshake replayed, and serves from there.
+Importing the SDK takes longer than hosts wait before their first request to a model. The handshake, `ping` and the
+lists of tools and resources are the same for every participant. A thread therefore answers them from a recording of the
+SDK's own answers (`recorded_answers.json`, created by `recording`). At the first line of any other kind the SDK is
+imported. The handshake is replayed to the SDK, which serves all further lines.
 
-Nothing of the SDK is imported here before that, and nothing of the client: a host waits for this module.
+Before that line, this module imports nothing of the SDK and nothing of the client, because a host waits for this
+import.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 ANSWERS = Path(__file__).with_name("recorded_answers.json")
 _PREFIX = "io.modelcontextprotocol/"
 _MODERN = "2026-07-28"
-"""The first protocol version without a handshake."""
+"""First protocol version without a handshake."""
 MAX_WAITING = 64
-"""Lines read ahead of the SDK. Further lines wait in the pipe."""
+"""Maximum number of lines that are read before the SDK takes them. Further lines wait in the pipe."""
 
 
 class QuickAnswers:
@@ -42,16 +43,18 @@ class QuickAnswers:
         self._read_version = read_version
         self._recorded: dict[str, Any] | None = None
         self.opening: tuple[object, dict[str, Any]] | None = None
-        """The id and the message by which a host chose its protocol version."""
+        """Id and message with which a host chose its protocol version."""
         self.initialized: dict[str, Any] | None = None
-        """The notification that ends the handshake."""
+        """Notification that ends the handshake."""
 
     @property
     def is_modern(self) -> bool:
         return self.opening is not None and self.opening[1]["method"] != "initialize"
 
     def answer(self, line: str | bytes) -> str | None:
-        """Return the line that answers this one, the empty string where none is due, or None: the SDK has to answer."""
+        """Return the line that answers ``line``. Return an empty string if no answer is needed, or None if the SDK
+        must answer.
+        """
         try:
             message = json.loads(line)
         except (ValueError, RecursionError):
@@ -77,7 +80,7 @@ class QuickAnswers:
             return self._initialize(message, params) if self.opening is None and _is_handshake(params) else None
         recorded = self._recording
         if _is_modern_request(params):
-            # A host that mixes both kinds of protocol is for the SDK to judge.
+            # Leave a host that mixes the two kinds of protocol to the SDK.
             if self.opening is not None and not self.is_modern:
                 return None
             result: dict[str, Any] | None = recorded["modern"].get(method)
@@ -96,7 +99,7 @@ class QuickAnswers:
         recorded = self._recording
         wanted, versions = params["protocolVersion"], recorded["versions"]
         version = wanted if wanted in versions else versions[-1]
-        # The SDK gets the version that the host has agreed to, even if a later SDK would choose another one.
+        # Pass the version that the host has agreed to. A later SDK might choose another version.
         self.opening = message["id"], {**message, "params": {**params, "protocolVersion": version}}
         return {**recorded["handshake"]["initialize"], "protocolVersion": version}
 
@@ -132,60 +135,61 @@ def _is_modern_request(params: dict[str, Any]) -> bool:
 
 
 def is_sdk_installed() -> bool:
-    """Whether the SDK can be imported, found without importing it."""
+    """Return whether the SDK is installed, without importing it."""
     return find_spec("mcp") is not None
 
 
 class HostPipe:
-    """Stdin and stdout of this process. One for each process: it reads stdin until the end.
+    """Stdin and stdout of this process. Create one per process, because it reads stdin until its end.
 
-    Make it first: its thread answers a host while everything else is imported. Then call `serve` once.
+    Create it first: its thread answers a host while everything else is imported. Call `serve` once after that.
     """
 
     def __init__(self) -> None:
-        # Duplicates: print statements and child processes must not reach the host's lines once these are diverted.
+        # Duplicate the descriptors. After they are diverted, print statements and child processes must not reach the
+        # host.
         self._input, self._output = os.fdopen(os.dup(0), "rb"), os.dup(1)
         self._answers = QuickAnswers(_read_version)
         self._attached = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lines: asyncio.Queue[bytes | None] | None = None
-        # A daemon: nothing can end its read but the host.
+        # Use a daemon thread, because only the host can end its read.
         threading.Thread(target=self._read, name="mcp-stdin", daemon=True).start()
 
     async def serve(self, make_server: Callable[[], MCPServer[Any]]) -> None:
-        """Serve until stdin ends. ``make_server`` is called when the SDK is needed, if ever."""
+        """Serve until stdin ends. ``make_server`` is called only when the SDK is needed."""
         import asyncio
 
         self._loop, self._lines = asyncio.get_running_loop(), asyncio.Queue(MAX_WAITING)
-        # The thread waits for this event before it hands over a line: earlier there is no loop to take it.
+        # The thread waits for this event before it passes on a line. Before that, there is no loop to receive it.
         self._attached.set()
         line = await self._lines.get()
         if line is None:
             return
         from mcp.server.stdio import stdio_server
 
-        # Before the SDK's server starts: a stray print would otherwise break a line of the protocol.
+        # Divert before the SDK's server starts. A stray print would otherwise break a line of the protocol.
         self._divert()
         replies = _Replies(self._output, self._answers.opening)
-        # The SDK's annotations ask for files of anyio; it uses no more of them than these two have.
+        # The SDK's annotations require files of anyio. It uses only the methods that these two objects have.
         reading: Any = self._replay(line, replies)
         writing: Any = replies
         async with stdio_server(reading, writing) as (read_stream, write_stream):
-            inner = make_server()._lowlevel_server  # the one that speaks the protocol
+            inner = make_server()._lowlevel_server  # the object that implements the protocol
             await inner.run(read_stream, write_stream, inner.create_initialization_options())
 
     def _read(self) -> None:
-        """Read lines until stdin ends (in a thread): answer the first ones, and hand over the rest."""
+        """Read lines until stdin ends (in a thread). Answer the first lines, and pass on the rest."""
         is_handed_over = False
-        with suppress(OSError):  # the host has gone
+        with suppress(OSError):  # the host has exited
             for line in self._input:
                 if not is_handed_over:
                     answer = self._answers.answer(line)
                     if answer is not None:
                         _write(self._output, f"{answer}\n".encode() if answer else b"")
                         continue
-                    # From here on every line goes to the SDK, or its answers and the recorded ones could overtake each
-                    # other.
+                    # From here on, pass every line to the SDK. Otherwise recorded answers and the SDK's answers could
+                    # overtake each other.
                     is_handed_over = True
                 self._put(line)
         self._put(None)
@@ -196,15 +200,15 @@ class HostPipe:
         self._attached.wait()
         assert self._loop is not None
         assert self._lines is not None
-        with suppress(RuntimeError):  # the loop has ended, and this process with it
-            # Wait for the result: a full queue then stops this thread, and the host's pipe fills instead of the memory.
+        with suppress(RuntimeError):  # the loop has ended, and this process ends with it
+            # Wait for the result. A full queue then stops this thread, so the host's pipe fills instead of the memory.
             asyncio.run_coroutine_threadsafe(self._lines.put(line), self._loop).result()
 
     async def _replay(self, first: bytes, replies: _Replies) -> AsyncIterator[str]:
-        """Lines for the SDK: the handshake that was answered already, then the host's."""
+        """Yield lines for the SDK: first the handshake that was already answered, then the host's lines."""
         if self._answers.opening is not None:
             yield json.dumps(self._answers.opening[1])
-            # The SDK must have taken the opening before it gets the next line.
+            # The SDK must have processed the opening before it gets the next line.
             await replies.is_open.wait()
             if self._answers.initialized is not None:
                 yield json.dumps(self._answers.initialized)
@@ -216,7 +220,7 @@ class HostPipe:
 
     @staticmethod
     def _divert() -> None:
-        """Point stdin at nothing and stdout at stderr, as the SDK does for the streams that it opens."""
+        """Redirect stdin to the null device and stdout to stderr, as the SDK does for the streams that it opens."""
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -232,7 +236,7 @@ class _Replies:
         self._descriptor = descriptor
         self._opening = opening
         self.is_open = asyncio.Event()
-        """Set when the SDK has taken the opening."""
+        """Set when the SDK has processed the opening."""
 
     async def write(self, text: str) -> None:
         import asyncio
@@ -242,16 +246,16 @@ class _Replies:
             if message.get("id") == self._opening[0] and "method" not in message:
                 self.is_open.set()
                 return
-        # In a thread: a host that does not read would otherwise block the event loop.
+        # Write in a thread. A host that does not read would otherwise block the event loop.
         await asyncio.to_thread(_write, self._descriptor, text.encode())
 
     async def flush(self) -> None:
-        """Lines are not buffered."""
+        """Do nothing, because lines are not buffered."""
 
 
 def _write(descriptor: int, data: bytes) -> None:
     while data:
-        # A pipe may take a part of the data only.
+        # A pipe may accept only a part of the data.
         data = data[os.write(descriptor, data) :]
 
 

@@ -1,8 +1,9 @@
-"""Answers in the shapes of OpenAI's API: chat completions, responses, and the events of both.
+"""Answers in the formats of OpenAI's API: chat completions, responses, and their events.
 
-Pure. The shapes come from the official package. Streamed text is shown as it comes, in one `Segment` per turn of the
-agent. The message that the agent sends counts. If it continues the streamed text, only the rest is added. Otherwise it
-starts another segment. So no shown text is revoked, and each message of the ledger is shown completely.
+Pure. The types come from the official package. Streamed text is shown as it arrives, in one `Segment` per turn of the
+agent. The message that the agent finally sends is authoritative. If it continues the streamed text, only the rest is
+added. Otherwise it starts another segment. Shown text is thus never revoked, and each message of the ledger is shown
+completely.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from roundelay.interop.conversations import AgentAnswer, EndStatus, QuestionEnde
 from .requests import ApiProblem
 
 BETWEEN = "\n\n"
-"""Separator of segments where all are shown as one text."""
+"""Separator between segments when they are shown as one text."""
 
 STATUSES: dict[EndStatus, ResponseStatus] = {
     "answered": "completed",
@@ -46,13 +47,14 @@ _PROBLEMS: dict[EndStatus, tuple[int, str]] = {
     "held": (409, "held"),
     "cancelled": (409, "cancelled"),
 }
-"""Ends without a completion, with the HTTP status and the error code."""
+"""Ends of a question for which there is no completion, with the HTTP status and the error code."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """A text that is shown as one item: streamed text of a turn, or a message. ``is_answer``: it ends with a message of
-    the agent."""
+    """Text that is shown as one item: streamed text of a turn, or a message. ``is_answer``: it ends with a message
+    of the agent.
+    """
 
     turn: int | None
     text: str = ""
@@ -60,7 +62,7 @@ class Segment:
 
 
 Change: TypeAlias = tuple[Literal["open", "add", "close"], int, str]
-"""A change of a segment, with its index and the new text."""
+"""Change of a segment, with its index and the new text."""
 
 
 @dataclass
@@ -70,7 +72,9 @@ class Showing:
     segments: list[Segment] = field(default_factory=list)
     _open: int | None = None
     _space: str = ""
-    """Trailing white space of the open segment. It is shown with the text after it, because messages do not end in it."""
+    """Trailing white space of the open segment. It is held back until more text follows, because the agent's final
+    message has no trailing white space.
+    """
 
     def add_event(self, event: TextPiece | AgentAnswer) -> Iterator[Change]:
         if isinstance(event, AgentAnswer):
@@ -79,7 +83,7 @@ class Showing:
             yield from self._add_piece(event)
 
     def end(self) -> Iterator[Change]:
-        """Close the open segment: no text follows."""
+        """Close the open segment, because no text follows."""
         if self._open is not None:
             yield "close", self._open, ""
             self._open = None
@@ -90,12 +94,12 @@ class Showing:
         text = piece.text.lstrip() if is_new or not (current and current.text) else self._space + piece.text
         space = text[len(text.rstrip()) :]
         text = text.rstrip()
-        # A turn is shown once: its pieces may arrive after the message that ended it.
+        # Show a turn only once. Its pieces may arrive after the message that ended it.
         if is_new and any(
             segment.turn == piece.turn or (segment.is_answer and segment.text.startswith(text))
             for segment in self.segments
         ):
-            return  # a late piece: its message is shown already
+            return  # a late piece: its message is already shown
         self._space = space
         if not text:
             return
@@ -106,8 +110,8 @@ class Showing:
 
     def _add_answer(self, text: str) -> Iterator[Change]:
         current = self.segments[self._open] if self._open is not None else None
-        # Streamed text that the message continues was shown already. Anything else would have to be taken back, which
-        # clients cannot do, so the message follows as a segment.
+        # Streamed text that the message continues is already shown. Any other text would have to be revoked, which
+        # clients cannot do, so the message follows as another segment.
         if current is not None and text.startswith(current.text):
             rest = text[len(current.text) :]
         else:
@@ -132,7 +136,7 @@ class Showing:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Values that all shapes of one question share."""
+    """Values that all response formats of one request share."""
 
     seq: int
     model: str
@@ -182,8 +186,9 @@ def describe_model(agent_id: str, network: str) -> dict[str, Any]:
 
 
 def find_problem(ended: QuestionEnded, agent_id: str, answers: Sequence[str]) -> ApiProblem | None:
-    """Return the error for an end without a completion, or None. A failed agent's own text explains more than its
-    status."""
+    """Return the error if the question ended without a completion, else None. A failed agent's own text explains
+    more than its status.
+    """
     if ended.status not in _PROBLEMS:
         return None
     status, code = _PROBLEMS[ended.status]
@@ -211,7 +216,7 @@ def chat_completion(
 
 
 class ChatStream:
-    """The chunks of one streamed completion."""
+    """Chunks of one streamed completion."""
 
     def __init__(self, about: Answering, *, wants_usage: bool) -> None:
         self._about = about
@@ -281,7 +286,7 @@ def make_response(
             "created_at": about.created_at,
             "completed_at": ended_at if status == "completed" else None,
             "error": ResponseError(code="server_error", message=reason) if status == "failed" else None,
-            # The shape allows two reasons only, and a limit of the agent is nearer to this one.
+            # The API allows only two reasons. This one is closer to a limit of the agent.
             "incomplete_details": IncompleteDetails(reason="max_output_tokens") if status == "incomplete" else None,
             "instructions": None,
             "max_output_tokens": None,
@@ -317,7 +322,7 @@ def make_response(
 
 
 class ResponseStream:
-    """The events of one streamed response."""
+    """Events of one streamed response."""
 
     def __init__(self, about: Answering) -> None:
         self._about = about

@@ -1,8 +1,9 @@
 """OpenAI's API: agents as models and threads as conversations, for any client with a `base_url`.
 
-Routes only. A request is read (`requests`), placed in a conversation of the ledger (`lookup`), sent to its agent and
-followed (`exchange`), and shown in OpenAI's shapes (`answers`). The gateway keeps no conversation and no response: each
-message in the ledger says for which request it was sent, so a repeated request finds its own answer.
+Contains only routes. A request is parsed (`requests`) and assigned to a conversation of the ledger (`lookup`). It is
+sent to its agent and followed (`exchange`), and answered in OpenAI's formats (`answers`). The gateway stores no
+conversation and no response. Each message in the ledger names the request for which it was sent, so a repeated request
+finds its own answer.
 """
 
 from __future__ import annotations
@@ -74,9 +75,11 @@ with needs("gateway"):
 _logger = logging.getLogger(__name__)
 
 PATIENCE_S = 29.0
-"""Maximum time for everything but an answer, in seconds."""
+"""Maximum time for everything except an answer, in seconds."""
 STOP_AFTER_S = 2.0
-"""Delay before the reaction of a disconnected client is cancelled: an official client that retries comes back sooner."""
+"""Delay before the reaction of a disconnected client is cancelled, in seconds. An official client that retries
+reconnects sooner.
+"""
 _KEY = re.compile("[!-~]{1,128}")
 
 
@@ -93,7 +96,7 @@ class _OpenAIApi:
         self._awaited: Counter[tuple[str, int]] = Counter()
         """Number of connections that wait for the answer to each message, by caller and seq."""
         self._cleanups: set[asyncio.Task[None]] = set()
-        """Remaining work of finished connections: acknowledge answers, cancel reactions."""
+        """Remaining work of finished connections: acknowledging answers and cancelling reactions."""
 
     def make_routes(self) -> list[Route]:
         table: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
@@ -163,7 +166,8 @@ class _OpenAIApi:
                 yield format_data(chunk)
         except (RoundelayError, ApiProblem) as error:
             yield format_data({"error": make_problem(error).body})
-        # Started before the last line: many clients disconnect when they have read it, which would cancel this.
+        # Start this before the last line. Many clients disconnect after they have read that line, which would cancel
+        # this work.
         self._spawn(self._acknowledge(exchange))
         yield "data: [DONE]\n\n"
 
@@ -225,7 +229,7 @@ class _OpenAIApi:
         )
 
     async def _stream_again(self, request: Request) -> Response:
-        """Stream a response from its beginning: what the ledger has of it, and what still comes."""
+        """Stream a response from its beginning: the part in the ledger, and the rest while it arrives."""
         if "starting_after" in request.query_params:
             raise ApiProblem(
                 400,
@@ -250,7 +254,7 @@ class _OpenAIApi:
             return JSONResponse(cut_page([show_input(message)], request.query_params))
 
     async def _read_response(self, conversations: Conversations, message: AnyMessage) -> dict[str, Any]:
-        """Return a response as the ledger has it now."""
+        """Return the current state of a response in the ledger."""
         question = conversations.open(name_of(message.to), make_stored(message))
         answers, ended = await question.read_outcome()
         about = _describe_answering(message, question)
@@ -308,7 +312,7 @@ class _OpenAIApi:
     # --- asking an agent
 
     async def _start(self, request: Request, agent_request: AgentRequest) -> Exchange:
-        """Send the message of a request, unless it was sent before. The caller must leave the exchange's ``stack``."""
+        """Send the message of a request, unless it was already sent. The caller must leave the exchange's ``stack``."""
         key = _read_key(request)
         credentials = _credentials(request)
         async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
@@ -316,7 +320,7 @@ class _OpenAIApi:
             client = conversations.client
             agent_id = await find_model(client, agent_request.model)
             message_id = key or ordered_id()
-            # OpenAI's clients repeat a request without any key, and number the attempts in this header.
+            # OpenAI's clients repeat a request without a key, and count the attempts in this header.
             is_retry = key is None and request.headers.get("x-stainless-retry-count", "0") != "0"
 
             def is_awaited(seq: int) -> bool:
@@ -325,7 +329,7 @@ class _OpenAIApi:
             find = partial(find_place, client, agent_id, agent_request, message_id, is_awaited=is_awaited)
             place = await find(is_retry=is_retry)
             if is_retry and place.sent is not None and await is_cancelled(conversations, place.sent):
-                # The retry came after its reaction had been cancelled: ask again.
+                # The retry arrived after its reaction was cancelled, so ask again.
                 place = await find(is_retry=False)
             sent, question = place.sent, None
             if sent is None:
@@ -348,7 +352,7 @@ class _OpenAIApi:
                         )
                     )
                 except IdConflict:
-                    # The id is taken by another request, or by this one, whose conversation has gone on since.
+                    # The id belongs to another request, or to this request in a conversation that has continued since.
                     sent = await find_sent(client, agent_id, agent_request, message_id)
                     if sent is None:
                         raise
@@ -360,14 +364,16 @@ class _OpenAIApi:
             created_at = sent.sent_at // 1000 if sent is not None else int(time.time())
             about = Answering(question.stored.seq, agent_request.model, created_at, agent_request.echo)
             waiting = (client.agent_id, question.stored.seq)
-            # Counted before the stack can be left: a retry of the same request must see that somebody waits.
+            # Count before the stack can be left. A retry of the same request must see that a connection waits.
             self._awaited[waiting] += 1
             exchange = Exchange(credentials, client, question, about, stack.pop_all())
             exchange.stack.callback(self._leave, exchange, waiting, keeps_on=key is not None)
         return exchange
 
     def _leave(self, exchange: Exchange, waiting: tuple[str, int], *, keeps_on: bool) -> None:
-        """Handle the end of a connection. An unfinished reaction is cancelled unless its client can come back for it."""
+        """Handle the end of a connection. Cancel an unfinished reaction, unless its client can return for the
+        answer.
+        """
         self._awaited[waiting] -= 1
         if exchange.ended is None and not (keeps_on or exchange.keeps_on):
             self._spawn(self._cancel_later(exchange, waiting))
@@ -381,7 +387,7 @@ class _OpenAIApi:
 
     async def _cancel_later(self, exchange: Exchange, waiting: tuple[str, int]) -> None:
         await asyncio.sleep(STOP_AFTER_S)
-        # The client has come back under the same request, and waits for this reaction.
+        # The client has repeated the request and waits for this reaction.
         if self._awaited[waiting]:
             return
         del self._awaited[waiting]
@@ -425,18 +431,18 @@ def _credentials(request: Request) -> Credentials:
 
 
 async def _read_body(request: Request) -> Any:
-    _credentials(request)  # a request without credentials is refused before its body is read
+    _credentials(request)  # refuse a request without credentials before reading its body
     return await read_json(request)
 
 
 async def _read_optional_body(request: Request) -> Any:
-    """Read a body as `_read_body` does. Return None if there is none."""
+    """Read a body like `_read_body`. Return None if there is none."""
     has_body = "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
     return await _read_body(request) if has_body else None
 
 
 def _read_key(request: Request) -> str | None:
-    """Return the key by which a request may be repeated, or None. Raises `ApiProblem`."""
+    """Return the key with which a request may be repeated, or None. Raises `ApiProblem`."""
     key = request.headers.get("idempotency-key")
     if key is not None and not _KEY.fullmatch(key):
         raise ApiProblem(400, "The Idempotency-Key must be 1 to 128 visible ASCII characters.")

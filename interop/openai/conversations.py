@@ -1,8 +1,9 @@
 """OpenAI's conversations and their items, read from the ledger.
 
-A conversation is a name. With each agent it is one thread, and these threads together hold its items. Facts about the
-conversation itself are notes in a thread of the caller with itself, under the same name. Notes record its creation,
-metadata and deletion, and items that were added before an agent was asked. So the gateway stores nothing.
+A conversation is a name. For each agent it is one thread, and these threads together contain its items. Facts about the
+conversation itself are stored as notes, in a thread of the caller with itself under the same name. Notes record
+creation, metadata and deletion, and items that were added before an agent was asked. The gateway therefore stores
+nothing.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ with needs("gateway"):
 
 
 OWN = "openai"
-"""Key in a message's metadata: the request that it was sent for."""
+"""Metadata key of a message. Its value describes the request for which the message was sent."""
 NOTE = "openai_conversation"
 """Key in the content of the caller's notes about a conversation."""
 PAGE = 500
 MAX_LISTED = 100
-"""Maximum number of items on a page, as at OpenAI."""
+"""Maximum number of items on a page, equal to OpenAI's limit."""
 MAX_ADDED = 20
-"""Maximum number of items that one request adds, as at OpenAI."""
+"""Maximum number of items that one request adds, equal to OpenAI's limit."""
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
-"""Limits of a conversation's metadata, as at OpenAI."""
+"""Limits of a conversation's metadata, equal to OpenAI's limits."""
 
 
 class ConversationItem(NamedTuple):
@@ -85,7 +86,7 @@ class ConversationRecord:
 
 
 async def read_record(client: NetworkClient, name: str) -> ConversationRecord | None:
-    """Return the caller's notes about a conversation, or None. Raises `ApiProblem` if it was deleted."""
+    """Return the caller's notes about a conversation, or None. Raises `ApiProblem` if the conversation was deleted."""
     messages = await read_whole_thread(client, direct_thread(client.agent_id, client.agent_id, conversation_id(name)))
     own = [message for message in messages if _read_record_note(message)]
     if not own:
@@ -101,14 +102,14 @@ async def create_conversation(client: NetworkClient, body: object, message_id: s
     fields = _read_body(body, {"items", "metadata"})
     metadata = _read_metadata(fields.get("metadata"))
     items = _read_added(fields.get("items"), may_be_empty=True)
-    # Derived from the request's key: a repeat after a lost response creates no second conversation.
+    # Derive the name from the request's key, so that a repeat after a lost response creates no second conversation.
     name = f"conv_{hashlib.sha256(f'{client.agent_id}/{message_id}'.encode()).hexdigest()[:32]}"
     await _note(client, name, items, {"metadata": metadata}, message_id)
     return await show_conversation(client, name)
 
 
 async def show_conversation(client: NetworkClient, name: str) -> dict[str, Any]:
-    """Return a conversation. Raises `ApiProblem` if the caller has none of this name."""
+    """Return a conversation. Raises `ApiProblem` if the caller has no conversation with this name."""
     record = await read_record(client, name)
     if record is not None:
         created_at, metadata = record.created_at, record.metadata
@@ -131,7 +132,9 @@ async def update_conversation(client: NetworkClient, name: str, body: object, me
 
 
 async def delete_conversation(client: NetworkClient, name: str, message_id: str) -> dict[str, Any]:
-    """Delete a conversation. Its messages stay in the ledger, as items stay at OpenAI."""
+    """Delete a conversation. Its messages stay in the ledger, just as OpenAI keeps the items of a deleted
+    conversation.
+    """
     await show_conversation(client, name)
     await _note(client, name, (), {"deleted": True}, message_id)
     return {"id": name, "object": "conversation.deleted", "deleted": True}
@@ -180,15 +183,15 @@ def show_input(message: AnyMessage) -> ConversationItem:
 
 
 def read_added(message: AnyMessage) -> list[SaidItem]:
-    """Return the items that one of the caller's notes adds."""
+    """Return the items that a note of the caller adds."""
     try:
         return read_items(_list_objects(_read_record_note(message).get("items")), "items")
-    except ApiProblem:  # the caller may have written it by another protocol
+    except ApiProblem:  # the caller may have written the note through another protocol
         return []
 
 
 def cut_page(items: Sequence[ConversationItem], query: QueryParams) -> dict[str, Any]:
-    """Return the page of ``items`` (in ledger order) that a query asks for. Raises `ApiProblem`."""
+    """Return the page of ``items`` (in ledger order) that a query requests. Raises `ApiProblem`."""
     order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
     if order not in ("asc", "desc"):
         raise ApiProblem(400, f"order must be asc or desc, not {order[:80]!r}.", param="order")
@@ -217,7 +220,7 @@ def make_list(items: Sequence[ConversationItem], *, has_more: bool) -> dict[str,
 
 
 async def read_whole_thread(client: NetworkClient, thread_id: str) -> list[AnyMessage]:
-    """Return all messages of a thread, oldest first. Empty if there is no such thread."""
+    """Return all messages of a thread, oldest first. The list is empty if the thread does not exist."""
     messages: list[AnyMessage] = []
     with suppress(UnknownMessage):
         async for page in client.pages("network.history", {"thread_id": thread_id, "limit": PAGE}):
@@ -243,7 +246,7 @@ async def _read_items(client: NetworkClient, name: str) -> list[ConversationItem
                 continue
             question = next((seq for seq in (message.reply_to, message.cause) if seq in answers), None)
             number = answers[question] if question is not None else 0
-            # The same id as the item has in its response: clients compare the two.
+            # Use the id that the item has in its response, because clients compare the two ids.
             item_id = f"msg_{question}_{number}" if question is not None else f"msg_{message.seq}"
             if question is not None:
                 answers[question] += 1
@@ -271,7 +274,7 @@ async def _note(
     """Send a note about a conversation to the caller's thread with itself. Return its seq."""
     stored = await client.send(
         agent_address(client.agent_id),
-        # As content, not as metadata: the ledger refuses a different note under the same id then.
+        # Send content instead of metadata, because the ledger then refuses a different note under the same id.
         {NOTE: {"id": name, **note, **({"items": [_write_item(item) for item in items]} if items else {})}},
         conversation=conversation_id(name),
         message_id=message_id,
@@ -280,7 +283,7 @@ async def _note(
 
 
 def _write_item(item: SaidItem) -> dict[str, Any]:
-    """Write an item so that `read_items` reads it back."""
+    """Encode an item in the form that `read_items` parses."""
     parts: list[dict[str, Any]] = [{"type": "input_text", "text": item.text}] if item.text else []
     parts += [{"type": "input_image", "image_url": image["url"]} for image in item.images]
     parts += [

@@ -1,7 +1,7 @@
-"""One question for one HTTP connection: its events, its end, and how it is streamed.
+"""One question for one HTTP connection: its events, its end, and its stream.
 
-`api` starts an exchange and chooses the shape of the response (`answers`). The exchange follows the question, and its
-``stack`` releases the question and the session when the connection is done.
+`api` starts an exchange and chooses the format of the response (`answers`). The exchange follows the question. Its
+``stack`` releases the question and the session when the connection ends.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ with needs("gateway"):
 
 
 ANSWER_S = 590.0
-"""Maximum time until an answer, in seconds: the official clients wait for ten minutes."""
+"""Maximum time until an answer, in seconds. The official clients wait for ten minutes."""
 KEEPALIVE_S = 15.0
-"""Interval of keepalive comments in a stream without news, in seconds."""
+"""Interval of keepalive comments in an idle stream, in seconds."""
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 """Headers that keep proxies from storing or buffering a stream."""
 KEEPALIVE = ": waiting\n\n"
 
 
 class Exchange:
-    """A question that is followed for one connection, and what its client has been shown of it."""
+    """A question that is followed for one connection, and the part of its answer that the client has received."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Exchange:
         self.answers: list[AnyMessage] = []
         self.ended: QuestionEnded | None = None
         self.keeps_on = False
-        """Whether the reaction continues when the connection ends first."""
+        """Whether the reaction continues if the connection ends first."""
         self._client = client
 
     @property
@@ -66,19 +66,20 @@ class Exchange:
         return [answer.text for answer in self.answers]
 
     async def events(self) -> AsyncIterator[Any]:
-        """Yield the changes of what is shown, and None after `KEEPALIVE_S` without any. Raises `ApiProblem` after
-        `ANSWER_S`."""
+        """Yield the changes of the shown text, and None after `KEEPALIVE_S` seconds without a change. Raises
+        `ApiProblem` after `ANSWER_S` seconds.
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + ANSWER_S
         events = aiter(self.question)
-        # The same future is awaited again after a keepalive: a cancelled `anext` would end the iteration.
+        # Await the same future again after a keepalive. Cancelling `anext` would end the iteration.
         coming: asyncio.Future[Any] = asyncio.ensure_future(anext(events, None))
         try:
             while True:
                 done, _ = await asyncio.wait({coming}, timeout=KEEPALIVE_S)
                 if not done:
                     if loop.time() > until:
-                        # The agent goes on: its answer stays in the ledger, where a later request finds it.
+                        # The agent continues. Its answer stays in the ledger, where a later request finds it.
                         self.keeps_on = True
                         raise ApiProblem(
                             504,
@@ -103,11 +104,11 @@ class Exchange:
                 coming = asyncio.ensure_future(anext(events, None))
         finally:
             coming.cancel()
-            # Wait for the end of the read: the iterator cannot be closed while it runs.
+            # Wait for the read to end, because the iterator cannot be closed while it runs.
             await asyncio.wait({coming})
 
     async def follow(self, request: Request) -> None:
-        """Return when the question has ended. Raises `ClientDisconnect` if the client leaves before."""
+        """Wait until the question has ended. Raises `ClientDisconnect` if the client disconnects first."""
 
         async def read_all() -> None:
             async for changes in self.events():
@@ -127,7 +128,7 @@ class Exchange:
         return await read_usage(self._client, self.about.seq)
 
     async def make_response(self) -> dict[str, Any]:
-        """Return the response object of the ended question."""
+        """Return the OpenAI response object for a question that has ended."""
         assert self.ended is not None
         return make_response(
             self.about,
@@ -140,7 +141,7 @@ class Exchange:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events of an exchange. Leaves the exchange's stack however the stream ends."""
+    """Server-sent events of an exchange. Leaves the exchange's stack at the end of the stream, even after an error."""
 
     def __init__(self, exchange: Exchange, events: AsyncIterator[str]) -> None:
         super().__init__(events, media_type="text/event-stream", headers=STREAM_HEADERS)
@@ -152,7 +153,9 @@ class EventStream(StreamingResponse):
 
 
 def format_data(value: dict[str, Any]) -> str:
-    """Return a data line. JSON in ASCII: some clients end a line at other characters than a line feed."""
+    """Return a data line. Encode JSON in ASCII, because some clients end a line at characters other than a line
+    feed.
+    """
     return f"data: {json.dumps(value)}\n\n"
 
 
@@ -161,7 +164,7 @@ def format_event(event: dict[str, Any]) -> str:
 
 
 def make_problem(error: RoundelayError | ApiProblem | TimeoutError) -> ApiProblem:
-    """Return an error in the form that OpenAI's clients know."""
+    """Return an error in the form that OpenAI's clients understand."""
     if isinstance(error, ApiProblem):
         return error
     if isinstance(error, TimeoutError):

@@ -1,7 +1,8 @@
-"""Finding in the ledger what a request of OpenAI's API refers to: agents, responses, conversations and earlier requests.
+"""Finds the objects in the ledger that a request of OpenAI's API refers to: agents, responses, conversations and
+earlier requests.
 
-The gateway keeps no state. Each message that it sends for a caller says in its metadata (`OWN`) for which
-request it was sent. So a repeated request finds its message, and a request with a history finds its thread.
+The gateway keeps no state. The metadata (`OWN`) of each message that it sends names the request for which it was sent.
+A repeated request thus finds its message, and a request with a history finds its thread.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from .conversations import OWN, ConversationRecord, last_seq, read_record
 from .requests import AgentRequest, ApiProblem, conversation_id, read_echo
 
 RETRIES_WITHIN_MS = 15 * 60_000
-"""Maximum age of a message that counts as the one which a client repeats without a key, in ms."""
+"""Maximum age of a message that a client may repeat without a key, in ms."""
 MAX_THREADS = 1000
 """Maximum number of the caller's newest threads that are searched for a conversation to continue."""
 MAX_CANDIDATES = 20
 """Maximum number of threads with a matching id whose messages are read."""
 LOOKED_BACK = 100
-"""Messages per page of a thread, and the number of newest messages that decide whether a conversation continues."""
+"""Messages per page of a thread. Also the number of newest messages that decide whether a conversation continues."""
 
 
 class ConversationPlace(NamedTuple):
-    """Destination of a request: its conversation, and the message that was sent for it already, if any."""
+    """Destination of a request: its conversation, and the message that was already sent for it, if any."""
 
     conversation: str
     is_new: bool = False
@@ -40,9 +41,9 @@ class ConversationPlace(NamedTuple):
     has_answer: bool = True
     sent: AnyMessage | None = None
     record: ConversationRecord | None = None
-    """The caller's notes about the conversation itself."""
+    """The caller's notes about the conversation."""
     asked_last: int = 0
-    """The seq of the caller's newest message in it."""
+    """Seq of the caller's newest message in the conversation."""
 
 
 async def find_place(
@@ -56,8 +57,8 @@ async def find_place(
 ) -> ConversationPlace:
     """Return the conversation that a request continues or starts. Raises `ApiProblem`.
 
-    ``is_awaited`` says of a seq whether another connection waits for its answer. With ``is_retry`` a recent message of
-    the same request that nobody awaits is the one that is repeated.
+    ``is_awaited`` takes the seq of a message and returns whether another connection waits for its answer. With
+    ``is_retry``, a recent message of the same request that no connection awaits is treated as the repeated request.
     """
 
     def is_sent(message: AnyMessage) -> bool:
@@ -70,7 +71,7 @@ async def find_place(
             is_retry
             and read_own(message).get("request") == request.digest
             and now - message.sent_at < RETRIES_WITHIN_MS
-            # Equal requests may be sent at once on purpose. One that is still awaited is no lost one.
+            # A client may send equal requests in parallel on purpose. A request that is still awaited is not lost.
             and not is_awaited(message.seq)
         )
 
@@ -83,20 +84,20 @@ async def find_place(
             new, True
         )  # the id is derived from the key, so the same key leads to the same conversation
     answer = request.earlier[-1].text.strip() if request.earlier else ""
-    # Clients send no conversation id here. Threads whose id has the digest of how the conversation started are candidates;
-    # several conversations may start alike, so the last request in each decides.
+    # Clients send no conversation id here. Threads whose id contains the digest of the conversation's start are
+    # candidates. Several conversations may start alike, so the last request in each thread decides.
     async for thread_id in _list_threads(client, _make_thread_prefix(client, agent_id, request)):
         messages = await _read_thread(client, thread_id)
         mine = [message for message in messages if message.sender_id == client.agent_id]
         if not mine:
             continue
-        # A repeat of the last question in this thread: its answer is there, or still comes.
+        # This request repeats the last question in the thread. Its answer is already there, or will follow.
         if is_sent(mine[-1]):
             return ConversationPlace(conversation_of(thread_id), sent=mine[-1])
         if read_own(mine[-1]).get("request") != asked_before:
             continue
-        # The history in the request must end with the answer in the ledger. Otherwise the client has edited it, and the
-        # request starts a new thread.
+        # The history in the request must end with the answer in the ledger. Otherwise the client has edited the
+        # history, and the request starts a new thread.
         texts = [message.text for message in messages if mine[-1].seq in (message.reply_to, message.cause)]
         stored = BETWEEN.join(texts).strip()
         if not stored or stored.startswith(answer) or answer.endswith(BETWEEN + stored):
@@ -132,8 +133,9 @@ async def _find_named_place(
 
 
 async def find_model(client: NetworkClient, model: str) -> str:
-    """Return the agent that a model name means: an id, alone or after the network's name or ``team``. Raises
-    `ApiProblem`."""
+    """Return the agent that a model name refers to: an id, alone or after the network's name or ``team``. Raises
+    `ApiProblem`.
+    """
     where, slash, name = model.rpartition("/")
     agent_id = name if slash and where in ("team", client.welcome.network.name) else model
     if await find_agent(client, agent_id) is not None:
@@ -147,11 +149,11 @@ async def find_model(client: NetworkClient, model: str) -> str:
 
 
 async def find_response(client: NetworkClient, response_id: str) -> AnyMessage:
-    """Return the caller's message that a response id names. Raises `ApiProblem`."""
+    """Return the caller's message with this response id. Raises `ApiProblem`."""
     match = re.fullmatch(r"resp_([1-9][0-9]{0,15})", response_id)
     try:
         chain = (await client.call("network.why", {"seq": int(match[1])}))["chain"] if match else []
-    except (UnknownMessage, InvalidArguments):  # InvalidArguments: the number is beyond every seq
+    except (UnknownMessage, InvalidArguments):  # InvalidArguments: the number is greater than every seq
         chain = []
     for entry in chain:
         if match and entry.get("seq") == int(match[1]) and entry.get("sender_id") == client.agent_id:
@@ -162,7 +164,7 @@ async def find_response(client: NetworkClient, response_id: str) -> AnyMessage:
 
 
 async def is_cancelled(conversations: Conversations, message: AnyMessage) -> bool:
-    """Return whether the reaction to a message was cancelled, as it is when its client disconnects."""
+    """Return whether the reaction to a message was cancelled, for example because its client disconnected."""
     _, ended = await conversations.open(name_of(message.to), make_stored(message)).read_outcome()
     return ended is not None and ended.status == "cancelled"
 
@@ -172,7 +174,7 @@ def make_stored(message: AnyMessage) -> QuestionStored:
 
 
 async def find_sent(client: NetworkClient, agent_id: str, request: AgentRequest, message_id: str) -> AnyMessage | None:
-    """Return the caller's message with this id, however long ago it was sent in a conversation of this request."""
+    """Return the caller's message with this id, if it was ever sent in a conversation of this request."""
     async for thread_id in _list_candidates(client, agent_id, request):
         try:
             async for page in client.pages("network.history", {"thread_id": thread_id, "limit": LOOKED_BACK}):
@@ -196,12 +198,12 @@ async def _list_candidates(client: NetworkClient, agent_id: str, request: AgentR
 
 
 def _make_thread_prefix(client: NetworkClient, agent_id: str, request: AgentRequest) -> str:
-    """Return the common prefix of the threads in which an unnamed conversation of this request may be."""
+    """Return the common prefix of the threads that may contain an unnamed conversation of this request."""
     return direct_thread(client.agent_id, agent_id, f"c-{request.family}-x").removesuffix("x")
 
 
 async def _read_thread(client: NetworkClient, thread_id: str) -> list[AnyMessage]:
-    """Return the newest messages of a thread, oldest first. Empty if there is no such thread."""
+    """Return the newest messages of a thread, oldest first. The list is empty if the thread does not exist."""
     try:
         return (await client.history(thread_id, limit=LOOKED_BACK)).messages
     except UnknownMessage:
@@ -224,7 +226,7 @@ async def _list_threads(client: NetworkClient, prefix: str) -> AsyncIterator[str
 
 
 async def read_usage(client: NetworkClient, seq: int) -> Any:
-    """Return the tokens that a question and everything it led to have cost, as far as the agents recorded them."""
+    """Return the recorded tokens of a question and of everything that it caused."""
     return sum_usage((await client.call("network.spent", {"seq": seq}))["of_root"])
 
 
@@ -232,7 +234,9 @@ async def read_usage(client: NetworkClient, seq: int) -> Any:
 
 
 def make_own(request: AgentRequest, sent: AgentRequest) -> dict[str, Any]:
-    """Return the metadata of a message. ``sent`` is the request with the items that its agent does not know yet."""
+    """Return the metadata of a message. ``sent`` is the request with only those items that its agent does not know
+    yet.
+    """
     echo = {name: value for name, value in request.echo.items() if value}
     own = {"request": request.digest, "instructions": digest_text(request.instructions), "model": request.model}
     new = {"new_chars": request.new_chars} if len(sent.said) > 1 else {}

@@ -1,8 +1,8 @@
-"""Requests of OpenAI's API: which agent, in which conversation, with which messages.
+"""Requests of OpenAI's API, parsed: the agent, the conversation and the messages.
 
-Pure. `IGNORED` and `REFUSED` list the parameters that are not read (docs/openai.md has the table). Everything that a
-client sends counts as the caller's own words. Its instructions and its history become marked parts of the caller's
-message, and never an agent's prompt.
+Pure. `IGNORED` and `REFUSED` list the parameters that are not used (docs/openai.md has the table). All text that a
+client sends counts as the caller's own text. Its instructions and its history become marked parts of the caller's
+message, and never part of an agent's prompt.
 """
 
 from __future__ import annotations
@@ -70,11 +70,13 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "prompt": ((), "There are no stored prompts here: leave {} out."),
     "moderation": ((), "There is no moderation here: leave {} out."),
 }
-"""Parameters that would change the meaning of an answer: the values without effect, and the error for all others."""
+"""Parameters that would change the meaning of an answer. Each has its values without effect, and the error for all
+other values.
+"""
 
 
 class ApiProblem(Exception):
-    """An error response in the form of OpenAI's API. ``is_final``: repeating the request cannot succeed."""
+    """Error response in the form of OpenAI's API. ``is_final``: repeating the request cannot succeed."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class SaidItem:
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """A request in the terms of the network. ``said`` are all messages of the client, its instructions first."""
+    """A request in the terms of the network. ``said`` contains all messages of the client, its instructions first."""
 
     model: str
     said: tuple[SaidItem, ...]
@@ -116,7 +118,7 @@ class AgentRequest:
     """The client's name for the conversation."""
     previous: str | None = None
     has_history: bool = True
-    """``said`` is the client's copy of the whole conversation."""
+    """Whether ``said`` is the client's copy of the whole conversation."""
     wants_usage: bool = False
     is_background: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
@@ -128,12 +130,12 @@ class AgentRequest:
 
     @property
     def _answered(self) -> int:
-        """Number of messages up to the last answer, including it."""
+        """Number of messages up to and including the last answer."""
         return max((number for number, item in enumerate(self.said, 1) if item.role == "assistant"), default=0)
 
     @property
     def earlier(self) -> tuple[SaidItem, ...]:
-        """The messages up to the last answer, including it."""
+        """The messages up to and including the last answer."""
         return self.said[: self._answered]
 
     @property
@@ -147,7 +149,7 @@ class AgentRequest:
 
     @property
     def family(self) -> str:
-        """A digest of how the conversation started: equal for all requests of one conversation."""
+        """Digest of the conversation's start. It is equal for all requests of one conversation."""
         first = next((index for index, item in enumerate(self.said) if item.role == "assistant"), len(self.said))
         return digest_of(self.said[:first])[:16]
 
@@ -157,7 +159,7 @@ class AgentRequest:
 
     @property
     def new_chars(self) -> int:
-        """Length of the user's new text, which ends the text of the message (`compose`)."""
+        """Length of the user's new text, which comes last in the text of the message (`compose`)."""
         return len(_join(item.text for item in self.new if item.role == "user"))
 
 
@@ -199,8 +201,9 @@ class _Echo(BaseModel):
 
 
 def read_echo(stored: object) -> dict[str, Any]:
-    """Read `AgentRequest.echo` from a message's metadata. Invalid values are dropped: the caller may have sent the message
-    by another protocol."""
+    """Read `AgentRequest.echo` from a message's metadata. Drop invalid values, because the caller may have sent the
+    message through another protocol.
+    """
     try:
         return _Echo.model_validate(stored or {}).model_dump(exclude_unset=True)
     except ValidationError:
@@ -208,11 +211,11 @@ def read_echo(stored: object) -> dict[str, Any]:
 
 
 def read_chat(body: object) -> AgentRequest:
-    """Read a request for a chat completion. Raises `ApiProblem`."""
+    """Parse a request for a chat completion. Raises `ApiProblem`."""
     chat = _read(_ChatBody, body)
     items = [_read_message(message, f"messages[{number}]") for number, message in enumerate(chat.messages)]
     _check_last(items, "messages")
-    # Clients send empty texts for values that are not set.
+    # Clients send an empty text for a value that is not set.
     name = (chat.metadata or {}).get("conversation") or chat.user or None
     options = chat.stream_options or {}
     return AgentRequest(
@@ -221,7 +224,7 @@ def read_chat(body: object) -> AgentRequest:
 
 
 def read_response(body: object) -> AgentRequest:
-    """Read a request for a response. Raises `ApiProblem`."""
+    """Parse a request for a response. Raises `ApiProblem`."""
     fields = _read(_ResponsesBody, body)
     items = [{"role": "user", "content": fields.input}] if isinstance(fields.input, str) else fields.input
     said = read_items(items, "input")
@@ -261,12 +264,12 @@ def read_response(body: object) -> AgentRequest:
 
 def conversation_id(name: str) -> str:
     """Return the id of a conversation with this name."""
-    # Clients choose any text as a name. The digest makes it an id, and the same name always finds the same thread.
+    # Clients choose any text as a name. The digest turns it into an id, and the same name always finds the same thread.
     return name if is_id(name) else f"x-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 def digest_of(said: Sequence[SaidItem]) -> str:
-    # Strip texts: white space at their ends changes nothing, and the history must still be recognized.
+    # Strip texts, because white space at their ends must not prevent the history from being recognized.
     items = [[item.role, item.text.strip(), list(item.images), list(item.files)] for item in said]
     return hashlib.sha256(json.dumps(items, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -274,14 +277,16 @@ def digest_of(said: Sequence[SaidItem]) -> str:
 def compose(
     request: AgentRequest, *, is_new: bool, has_instructions: bool, has_answer: bool = True
 ) -> str | dict[str, Any]:
-    """Return the content of the caller's message: the new text, after everything that its conversation lacks.
+    """Return the content of the caller's message: everything that the conversation lacks, followed by the new text.
 
-    A new conversation lacks the history, one without an answer lacks what the client has as the answer. The client's
-    instructions are added unless the conversation has them already."""
+    A new conversation lacks the history. A conversation without an answer lacks the text that the client has as the
+    answer. The client's instructions are added unless the conversation already contains them.
+    """
     parts = []
     if instructions := _instructions(request.new if has_instructions else request.said):
         parts.append(f"Instructions of my client, a part of this message:\n{_quote(instructions)}")
-    # Send only what the agent lacks: a repeated history would cost tokens, and read as if it had been said twice.
+    # Send only the part that the agent lacks. A repeated history would cost tokens, and would look as if it had been
+    # said twice.
     missing = request.earlier if is_new or not request.has_history else () if has_answer else request.earlier[-1:]
     history = [item for item in missing if item.role != "system" and item.text]
     if history:
@@ -304,11 +309,11 @@ def _read(shape: type[BodyT], body: object) -> BodyT:
     if not isinstance(body, dict):
         raise ApiProblem(400, "The body must be a JSON object.")
     for name, value in body.items():
-        # Clients send null for what is not set, so null is never an unsupported value.
+        # Clients send null for a value that is not set, so null is never an unsupported value.
         if name in shape.model_fields or name in IGNORED or value is None:
             continue
         harmless, sentence = REFUSED.get(name, ((), "There is no parameter {} here."))
-        # Refuse instead of ignoring: the answer would look right, and lack what the client relies on.
+        # Refuse instead of ignoring. The answer would look right, but lack something that the client relies on.
         if value not in harmless:
             code = "unsupported_parameter" if name in REFUSED else "unknown_parameter"
             raise ApiProblem(400, sentence.format(repr(name)), code=code, param=name)
@@ -321,12 +326,12 @@ def _read(shape: type[BodyT], body: object) -> BodyT:
 
 
 def read_items(items: Sequence[Mapping[str, Any]], param: str) -> list[SaidItem]:
-    """Read the messages in a response's input, or the items of a conversation. Raises `ApiProblem`."""
+    """Parse the messages in a response's input, or the items of a conversation. Raises `ApiProblem`."""
     return [_read_item(item, f"{param}[{number}]") for number, item in enumerate(items)]
 
 
 def _read_item(item: Mapping[str, Any], place: str) -> SaidItem:
-    """Read one item of a response's input."""
+    """Parse one item of a response's input."""
     kind = item.get("type", "message")
     if kind != "message":
         raise ApiProblem(400, f"{place}: an agent accepts messages, and no items of type {kind!r}.", param=place)

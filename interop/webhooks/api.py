@@ -1,4 +1,4 @@
-"""Endpoints to register, check, show, test, resume and remove a webhook: rows like those of `http.api`."""
+"""Endpoints to register, check, show, test, resume and remove a webhook, as rows in the form of `http.api`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RegisteredWebhook(WebhookStatus):
 
 
 class CheckedWebhook(BaseModel):
-    """The URL and the secret are valid, and were not registered."""
+    """The URL and the secret are valid, but were not registered."""
 
     would_be_taken: bool
 
@@ -70,7 +70,7 @@ class WhoseWebhook(BaseModel):
 
 
 class WebhookOf(WhoseWebhook):
-    """The owner of a webhook: by default the caller."""
+    """Owner of a webhook. The default is the caller."""
 
 
 def make_webhook_endpoints(webhooks: Webhooks) -> tuple[Endpoint[Any], ...]:

@@ -1,8 +1,9 @@
-"""Webhooks: each message that is delivered to a participant is posted, signed, to the URL that it has registered.
+"""Webhooks: each message that is delivered to a participant is posted, signed, to the URL that the participant
+registered.
 
-The ledger is the queue. A webhook reads its oldest unhandled message without taking it, posts it, and acknowledges it
-when the receiver has answered 2xx. Only then it reads the next one. So only the registrations are stored, in one private
-file. A message whose response was lost is posted again under the same ``webhook-id``.
+The ledger is the queue. A webhook peeks at its oldest unhandled message, posts it, and acknowledges it when the
+receiver has answered 2xx. Only after that does it read the next message. Only the registrations are therefore stored,
+in one private file. A message whose response was lost is posted again with the same ``webhook-id``.
 """
 
 from __future__ import annotations
@@ -44,13 +45,15 @@ from .posts import PostAnswer, Posted, WebhookPoster, WebhookUrl, sign_as_standa
 _logger = logging.getLogger(__name__)
 
 MAX_WEBHOOKS = 256
-"""Maximum number of webhooks. Each has a session with the node, and one post at a time."""
+"""Maximum number of webhooks. Each webhook has one session with the node, and sends one post at a time."""
 PAGE = 20
 WAIT_MS = 25_000
 NODE_RETRY_S = 5.0
 DELIVERY_BACKOFF = Backoff(5.0, 3600.0, factor=6.0)
 MAX_DEAD_IN_ROW = 3
-"""Dead letters in a row after which a webhook is paused: the receiver is broken, not the messages."""
+"""Number of consecutive dead letters after which a webhook is paused, because the receiver is probably broken, not
+the messages.
+"""
 
 State = Literal["on", "paused", "gone"]
 
@@ -64,12 +67,14 @@ class WebhookPace:
     """Time after which a receiver that has accepted nothing is paused, in seconds."""
 
     def find_delay_s(self, failures: int, wanted_s: float) -> float:
-        """Return the delay after ``failures`` in a row; longer if the receiver asks for more, within the maximum."""
+        """Return the delay after ``failures`` consecutive failures. It is longer if the receiver requests more, up
+        to the maximum.
+        """
         return max(self.backoff.delay_s(failures), min(wanted_s, self.backoff.max_s))
 
 
 class Registration(Struct):
-    """A participant's webhook, as it is in the file."""
+    """A participant's webhook, as stored in the file."""
 
     participant: str
     token: str
@@ -78,20 +83,20 @@ class Registration(Struct):
     created_at: int
     state: State = "on"
     why: str = ""
-    """The failure of the last attempt, if it failed."""
+    """Text of the last failure. Empty if the last attempt succeeded."""
     failing_since: int | None = None
     dead_in_row: int = 0
 
     def describe(self) -> dict[str, Any]:
-        """Return what its owner and operators may see: everything but token and secret."""
+        """Return the fields that its owner and operators may see: all except token and secret."""
         hidden = ("token", "secret")
         return {name: value for name, value in msgspec.structs.asdict(self).items() if name not in hidden}
 
 
 class Webhooks:
-    """The webhooks of one gateway. Use as ``async with Webhooks(...) as webhooks``, which locks the file.
+    """The webhooks of one gateway. Use it as ``async with Webhooks(...) as webhooks``, which locks the file.
 
-    ``allowed_hosts`` need not be public, nor encrypted.
+    ``allowed_hosts`` may have private addresses, and their URLs may use http://.
     """
 
     def __init__(
@@ -105,7 +110,7 @@ class Webhooks:
         self._tasks = LatestTasks[str]()
 
     async def __aenter__(self) -> Self:
-        """Raises `ConfigError` if the file is invalid, or if another gateway uses it."""
+        """Lock and read the file. Raises `ConfigError` if the file is invalid or another gateway uses it."""
         registrations = self._file.open()
         self._webhooks = {webhook.participant: webhook for webhook in registrations}
         for webhook in registrations:
@@ -122,7 +127,8 @@ class Webhooks:
     async def register(self, credentials: Credentials, client: NetworkClient, url: str, secret: str | None) -> str:
         """Post the caller's deliveries to this URL from now on. Return the secret, which is not shown again.
 
-        Raises `InvalidArguments`, `Forbidden`, `TooLarge`, or `NotStored`, after which nothing has changed."""
+        Raises `InvalidArguments`, `Forbidden`, `TooLarge` or `NotStored`. After an error, nothing has changed.
+        """
         if client.welcome.is_operator:
             raise Forbidden(
                 "A webhook stores the token of its registration, and operators' tokens may not be stored. Make a token for "
@@ -130,7 +136,7 @@ class Webhooks:
             )
         chosen = secret if secret is not None else f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
         await self.check(url, chosen)
-        # No await from here on: concurrent registrations could exceed the limit otherwise.
+        # Do not await from here on. Otherwise concurrent registrations could exceed the limit.
         agent_id = credentials.agent_id
         if agent_id not in self._webhooks and len(self._webhooks) >= MAX_WEBHOOKS:
             raise TooLarge(f"This gateway has {MAX_WEBHOOKS} webhooks, the maximum. Remove one.")
@@ -140,7 +146,7 @@ class Webhooks:
         return chosen
 
     async def check(self, url: str, secret: str | None) -> None:
-        """Check what `register` would check. Raises `InvalidArguments`."""
+        """Perform the same checks as `register`. Raises `InvalidArguments`."""
         target = WebhookUrl.read(url, self._allowed_hosts)
         await target.find_addresses()
         if secret is not None:
@@ -159,21 +165,21 @@ class Webhooks:
         return [webhook.describe() for _, webhook in sorted(self._webhooks.items())]
 
     async def remove(self, agent_id: str) -> None:
-        """Remove a webhook. Raises `UnknownMessage`, or `NotStored`, after which nothing has changed."""
+        """Remove a webhook. Raises `UnknownMessage` or `NotStored`. After an error, nothing has changed."""
         self.find(agent_id)
-        # Stored first: a webhook whose owner was told that it is gone must not return after a restart.
+        # Save first. After its owner was informed, a removed webhook must not return after a restart.
         self._save_all({name: webhook for name, webhook in self._webhooks.items() if name != agent_id})
         await self._tasks.cancel(agent_id)
 
     def resume(self, agent_id: str) -> Registration:
-        """Try again at once, whether the webhook waits or is paused. Raises `UnknownMessage`."""
+        """Retry at once, even if the webhook waits or is paused. Raises `UnknownMessage`."""
         webhook = self.find(agent_id)
         self._update(webhook, state="on", why="", failing_since=None, dead_in_row=0)
         self._start(webhook)
         return webhook
 
     async def test(self, agent_id: str) -> Posted:
-        """Post a test value. Raises `UnknownMessage`, `InvalidArguments`."""
+        """Post a test value. Raises `UnknownMessage` and `InvalidArguments`."""
         webhook = self.find(agent_id)
         async with WebhookPoster(
             WebhookUrl.read(webhook.url, self._allowed_hosts), sign_as_standard(webhook.secret)
@@ -201,7 +207,8 @@ class Webhooks:
 
     async def _serve(self, webhook: Registration) -> None:
         async with AsyncExitStack() as stack:
-            target = WebhookUrl.read(webhook.url, self._allowed_hosts)  # the allowed hosts may have changed since
+            # the allowed hosts may have changed in the meantime
+            target = WebhookUrl.read(webhook.url, self._allowed_hosts)
             poster = await stack.enter_async_context(WebhookPoster(target, sign_as_standard(webhook.secret)))
             client = NetworkClient(webhook.participant, self._url, kind=None, token=webhook.token, deliver=False)
             await stack.enter_async_context(client)
@@ -237,12 +244,13 @@ class Webhooks:
         posted = await poster.post(*make_event(webhook.participant, client.welcome.network.name, message))
         match posted.answer:
             case PostAnswer.TAKEN:
-                # After the receiver's 2xx, never before: a kill in between repeats the post under the same id.
+                # Acknowledge after the receiver's 2xx, never before. A kill in between repeats the post with the same
+                # id.
                 await client.call("network.acknowledge", {"seqs": [seq]})
                 self._update(webhook, why="", failing_since=None, dead_in_row=0)
                 return None
             case PostAnswer.REFUSED:
-                # The hub counts the failures of this message, also across restarts of the gateway.
+                # The hub counts the failures of this message, even across restarts of the gateway.
                 args = {"seq": seq, "reason": f"The webhook refused it: {posted.reason}.", "retry_after_ms": 0}
                 failed = await client.call("network.nack", args)
                 dead = webhook.dead_in_row + failed["is_dead"]
@@ -263,7 +271,7 @@ class Webhooks:
                 return self._pace.find_delay_s(failures + 1, posted.retry_after_s)
 
     def _update(self, webhook: Registration, **changes: Any) -> None:
-        """Change a registration, in memory and in the file. Do nothing if it is so already."""
+        """Change a registration in memory and in the file. Do nothing if nothing changes."""
         if all(getattr(webhook, name) == value for name, value in changes.items()):
             return
         state = webhook.state
@@ -279,14 +287,14 @@ class Webhooks:
             _logger.log(level, "a webhook is %s: %s", webhook.state, webhook.why, extra=details)
 
     def _save_all(self, webhooks: dict[str, Registration]) -> None:
-        # Save before the change in memory: if the disk refuses, nothing has changed anywhere.
+        # Save before the change in memory. If the disk refuses, nothing has changed.
         self._file.save(list(webhooks.values()))
         self._webhooks = webhooks
 
 
 def make_event(agent_id: str, network: str, message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the id and the body of a message's post. Every attempt and every gateway makes the same id."""
-    # Not the seq: after the ledger was restored from a backup, another message may have it.
+    """Return the id and the body of a message's post. Every attempt and every gateway computes the same id."""
+    # Do not use the seq. After the ledger was restored from a backup, another message may have the same seq.
     identity = "\0".join((network, agent_id, message["sender_id"], message["message_id"]))
     value = {
         "type": "message",

@@ -1,7 +1,7 @@
-"""One signed request to a receiver: which addresses may be called, how a post is signed, what the response means.
+"""One signed request to a receiver: allowed addresses, the signature, and the meaning of the response.
 
-A host name is resolved once per request. All its addresses are checked, and the connection goes to a checked address, so
-a name that changes in between (DNS rebinding) gains nothing. Redirects are not followed, and no proxy is used.
+A host name is resolved once per request. All its addresses are checked, and the connection uses a checked address. A
+name that changes in between (DNS rebinding) therefore has no effect. Redirects are not followed, and no proxy is used.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ with needs("gateway"):
 
 MAX_URL_CHARS = 2000
 TIMEOUT_S = 15.0
-"""Maximum time from resolving the name to the head of the response, in seconds."""
+"""Maximum time from resolving the name to the header of the response, in seconds."""
 BODY_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 64 * 1024
-"""Maximum length of a response body that is read, so that its connection can be reused. The body is ignored."""
+"""Maximum length of a response body that is read, so that its connection can be reused. The content is ignored."""
 ABOUT_THE_MESSAGE = frozenset({400, 409, 413, 415, 422, 500, 501})
-"""Statuses that refuse this one message. Any other status but 2xx and 410 means that the receiver is away."""
+"""Statuses that refuse only this message. Any other status except 2xx and 410 means that the receiver is away."""
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
-"""IPv6 addresses of the internet (RFC 4291, 2.4). Outside are local networks, and addresses that translators map to
-IPv4."""
+"""IPv6 addresses of the internet (RFC 4291, 2.4). Addresses outside of this range belong to local networks, or
+translators map them to IPv4.
+"""
 _SPECIAL_V4 = tuple(
     map(
         ipaddress.IPv4Network,
@@ -75,15 +76,16 @@ _SPECIAL_V6 = tuple(
     )
 )
 """IANA's special-purpose registries (https://www.iana.org/assignments/iana-ipv4-special-registry and
-iana-ipv6-special-registry), with multicast. Python's own lists are older, and count 6to4 relays as public."""
+iana-ipv6-special-registry), plus multicast. Python's own lists are older, and treat 6to4 relays as public.
+"""
 
 
 Sign: TypeAlias = Callable[[str, datetime, bytes], Mapping[str, str]]
-"""Returns the signature headers of a post, from its id, the time and the body."""
+"""Returns the signature headers of a post. Arguments: its id, the time and the body."""
 
 
 def sign_as_standard(secret: str) -> Sign:
-    """Return a function that signs as Standard Webhooks does, with a secret that the receiver knows."""
+    """Return a function that signs like Standard Webhooks, with a secret that the receiver knows."""
     signer = Webhook(secret)
 
     def sign(webhook_id: str, now: datetime, body: bytes) -> Mapping[str, str]:
@@ -107,7 +109,7 @@ class PostAnswer(Enum):
 
 @dataclass(frozen=True)
 class Posted:
-    """Result of one post. ``reason`` explains it to people, without any text of the receiver."""
+    """Result of one post. ``reason`` explains the result to people, without any text of the receiver."""
 
     answer: PostAnswer
     reason: str
@@ -116,13 +118,13 @@ class Posted:
 
 @dataclass(frozen=True)
 class WebhookUrl:
-    """A URL that may be called, as far as its text says. Its addresses are checked at each post."""
+    """A URL whose text is allowed. Its addresses are checked at each post."""
 
     url: str
     host: str
     port: int
     is_allowed: bool
-    """The configuration names this host: it need not be public, nor encrypted."""
+    """Whether the configuration names this host. Such a host may have private addresses and use http://."""
 
     @classmethod
     def read(cls, url: str, allowed_hosts: frozenset[str]) -> Self:
@@ -149,16 +151,18 @@ class WebhookUrl:
         return cls(url, host, port, is_allowed)
 
     async def find_addresses(self) -> list[str]:
-        """Resolve the host. Raises `InvalidArguments` if one of its addresses may not be called, or if there is none.
+        """Resolve the host. Raises `InvalidArguments` if there is no address, or if one of the addresses is not
+        allowed.
 
-        Both have the same text, so that callers cannot find out the internal names of a network."""
+        The two errors have the same text, so that callers cannot discover the internal names of a network.
+        """
         try:
             addresses = await _look_up(self.host, self.port)
         except OSError as error:
             if self.is_allowed:
                 raise InvalidArguments(f"The host {self.host} cannot be found.") from error
             addresses = []
-        # All addresses, not any: the connection may go to each of them, and an attacker chooses the list.
+        # Check all addresses. The connection may use any of them, and an attacker may choose the list.
         if not self.is_allowed and not (addresses and all(map(is_public, addresses))):
             raise InvalidArguments(
                 f"{self.host} is unknown, or has an address that is not public. An operator may allow it in webhook_hosts."
@@ -169,7 +173,7 @@ class WebhookUrl:
 async def _look_up(host: str, port: int) -> list[str]:
     """Return the addresses of a name. Raises `OSError`.
 
-    Each call uses a daemon thread. In the shared thread pool, names whose server does not answer would block all
+    Each call uses a daemon thread. In the shared thread pool, names whose server does not answer could block all
     threads, and a stop would wait for them.
     """
     loop = asyncio.get_running_loop()
@@ -194,8 +198,10 @@ async def _look_up(host: str, port: int) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is on the public internet: not on this machine, a local network, or inside a tunnel."""
-    # Without the zone of a link-local address (``fe80::1%eth0``): the address alone decides.
+    """Return whether an address is on the public internet: not on this machine, in a local network or inside a
+    tunnel.
+    """
+    # Drop the zone of a link-local address (``fe80::1%eth0``), because only the address matters.
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         return ip in _GLOBAL_UNICAST and not any(ip in network for network in _SPECIAL_V6)
@@ -203,14 +209,14 @@ def is_public(address: str) -> bool:
 
 
 class WebhookPoster:
-    """Posts to one receiver, over separate connections. Use as ``async with``."""
+    """Posts to one receiver over separate connections. Use it as ``async with``."""
 
     def __init__(self, target: WebhookUrl, sign: Sign) -> None:
         self._target = target
         self._sign = sign
         self._http = httpx2.AsyncClient(
             verify=_trust.context,
-            # Without the environment's proxy: it would resolve the name again, and call an address that nobody checked.
+            # Ignore the environment's proxy: it would resolve the name again and connect to an unchecked address.
             trust_env=False,
             follow_redirects=False,
             timeout=httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
@@ -224,7 +230,9 @@ class WebhookPoster:
         await self._http.aclose()
 
     async def post(self, webhook_id: str, value: Mapping[str, Any]) -> Posted:
-        """Post a value under its id, signed now. Return what the response means; failures of the receiver do not raise."""
+        """Post a value with its id, signed now. Return the meaning of the response. Failures of the receiver do not
+        raise.
+        """
         body = msgspec.json.encode(value)
         headers = {
             "content-type": "application/json",
@@ -245,7 +253,7 @@ class WebhookPoster:
         return _interpret(response.status_code, response.headers.get("retry-after", ""))
 
     async def _post_to_any(self, addresses: list[str], headers: dict[str, str], body: bytes) -> httpx2.Response:
-        # Only a failed connection goes on to the next address: after that the receiver may have the post.
+        # Try the next address only after a failed connection. After any other failure, the receiver may have the post.
         for address in addresses[:-1]:
             with suppress(
                 httpx2.ConnectError, httpx2.ConnectTimeout
@@ -254,7 +262,7 @@ class WebhookPoster:
         return await self._post_to(addresses[-1], headers, body)
 
     async def _post_to(self, address: str, headers: dict[str, str], body: bytes) -> httpx2.Response:
-        # Connect to the checked address itself. With the name, the client would resolve it again.
+        # Connect to the checked address. With the name, the client would resolve it again.
         url = httpx2.URL(self._target.url).copy_with(host=address.partition("%")[0], port=self._target.port)
         extensions = {"sni_hostname": self._target.host}  # the name that the certificate must have
         request = self._http.build_request("POST", url, headers=headers, content=body, extensions=extensions)
@@ -262,7 +270,7 @@ class WebhookPoster:
 
 
 async def _read_rest(response: httpx2.Response) -> None:
-    """Read the body within limits, and close the response."""
+    """Read the body within limits and close the response."""
     read = 0
     try:
         with suppress(TimeoutError, OSError, httpx2.HTTPError):
@@ -297,7 +305,7 @@ def _interpret(status: int, retry_after: str) -> Posted:
 
 
 class _TrustStore:
-    """The certificates that this machine trusts, read once for all receivers: reading them takes a while."""
+    """The certificates that this machine trusts. All receivers share them, because reading them takes a while."""
 
     @cached_property
     def context(self) -> ssl.SSLContext:
