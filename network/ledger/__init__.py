@@ -1,8 +1,8 @@
-"""`Ledger`, the protocol of the append-only log with its state tables, and the values that it takes and returns.
+"""`Ledger`, the protocol of the append-only log with its state tables, and the values that its methods use.
 
 Three implementations pass one contract suite (tests/contract/test_ledger.py): `sqlite.SQLiteLedger`,
-`memory.MemoryLedger`, and `ReplicatedLedger` of the cluster. The hub is the only writer, and calls `append` from one task
-at a time.
+`memory.MemoryLedger`, and the cluster's `ReplicatedLedger`. The hub is the only writer, and calls `append` from one
+task at a time.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ class KeyTaken(Exception):
 
 
 class Unstorable(Exception):
-    """Nothing was appended: a row or a table write cannot be encoded. Its maker has a defect; the storage is sound."""
+    """Nothing was appended: a row or a table write cannot be encoded. This is a bug in the code that made the row; the
+    storage is sound."""
 
 
 class LeadershipLost(LedgerError):
-    """Nothing was appended: another node writes the shared log now. ``leader`` is its HOST:PORT, where known."""
+    """Nothing was appended: another node writes the shared log now. ``leader`` is its HOST:PORT, if known."""
 
     leader = ""
 
@@ -68,8 +69,9 @@ class Meta(Struct, frozen=True, kw_only=True):
 
 
 class Trim(Struct, frozen=True, kw_only=True):
-    """Which rows may be dropped: those stamped before these times (ms, None keeps all), and the oldest while the storage
-    is larger than ``max_bytes``. Never a row from ``pinned`` on, and at most ``limit`` rows per call."""
+    """Limits of what may be deleted: rows stamped before these times (ms, None keeps all), and the oldest rows while
+    the storage is larger than ``max_bytes``. Rows from ``pinned`` on are never deleted. Each call deletes at most
+    ``limit`` rows."""
 
     messages_before: int | None = None
     records_before: int | None = None
@@ -79,28 +81,28 @@ class Trim(Struct, frozen=True, kw_only=True):
 
 
 class Trimmed(Struct, frozen=True, kw_only=True):
-    """Result of a trim: how many rows were dropped, and the smallest seq whose message can still be delivered. Call
-    again until nothing was dropped."""
+    """Result of a trim: the number of deleted rows, and the smallest seq whose message can still be delivered. Call
+    again until nothing was deleted."""
 
     dropped: int
     first_seq: int
     is_pinned: bool
-    """Whether the pin keeps rows that are old enough to be dropped."""
+    """Whether the pin keeps rows that are old enough to be deleted."""
 
 
 SeqBound = Annotated[int, Bound(ge=0, le=SEQ_LIMIT)]
 
 
 class TrimStep(Struct, frozen=True):
-    """One step of a trim. It drops every record below ``records``, and every other row below ``messages``."""
+    """One step of a trim. It deletes every record below ``records``, and every other row below ``messages``."""
 
     messages: SeqBound
     records: SeqBound
     is_last: bool
-    """Whether this step ends the trim of messages. Only then are values about dropped messages removed, because that
-    scans whole tables."""
+    """Whether this step ends the trim of messages. Only the last step deletes values about deleted messages, because
+    that scans whole tables."""
     stamp: int = 0
-    """The newest stamp (ms) that was given out. No older one is given out, even if no row is left."""
+    """The newest timestamp (ms) that was assigned. No older timestamp is assigned later, even if no row is left."""
 
 
 class Page(NamedTuple):
@@ -111,12 +113,12 @@ class Page(NamedTuple):
 
 
 HeadAt = tuple[int, MessageHead | None]
-"""A seq and the head of its message. None where the row is too damaged to have one."""
+"""A seq and the head of its message. The head is None if the row is too damaged to have one."""
 
 
 class SearchPage(NamedTuple):
-    """Rows that a search found, ascending, and whether there are more. With an ``end`` the search has reached its limit
-    of work, and has not looked at rows below that seq."""
+    """Rows that a search found, ascending, and whether there are more. If ``end`` is set, the search has reached its
+    work limit, and has not looked at rows below that seq."""
 
     rows: list[Row]
     has_more: bool
@@ -124,8 +126,8 @@ class SearchPage(NamedTuple):
 
 
 def collect_page(rows: Iterable[Row], limit: int, max_bytes: int, *, newest: bool = False) -> Page:
-    """Collect the first rows that fit into a page. ``newest`` says that the rows descend. One row is read beyond the
-    page, and not kept."""
+    """Collect the first rows that fit into a page. ``newest`` says that the rows descend. One row beyond the page is
+    read but not returned."""
     page: list[Row] = []
     size, has_more = 0, False
     for row in rows:
@@ -151,56 +153,57 @@ RETENTION_FIELDS: dict[Table, str] = {
     "undelivered": "seq",
     "spent_out": "seq",
 }
-"""For tables about messages, the field with a message's seq. A value is kept as long as that message: a conversation's
-budget counts until the last message that was charged to it is dropped."""
+"""For tables about messages, the field with a message's seq. A value is kept as long as that message. For example, a
+conversation's budget is kept until the last message charged to it is deleted."""
 KEYED_BY_SEQ: tuple[Table, ...] = ("triggered", "tried", "dead")
-"""Tables about messages whose keys end in that seq."""
+"""Tables about messages whose keys end in the message's seq."""
 
 
 def retention_seq(table: Table, key: str, value: Any) -> int:
-    """Return the seq of the message with which a value of one of these tables is dropped."""
+    """Return the seq of the message with which a value of one of these tables is deleted."""
     return int(getattr(value, RETENTION_FIELDS[table]) if table in RETENTION_FIELDS else key.partition("/")[2])
 
 
 class Ledger(Protocol):
-    """The log and its state tables. Every method raises `LedgerError` when the storage fails. After a failed `append`
-    the outcome is unknown, and the ledger must be reopened.
+    """The log and its state tables. Every method raises `LedgerError` if the storage fails. After a failed `append` the
+    outcome is unknown, and the ledger must be reopened.
 
-    A page has at most ``limit`` rows and about ``max_bytes`` of data, but always one row. A damaged row never fails a
-    read: pages, messages, rows and known keys have a stand-in for it (`damaged_row`). Heads and values of tables leave it
-    out.
+    A page has at most ``limit`` rows and about ``max_bytes`` of data, but always at least one row. A damaged row never
+    makes a read fail. Pages, messages, rows and known keys contain a placeholder for it (`damaged_row`). Heads and
+    values of tables leave it out.
     """
 
     @property
     def damaged(self) -> int:
-        """Number of rows found damaged so far. Each is logged once."""
+        """Number of damaged rows found so far. Each is logged once."""
 
     @property
     def is_answering(self) -> bool:
         """Whether the engine of a shared log answers. Without its answer an append has to wait."""
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
-        """Open or create the ledger. Return its identity and the rows of `LOADED_TABLES`. Raises `LedgerError` also for
-        a damaged one of these."""
+        """Open or create the ledger. Return its identity and the rows of `LOADED_TABLES`. Raises `LedgerError`, also if
+        one of these rows is damaged."""
 
     async def close(self) -> None:
         """Close cleanly. Idempotent."""
 
     async def verify(self) -> None:
-        """Check that the next start will find what is stored. Raises `LedgerError`: then the ledger must be
+        """Check that the next start will find the stored data. If this raises `LedgerError`, the ledger must be
         reopened."""
 
     async def lookup(self, request: LookupRequest) -> Facts:
-        """Answer a batch's questions. The answer has the ``root`` row of each head that is found, if there is one."""
+        """Answer a batch's lookup request. The answer also has the ``root`` row of each head that is found, if there is
+        one."""
 
     async def append(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
-        """Store everything in one transaction. It is durable, as configured, when this returns.
+        """Store everything in one transaction. When this returns, the rows are durable at the configured level.
 
-        Raises `KeyTaken`, `Unstorable` or `LogFull`: then nothing is stored.
+        Raises `KeyTaken`, `Unstorable` or `LogFull` if nothing was stored.
         """
 
     def check(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
-        """Encode rows and table writes as `append` does, and store nothing. Raises `Unstorable`."""
+        """Encode rows and table writes like `append`, but store nothing. Raises `Unstorable`."""
 
     async def inbox(
         self,
@@ -213,8 +216,8 @@ class Ledger(Protocol):
         newest: bool = False,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        """Return messages with ``after`` < seq <= ``until`` that lie in a span, or that ``sender`` sent to one
-        participant or mod. Ascending; the oldest of them, or the newest."""
+        """Return messages with ``after`` < seq <= ``until`` that are in a span, or that ``sender`` sent to one
+        participant or mod. Ascending: the oldest of these messages, or the newest."""
 
     async def thread(
         self,
@@ -226,27 +229,28 @@ class Ledger(Protocol):
         newest: bool = True,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        """Return messages of one thread, ascending: the newest of the range, or its oldest."""
+        """Return messages of one thread, ascending: the newest of the range, or the oldest."""
 
     async def reaction(
         self, reaction: str, after: int, limit: int, *, actor: str | None = None, max_bytes: int = MAX_PAGE_BYTES
     ) -> Page:
-        """Return records of one reaction with seq > ``after``, ascending: those of one writer, or of all."""
+        """Return records of one reaction with seq > ``after``, ascending: from one writer, or from all."""
 
     async def inbox_heads(self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int) -> list[HeadAt]:
         """Return the heads of the newest ``limit`` messages that `inbox` would return, newest first.
 
-        Heads are not compared with their checksums: a caller that shows a message reads its row.
+        Heads are not compared with their checksums. A caller that shows a message reads its row, which is compared.
         """
 
     async def newest_heads(
         self, after: Mapping[str, int], limit: int, *, before: int | None = None
     ) -> dict[str, list[HeadAt]]:
-        """Return the heads of the newest ``limit`` messages of each thread, above its seq and below ``before``, newest
-        first. Heads are not compared with their checksums."""
+        """Return the heads of the newest ``limit`` messages of each thread, newest first. ``threads`` gives the seq
+        above which each thread is read; all messages are below ``before``. Heads are not compared with their
+        checksums."""
 
     async def first_seqs(self, threads: Collection[str]) -> dict[str, int]:
-        """Return the seq of the first message of each thread that has one, damaged or not."""
+        """Return the seq of each thread's first message, damaged or not. Threads without messages are left out."""
 
     async def threads(
         self,
@@ -257,9 +261,9 @@ class Ledger(Protocol):
         limit: int = 2**31,
         among: Collection[str] | None = None,
     ) -> list[ThreadSummary]:
-        """Return the threads of the readable messages of an inbox (`visibility.may_read`), newest first, each with the
-        number of these messages. At most ``limit`` threads whose last seq is below ``before``, of all or ``among``
-        these."""
+        """Return the threads of the readable messages of an inbox (`visibility.may_read`), newest first, each with its
+        number of these messages. At most ``limit`` threads whose last seq is below ``before``. With ``among``, only
+        these threads."""
 
     async def search(
         self,
@@ -272,10 +276,11 @@ class Ledger(Protocol):
         limit: int,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> SearchPage:
-        """Return messages whose text has all terms (`search.read_terms`), ascending: the newest below ``before``.
+        """Return the newest messages below ``before`` whose text has all terms (`search.read_terms`), ascending.
 
-        Only messages that `inbox` would return, or all without spans; of one thread, or of all. If many messages have
-        the terms and are outside of the spans, the search looks at some of them, and its page has an ``end``.
+        Only messages that `inbox` would return are found, or all messages without spans. The search covers one thread,
+        or all. If many messages have the terms and are outside of the spans, the search examines only some of them, and
+        its page has an ``end``.
         """
 
     async def search_seqs(
@@ -288,37 +293,38 @@ class Ledger(Protocol):
         before: int,
         limit: int,
     ) -> list[int]:
-        """Return the seqs of the newest ``limit`` messages below ``before`` that `search` would look at, descending.
+        """Return the seqs of the newest ``limit`` messages below ``before`` that `search` would examine, descending.
 
-        No row is read: a caller that shows a message checks it (`search.is_within`, `search.holds`).
+        No row is read. A caller that shows a message checks it first (`search.is_within`, `search.holds`).
         """
 
     async def forget_dropped(self) -> None:
-        """Remove what `trim` has dropped from the search index too."""
+        """Also remove the rows deleted by `trim` from the search index."""
 
     async def all_threads(
         self, *, before: int | None = None, limit: int = 2**31, among: Collection[str] | None = None
     ) -> list[ThreadSummary]:
-        """Return every thread of the log, newest first, as `threads` does."""
+        """Return every thread of the log, newest first, in the form of `threads`."""
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
-        """Return the messages under these seqs, as far as they exist."""
+        """Return the messages with these seqs. Missing ones are left out."""
 
     async def heads(self, seqs: Iterable[int]) -> dict[int, MessageHead]:
-        """Return the heads of the messages under these seqs, as far as they exist."""
+        """Return the heads of the messages with these seqs. Missing ones are left out."""
 
     async def cold(self, table: Table, prefix: str, limit: int, *, after: str = "") -> list[tuple[str, Any]]:
-        """Return keys and values of a table that is not kept in memory, ascending by key: keys that begin with
-        ``prefix`` and are above ``after``."""
+        """Return keys and values of a cold table, ascending by key. Only keys that begin with ``prefix`` and are above
+        ``after``."""
 
     async def lookup_cold(self, table: Table, key: str) -> Any:
-        """Return one value of a table that is not kept in memory, or None."""
+        """Return one value of a cold table, or None."""
 
     async def expire_calls(self, before: int) -> None:
-        """Forget the results of calls that are older than ``before`` (ms), in steps between which others write."""
+        """Delete the results of calls that are older than ``before`` (ms). Other writes are possible between the
+        steps."""
 
     async def trim(self, trim: Trim) -> Trimmed:
-        """Drop old rows."""
+        """Delete old rows."""
 
     async def records(
         self,
@@ -330,10 +336,10 @@ class Ledger(Protocol):
         reaction: str | None = None,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        """Return records of one agent and kind with seq > ``after``, ascending: those of one reaction, or of all."""
+        """Return records of one agent and kind with seq > ``after``, ascending: of one reaction, or of all."""
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
-        """Return every row with seq > ``after``, ascending, at most ``limit``, for exports. Empty at the end only."""
+        """Return every row with seq > ``after``, ascending, at most ``limit``, for exports. Empty only at the end."""
 
 
 async def find_newest_message(ledger: Ledger, thread_id: str, before: int | None = None) -> Row | None:

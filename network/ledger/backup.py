@@ -1,4 +1,4 @@
-"""Copies of a ledger's file: backups, and the rescue of a database that was deleted under the node."""
+"""Copies of a ledger's file: backups, and the rescue of a database that was deleted while the node was running."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ log = logging.getLogger(__name__)
 
 
 def back_up(source: Path, target: Path) -> int:
-    """Copy a ledger, also while a node writes it, into a new file. Return its newest seq. Raises `LedgerError`.
+    """Copy a ledger into a new file, even while a node writes it. Return its newest seq. Raises `LedgerError`.
 
-    The copy is complete and checked before it gets its name. A node that opens it begins a new epoch: it is a fork, and
-    clients must not take its seqs for those of the original. No file is put beside a ledger that nobody has open.
+    The copy is complete and checked before it gets its name. A node that opens the copy begins a new epoch, because the
+    copy is a fork. Clients must not confuse its seqs with those of the original. If nobody has the ledger open, no file
+    is created beside it.
     """
     if target.exists():
         raise LedgerError(f"{target} exists. A backup never overwrites: choose another name.")
@@ -43,20 +44,20 @@ def back_up(source: Path, target: Path) -> int:
             was_open = Path(f"{source}-wal").exists()
             version = _copy_pages(source, copy)
             if not was_open and Path(f"{source}-wal").exists():
-                # A node has opened the file meanwhile. The copy was made without a lock, so it may be torn.
+                # A node has opened the file meanwhile. The copy was made without a lock, so it may be inconsistent.
                 version = _copy_pages(source, copy)
-            # Check the copy, not the source: that is what somebody will go on from.
+            # Check the copy, not the source: the copy is what somebody will restore.
             problems = check(copy)
             if problems:
                 raise LedgerError(
                     f"{source} is damaged: {problems[0]}. Restore an earlier backup (docs/operations.md)."
                 )
-            # The copy becomes one file. A WAL beside it could be forgotten when it is moved.
+            # Make the copy a single file. A separate WAL could be forgotten when the copy is moved.
             copy.execute("PRAGMA journal_mode = DELETE")
             _set_epoch_aside(copy, version)
             copy.commit()
             head = read_head(copy)
-        publish_file(draft, target)  # synced, and under its name only now: an interrupted backup leaves no file
+        publish_file(draft, target)  # synced, and given its name only now: an interrupted backup leaves no file
     except OSError as error:
         raise explain(error, target) from error
     except sqlite3.Error as error:  # SQLite does not say which of the two files failed
@@ -70,17 +71,18 @@ def back_up(source: Path, target: Path) -> int:
 
 
 def _copy_pages(source: Path, copy: sqlite3.Connection) -> int:
-    """Copy a file as it is at one moment. Return the version of its schema."""
+    """Copy a file as it is at one moment. Return its schema version."""
     with open_to_read(source) as db:
         version = refuse_schema(db)
-        # In one step, as one read transaction: with several, SQLite starts over whenever the node has written.
+        # Copy in one step, as one read transaction. With several steps, SQLite starts over whenever the node has
+        # written.
         db.backup(copy)
     return version
 
 
 def _set_epoch_aside(copy: sqlite3.Connection, version: int) -> None:
-    """Remove the epoch, so that a node that opens the copy begins its own. Keep it under another key: readers of the
-    copy need it, because ids are derived from it."""
+    """Remove the epoch, so that a node that opens the copy begins its own. Keep the epoch under another key, because
+    readers of the copy derive ids from it."""
     cells = copy.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
     copy.execute("DELETE FROM meta WHERE key IN ('epoch', 'state')")
     if cells is not None and version >= CHECKSUMS_SINCE:
@@ -88,9 +90,9 @@ def _set_epoch_aside(copy: sqlite3.Connection, version: int) -> None:
 
 
 def rescue(db: sqlite3.Connection, path: Path) -> bool:
-    """Save what a connection to a deleted database still reaches as ``FILE.rescued``. Return whether it was saved.
+    """Save what a connection to a deleted database can still read as ``FILE.rescued``. Return whether it was saved.
 
-    Raises nothing: it is the last chance to save the data, and the node closes in any case.
+    Raises nothing: this is the last chance to save the data, and the node closes in any case.
     """
     target = Path(f"{path}.rescued")
     # the file gets its name when it is complete: an operator may be waiting to move it
@@ -114,7 +116,8 @@ def rescue(db: sqlite3.Connection, path: Path) -> bool:
 
 
 def _link_free_name(draft: Path, target: Path) -> Path:
-    """Give a file its name, or the next free one with a number. The rescue of an earlier deletion is not overwritten."""
+    """Give a file its name, or the next free name with a number. The rescue of an earlier deletion is not
+    overwritten."""
     for number in itertools.count(1):
         name = target.with_name(f"{target.name}.{number}") if number > 1 else target
         try:
@@ -126,5 +129,6 @@ def _link_free_name(draft: Path, target: Path) -> Path:
 
 
 def _create_private(path: Path) -> None:
-    """Create a database that only its owner may read: it holds everybody's messages. Raises `OSError` if it exists."""
+    """Create a database that only its owner may read, because it contains everybody's messages. Raises `OSError` if the
+    file exists."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | CLOSE_ON_EXEC, 0o600))

@@ -21,19 +21,19 @@ class SqliteConnection:
         self._db: sqlite3.Connection | None = None
 
     async def open(self) -> None:
-        """Raises `sqlite3.Error`."""
+        """Open the file. Raises `sqlite3.Error`."""
         loop = asyncio.get_running_loop()
         self._db = await loop.run_in_executor(self._thread, self._connect)
 
     async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Run a function on the thread. It runs to its end even if the caller is cancelled."""
         assert self._db is not None, "a connection is opened before it is used"
-        # One thread, so functions run in the order of the calls, and a cancelled caller leaves no half of a
+        # One thread, so functions run in the order of the calls, and a cancelled caller never leaves half of a
         # transaction.
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, self._db)
 
     async def close(self) -> None:
-        """Close after the function that is running. Raises `sqlite3.Error`; the thread ends in any case."""
+        """Close after the running function has ended. Raises `sqlite3.Error`. The thread ends in any case."""
         try:
             if self._db is not None:
                 await self.run(sqlite3.Connection.close)

@@ -1,7 +1,7 @@
 """`DatabaseLock`: exclusive use of one database's files by one node, and the check that they stay the same files.
 
-The lock keeps a descriptor of the database open from before SQLite opens the file until after SQLite has closed it. Two
-rules depend on that:
+The lock keeps a descriptor of the database open from before SQLite opens the file until after SQLite has closed it.
+There are two reasons:
 
 - Closing *any* descriptor of a file drops every POSIX lock that the process has on it, those of SQLite included
   (sqlite.org/howtocorrupt.html, 2.2). The next program that closes the database then believes to be the last one, and
@@ -9,10 +9,10 @@ rules depend on that:
   (`locked_files` says what is locked).
 - The descriptor carries the lock that keeps other nodes away. It belongs to the inode, whatever name the file has.
 
-Beside the database stands ``FILE.head``: the epoch, and the newest seq that was stored. It is written after a commit and
-before the answers to it, so it is never ahead of the database. A database that is behind it is an older copy. Its second
-line names the database to which the WAL belongs: SQLite copies a WAL into any database with the right name, and would ruin
-a copy that was put there.
+``FILE.head`` is a second file, next to the database. Its first line has the epoch and the newest stored seq. It is
+written after a commit and before the answers to it, so it is never ahead of the database. A database that is behind
+``FILE.head`` is an older copy. The second line identifies the database to which the WAL belongs. SQLite copies a WAL
+into any database with the right name. This would ruin a copy that was moved to this name.
 
     order of writes:      rows (-wal)  ->  synced (durability full)  ->  FILE.head  ->  the sender's answer
     so at each start:     newest seq in the database  >=  that of FILE.head, or the database is an older copy
@@ -43,10 +43,10 @@ from .locked_files import identify, locked
 from .storage_errors import explain
 
 _SHARED_FIRST, _SHARED_SIZE = 0x40000002, 510
-"""The bytes on which SQLite holds its shared lock while a connection is open in WAL mode (os_unix.c, "SHARED_FIRST")."""
+"""The bytes on which SQLite has its shared lock while a connection is open in WAL mode (os_unix.c, "SHARED_FIRST")."""
 
 _HEADER = struct.Struct(">18x2s48xI")
-"""From a database's header: its write version, and its application id (sqlite.org/fileformat.html, 1.3)."""
+"""Format of a database's header: its write version, and its application id (sqlite.org/fileformat.html, 1.3)."""
 _ROLLBACK = b"\x01\x01"
 """Write version of a database that never had a WAL."""
 
@@ -64,20 +64,20 @@ class HeadFile(NamedTuple):
 
 
 class DatabaseLock:
-    """The lock of one database, from `acquire` to `release`. Every other method raises `LedgerError`."""
+    """The lock of one database, from `acquire` to `release`. All other methods raise `LedgerError`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        """The path as given. A link is followed at each check, so that a changed link is noticed."""
+        """The path as configured. Each check follows a symbolic link again, so that a changed link is noticed."""
         self._target = path
-        """The path without links: SQLite keeps its other files there."""
+        """The path without symbolic links, where SQLite keeps its other files."""
         self._descriptor: int | None = None
         self._head_descriptor: int | None = None
         self._file_id = (0, 0)
         self._main_state = (0, 0)
-        """Size and modification time (ns) of the database, as this process left them."""
+        """Size and modification time (ns) of the database after this process's last write."""
         self._side_files: dict[str, tuple[int, int]] = {}
-        """Inode and size of SQLite's files beside the database."""
+        """Inode and size of SQLite's other files, next to the database."""
         self.is_overwritten = False
         """Whether another program has written into the database since `acquire`."""
 
@@ -87,11 +87,11 @@ class DatabaseLock:
         """Open the database's file, and keep other nodes away. Without ``create`` the file must exist."""
         try:
             with suppress(FileNotFoundError):
-                # Checked before the file is opened: closing the descriptor again would drop the locks of the other
+                # Check before the file is opened: closing the descriptor again would drop the locks of the other
                 # ledger.
                 if identify(os.stat(self.path)) in locked:
                     raise self._in_use()
-            # 0600: the file holds everybody's messages. SQLite gives the files beside it the same mode.
+            # 0600: the file contains everybody's messages. SQLite gives its other files the same mode.
             flags = os.O_RDWR | CLOSE_ON_EXEC | (os.O_CREAT if create else 0)
             descriptor = os.open(self.path, flags, 0o600)
         except OSError as error:
@@ -119,7 +119,7 @@ class DatabaseLock:
         locked.add(self._file_id)
 
     def release(self) -> None:
-        """Give up the files, after SQLite has closed them. Idempotent."""
+        """The database last: closing its descriptor releases the lock that keeps other nodes away."""
         # The database last: with its descriptor goes the lock that keeps other nodes away.
         for descriptor in (self._head_descriptor, self._descriptor):
             if descriptor is not None:
@@ -136,8 +136,8 @@ class DatabaseLock:
     # --- the same files
 
     def note_state(self) -> None:
-        """Note the files as they are now, after each write of this process."""
-        # Noted after each own write, so that `check` can tell an own change from a foreign one.
+        """Record the state of the files, after each write of this process."""
+        # Recorded after each own write, so that `check` can tell an own change from a foreign one.
         main = self._check_file("")
         self._main_state = (main.st_size, main.st_mtime_ns)
         for suffix in ("-wal", "-shm"):
@@ -145,13 +145,14 @@ class DatabaseLock:
             self._side_files[suffix] = (status.st_ino, status.st_size)
 
     def check(self) -> None:
-        """Check that what is written here is what the next reader of the path will find.
+        """Check that the next reader of the path will find the data that is written here.
 
-        The database and SQLite's files beside it are the same files as before, none is shorter, and nobody else has
-        written into the database. It changes only when the WAL is copied into it, which this process's writer does.
+        The database and SQLite's other files must be the same files as before, and none may be shorter. No other
+        program may have written into the database. The database changes only when the WAL is copied into it, which this
+        process's writer does.
         """
         main = self._check_file("")
-        # Only checkpoints of this process change the file, so any other time of modification is a foreign write.
+        # Only checkpoints of this process change the file, so any other modification time means a foreign write.
         if main.st_size < self._main_state[0] or main.st_mtime_ns != self._main_state[1]:
             self.is_overwritten = True
             raise LedgerError(
@@ -172,11 +173,11 @@ class DatabaseLock:
 
     @property
     def is_wal_foreign(self) -> bool:
-        """Whether the WAL beside the database belongs to another file, whose place this one has taken.
+        """Return whether the WAL belongs to another database, which this file has replaced.
 
-        Only the first bytes of the database can tell: no checkpoint changes them. All others may be a mixture of old and
-        new sectors after a power cut in a checkpoint, which only the WAL repairs. A table that is read without the WAL
-        proves nothing.
+        Only the first bytes of the database can tell, because no checkpoint changes them. After a power cut during a
+        checkpoint, the other bytes may be a mixture of old and new sectors, which only the WAL repairs. So a table that
+        is read without the WAL proves nothing.
         """
         if not self.has_wal:
             return False
@@ -190,23 +191,24 @@ class DatabaseLock:
 
     @property
     def has_wal(self) -> bool:
-        """Whether SQLite left a WAL with content beside the database."""
+        """Return whether SQLite has left a WAL with content."""
         try:
             return os.stat(f"{self._target}-wal").st_size > 0
         except OSError:
             return False
 
     def block_wal_copy(self) -> None:
-        """Keep SQLite from copying the WAL into the database when it closes: the file may be another one by now.
+        """Keep SQLite from copying the WAL into the database when it closes, because the file may be another one by
+        now.
 
-        SQLite needs an exclusive lock for the copy. A shared lock here refuses it, until `release`.
+        SQLite needs an exclusive lock for the copy. A shared lock here prevents it, until `release`.
         """
         if self._descriptor is not None:
             share_range(self._descriptor, _SHARED_FIRST, _SHARED_SIZE)
 
     def delete_wal(self) -> None:
-        """Delete SQLite's files of a deleted database whose content was saved. Otherwise a backup that replaces the
-        database would get a foreign WAL."""
+        """Delete SQLite's other files of a deleted database whose content was saved. Otherwise a backup that replaces
+        the database would get a foreign WAL."""
         for suffix, (inode, _) in self._side_files.items():
             with suppress(OSError):
                 if os.stat(f"{self._target}{suffix}").st_ino == inode:
@@ -214,11 +216,11 @@ class DatabaseLock:
 
     @property
     def is_unlinked(self) -> bool:
-        """Whether the database has no name any more: it is deleted with its last descriptor."""
+        """Return whether the database has no name any more. Such a file is deleted with its last descriptor."""
         return self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0
 
     def _check_file(self, suffix: str) -> os.stat_result:
-        """Return the status of one of the files. Raises if it is missing, or was replaced."""
+        """Return the status of one of the files. Raises `LedgerError` if the file is missing or was replaced."""
         path, known = (self._target, self._side_files.get(suffix)) if suffix else (self.path, None)
         try:
             status = os.stat(f"{path}{suffix}")
@@ -242,7 +244,7 @@ class DatabaseLock:
     # --- FILE.head
 
     def read_head(self) -> HeadFile | None:
-        """Return the content of ``FILE.head``, None for a missing or unintelligible one."""
+        """Return the content of ``FILE.head``. None if the file is missing or cannot be parsed."""
         path = Path(f"{self._target}.head")
         try:
             first, base, *_ = [*path.read_text(encoding="utf-8").splitlines(), "", ""]
@@ -252,7 +254,7 @@ class DatabaseLock:
         except (FileNotFoundError, ValueError):
             return None
         except OSError as error:
-            # The file may be there, and right. Taking it for missing would begin a new history without need.
+            # The file may exist and be right. Treating it as missing would begin a new history without need.
             raise LedgerError(f"Cannot read {path}: {describe_os_error(error, path, 'read')}.") from error
 
     def start_head(self, content: HeadFile) -> None:
@@ -261,7 +263,7 @@ class DatabaseLock:
         try:
             if self._head_descriptor is None:
                 self._head_descriptor = os.open(f"{self._target}.head", os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
-            # In place, and not emptied before: if the write fails, the old content is still there.
+            # Write in place, without emptying the file first: if the write fails, the old content is still there.
             os.pwrite(self._head_descriptor, text, 0)
             os.ftruncate(self._head_descriptor, len(text))
             sync_descriptor(self._head_descriptor)
@@ -270,16 +272,16 @@ class DatabaseLock:
             raise explain(error, self._target) from error
 
     def write_head(self, epoch: str, head: int) -> None:
-        """Note that everything up to ``head`` is stored. Not synced: a file that is behind does no harm, and it is never
-        ahead."""
+        """Record that everything up to ``head`` is stored. Not synced: a file that is behind does no harm, and the file
+        is never ahead."""
         if self._head_descriptor is not None:
             try:
-                # One write of a fixed size: a kill leaves the old line or the new one, never a mixture of lengths.
+                # One write of a fixed size: a kill leaves the old line or the new line, never a mixture.
                 os.pwrite(self._head_descriptor, _head_line(epoch, head), 0)
             except OSError as error:
                 raise explain(error, self._target) from error
 
 
 def _head_line(epoch: str, head: int) -> bytes:
-    """Return the first line. It has one length under one epoch, since it is written in place."""
+    """Return the first line. Its length is the same for the whole epoch, because it is written in place."""
     return f"{epoch} {head:020d}\n".encode()

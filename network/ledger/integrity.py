@@ -1,4 +1,4 @@
-"""Checks of a ledger's file, and a summary of it. A node may be using the file."""
+"""Checks of a ledger's file, and a summary of its content. A node may be using the file meanwhile."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ MAX_SHOWN = 5
 
 
 class LogSummary(Struct, frozen=True, kw_only=True):
-    """Content of a ledger's file. Times are stamps (ms). ``held_by`` is the agent whose open reaction needs the oldest
-    message, of ``held_at``, so that retention keeps it."""
+    """Content of a ledger's file. Times are timestamps (ms). ``held_by`` is the agent whose open reaction needs the
+    oldest message, so that retention keeps that message. ``held_at`` is the time of the message."""
 
     head: int
     used_bytes: int
@@ -43,11 +43,11 @@ class LogSummary(Struct, frozen=True, kw_only=True):
     held_by: str | None
     held_at: int | None
     unchecked: int | None
-    """The newest kept row that was stored before rows had checksums."""
+    """Seq of the newest row without a checksum, stored before rows had checksums."""
 
 
 def summarize(path: Path) -> LogSummary:
-    """Raises `LedgerError`."""
+    """Return the summary of a file. Raises `LedgerError`."""
     try:
         with open_to_read(path) as db:
             refuse_schema(db)
@@ -73,7 +73,7 @@ def summarize(path: Path) -> LogSummary:
 
 
 def check_file(path: Path) -> list[str]:
-    """Return the problems of a file (`check`). Raises `LedgerError` if it cannot be read at all."""
+    """Return the problems of a file (`check`). Raises `LedgerError` if the file cannot be read at all."""
     try:
         with open_to_read(path) as db:
             return check(db)
@@ -82,10 +82,11 @@ def check_file(path: Path) -> list[str]:
 
 
 def check(db: sqlite3.Connection) -> list[str]:
-    """Return the problems of a ledger's file: those of SQLite's own check, and rows that do not fit their checksums.
+    """Return the problems of a ledger's file: those found by SQLite's own check, and rows that do not match their
+    checksums.
 
-    Reads the whole file. An older schema is no problem; for one of another program, or a newer one, this raises
-    `LedgerError`.
+    Reads the whole file. An older schema is not a problem. Raises `LedgerError` for a newer schema, or a database of
+    another program.
     """
     version = refuse_schema(db)
     reports = "\n".join(text for (text,) in db.execute("PRAGMA integrity_check(10)"))  # some have several lines
@@ -114,7 +115,7 @@ def _check_rows(db: sqlite3.Connection) -> list[str]:
         ("meta", "SELECT key, value, crc FROM meta"),
         ("state", "SELECT tbl, key, value, crc FROM state"),
     ):
-        # Damaged text must not end the check: the row does not fit its checksum, and is listed.
+        # Damaged text must not end the check: the row does not match its checksum, and is listed.
         with reading_any_text(db):
             bad = ["/".join(map(str, row[:-2])) for row in db.execute(sql) if row[-1] != checksum(row[:-1])]
         problems += _describe_rows(f"the table {table}", bad)
@@ -126,32 +127,32 @@ def _check_rows(db: sqlite3.Connection) -> list[str]:
             damaged.append(f"#{row.seq}")
         else:
             sums.add(row)
-    # A damaged row has no known places, so the comparison would report differences that are not there.
+    # The places of a damaged row are unknown, so the comparison would report differences that do not exist.
     if not damaged and version >= PLACES_SINCE:
         problems += sums.compare(db)
     return [*_describe_rows("the log", damaged), *problems]
 
 
 class _IndexSums:
-    """Compares the index tables with the log by sums of numbers, so that nothing has to be kept in memory."""
+    """Compares the index tables with the log by sums of numbers, so that no rows have to be kept in memory."""
 
     def __init__(self, flushed_to: int) -> None:
         self._flushed_to = flushed_to
         self._keys = self._places = 0
 
     def add(self, row: Row) -> None:
-        """Add the expected entries of a row. Rows above ``flushed_to`` are in the memtable alone."""
+        """Add the expected entries of a row. Rows above ``flushed_to`` are only in the memtable."""
         if row.seq > self._flushed_to:
             return
         if row.key:
-            # A sum does not depend on the order, so the log and the tables are read once each, however they are sorted.
+            # A sum does not depend on the order, so the log and the tables are read once each, in any order.
             self._keys += row.seq * 2**64 + 1
         for place in list_places(row):
             self._places += _place_number(place, row.seq)
 
     def compare(self, db: sqlite3.Connection) -> list[str]:
-        """Return which tables differ. Which of their rows differ does not matter: like any index they are made from the
-        log again."""
+        """Return which tables differ. The differing rows need not be known, because any index can be rebuilt from the
+        log."""
         keys = places = 0
         for key_hash, seq, actor, key in db.execute(
             f"SELECT k.hash, k.seq, l.actor, l.key FROM ({KEYS}) AS k LEFT JOIN log AS l USING (seq) WHERE k.seq <= ?",
@@ -160,7 +161,7 @@ class _IndexSums:
             if actor is not None and key is not None and key_hash == hash_key(actor, key):
                 keys += seq * 2**64 + 1
             else:
-                # A wrong entry must change the sum even where a missing one would make up for it.
+                # A wrong entry must change the sum even if a missing entry could compensate for it.
                 keys -= 1
         for place, seq in db.execute("SELECT place, seq FROM place WHERE seq <= ?", (self._flushed_to,)):
             places += _place_number(place, seq)

@@ -1,4 +1,5 @@
-"""The databases that ledgers of this process have locked. Kept by `DatabaseLock`, asked by whoever opens files."""
+"""The databases that ledgers of this process have locked. `DatabaseLock` updates the set, and other code checks it
+before it opens a file."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ locked: set[FileId] = set()
 
 
 def is_locked_here(path: Path) -> bool:
-    """Return whether a ledger of this process has locked the file. Then nobody else in the process may open it: closing
-    the file would drop the locks (`database_lock`)."""
+    """Return whether a ledger of this process has locked the file. If so, other code in this process must not open the
+    file: closing it would drop the locks (`database_lock`)."""
     try:
         return identify(os.stat(path)) in locked
     except OSError:

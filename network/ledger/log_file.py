@@ -1,8 +1,9 @@
-"""The log of a ledger without a node, or beside one: offline commands read it from a database or from an export.
+"""The log in a ledger's file, for offline commands. They read it from a database, even one that a node uses, or from an
+export.
 
-An export is the log as lines of JSON, one per row and nothing lost; its first line describes the ledger. `roundelay
-export` writes it, ``network.rows`` returns its lines, and `replay` reads it. `open_log` returns a `Log`, which reads rows
-only when they are asked for, in order or by seq. It never changes the file.
+An export is the complete log as lines of JSON, one line per row. Its first line describes the ledger. `roundelay
+export` writes an export, ``network.rows`` returns its lines, and `replay` reads it. `open_log` returns a `Log`. It
+reads rows only when they are requested, in order or by seq, and never changes the file.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FORMAT = 1
 
 
 class LogHead(Struct, frozen=True, kw_only=True):
-    """The first line of an export: the ledger's epoch and name, and the first seq that it holds. With ``is_excerpt`` some
+    """The first line of an export: the ledger's epoch and name, and the first seq in the export. ``is_excerpt``: some
     rows were left out."""
 
     roundelay_log: int = FORMAT
@@ -62,7 +63,7 @@ class _RowLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def encode_row(row: Row) -> bytes:
     """Return a row as one line of JSON, without the line break."""
     fields = {name: getattr(row, name) for name in _SAME_FIELDS}
-    # One row is one line of the export, so such JSON travels as a string.
+    # One row is one line of the export, so JSON with line breaks is stored as a string.
     if b"\n" in row.data or b"\r" in row.data:
         return msgspec.json.encode(_RowLine(**fields, data_text=row.data.decode()))
     return msgspec.json.encode(_RowLine(**fields, data=Raw(row.data)))
@@ -84,7 +85,7 @@ def encode_head(head: LogHead) -> bytes:
 
 
 def read_lines(lines: Iterable[str], name: str) -> tuple[LogHead, Iterator[Row]]:
-    """Read an export: its first line, and an iterator over its rows. Raises `LedgerError` with the number of a wrong
+    """Read an export: its first line, and an iterator over its rows. Raises `LedgerError` with the number of the wrong
     line."""
     numbered = enumerate(lines, 1)
     try:
@@ -115,24 +116,24 @@ _SQLITE = b"SQLite format 3\x00"
 
 
 class Log(Protocol):
-    """The log of an open file. Every method raises `LedgerError` with the row that cannot be read."""
+    """The log of an open file. Every method raises `LedgerError`, which names the row that cannot be read."""
 
     head: LogHead
     damaged: list[int]
-    """Seqs of damaged rows that were left out, of those read so far."""
+    """Seqs of the damaged rows among those read so far. Damaged rows are left out."""
 
     def rows(self) -> Iterator[Row]:
         """Yield every undamaged row, ascending."""
         ...
 
     def row(self, seq: int) -> Row | None:
-        """Return the row of a seq, None if it is missing or damaged."""
+        """Return the row of a seq. None if the row is missing or damaged."""
         ...
 
 
 @contextmanager
 def open_database(path: Path) -> Iterator[DatabaseLog]:
-    """Open a node's database, also while the node writes. Raises `LedgerError` for anything else."""
+    """Open a node's database, even while the node writes. Raises `LedgerError` for any other file."""
     if not path.exists():
         raise LedgerError(f"There is no database {path}. Name the database of a node.")
     if not is_database(path):
@@ -143,7 +144,7 @@ def open_database(path: Path) -> Iterator[DatabaseLog]:
 
 @contextmanager
 def open_log(path: Path) -> Iterator[Log]:
-    """Open a node's database, or an export of one. Raises `LedgerError` for anything else."""
+    """Open a node's database, or an export of one. Raises `LedgerError` for any other file."""
     with ExitStack() as stack:
         log_type = DatabaseLog if is_database(path) else _Export
         with _explaining(path):
@@ -161,9 +162,9 @@ def is_database(path: Path) -> bool:
 
 
 def read_log(path: Path) -> tuple[LogHead, list[Row]]:
-    """Return the first line and all rows of a log (`open_log`). Raises `LedgerError` also for a damaged row."""
+    """Return the first line and all rows of a log (`open_log`). Also raises `LedgerError` if a row is damaged."""
     with open_log(path) as log:
-        # Read everything before the check: damaged rows are known only after they were passed.
+        # Read everything before the check: damaged rows are known only after they were read.
         rows = list(log.rows())
         if log.damaged:
             shown = ", ".join(f"#{seq}" for seq in log.damaged[:5])
@@ -172,10 +173,10 @@ def read_log(path: Path) -> tuple[LogHead, list[Row]]:
 
 
 def in_order(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield the same rows. Raises `LedgerError` for a row that does not follow the one before it."""
+    """Yield the same rows. Raises `LedgerError` for a row that does not follow the previous one."""
     last = 0
     for row in rows:
-        # Two exports that were joined, or a cut one: a replay would reach another state without noticing.
+        # Two joined exports, or a cut one: a replay would reach another state without noticing.
         if row.seq <= last:
             raise LedgerError(f"This log is not complete: seq {row.seq} comes after {last}. Export it again.")
         last = row.seq
@@ -194,7 +195,7 @@ class _Export:
         self.head, _ = read_lines((line.decode() for line in self._file), str(path))
 
     def rows(self) -> Iterator[Row]:
-        # New arrays for each pass, stored only at its end: a pass that was given up would leave half of an index.
+        # Use new arrays for each pass, and store them only at its end: an unfinished pass would leave half of an index.
         seqs, offsets, offset = array("q"), array("q"), 0
 
         def read(file: BinaryIO) -> Iterator[str]:
@@ -224,26 +225,26 @@ class _Export:
 
 
 class DatabaseLog:
-    """A node's database as it was when it was opened: all reads are one read transaction."""
+    """A node's database at the time when it was opened: all reads are one read transaction."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._path = path
         with _explaining_database(path):
             self._db = stack.enter_context(open_to_read(path))
-            # One read transaction for all reads: a node may be writing, and rows and marks have to fit together.
+            # One read transaction for all reads: a node may be writing, and rows and marks have to match.
             self._db.execute("BEGIN")
-            # a file of an earlier schema is read as it is: only a node's start migrates it
+            # a file of an earlier schema is read unchanged: only a node's start migrates it
             has_checksums = refuse_schema(self._db) >= CHECKSUMS_SINCE
             meta = load_meta(self._db) if has_checksums else dict(self._db.execute("SELECT key, value FROM meta"))
             first, first_record = (int(meta.get(key, "1")) for key in ("first_seq", "first_record_seq"))
         self._columns = ROW_COLUMNS if has_checksums else f"{LOG_COLUMNS}, NULL"
         self.damaged: list[int] = []
-        # Without checksums every row is taken as it is.
+        # Without checksums every row is accepted unchanged.
         self._damage = Damage(self._note_damaged, int(meta[CHECKED_FROM]) if has_checksums else 2**63)
         epoch = meta.get("epoch") or meta.get(COPIED_EPOCH, "")
         self.head = LogHead(epoch=epoch, name=meta.get("name", "roundelay"), first_seq=first)
         self.first_record_seq = first_record
-        """The first record that is kept, as `head.first_seq` for messages."""
+        """Seq of the first record that is kept. For messages, this is `head.first_seq`."""
 
     def rows(self) -> Iterator[Row]:
         with _explaining_database(self._path):
@@ -255,7 +256,7 @@ class DatabaseLog:
             return row if row is not None and not row.is_damaged else None
 
     def find_cursor(self) -> IndexPosition | None:
-        """Return how far this index has followed its shared log. None for a database that is no index."""
+        """Return how far this index has followed its shared log. None if the database is not an index."""
         with _explaining_database(self._path):
             cells = self._db.execute("SELECT value FROM state WHERE tbl = 'followed'").fetchone()
         return None if cells is None else msgspec.json.decode(cells[0], type=IndexPosition)

@@ -1,5 +1,5 @@
-"""`MemoryLedger`: the ledger in memory, for tests, simulations and nodes that need not remember. Its content ends
-with the process."""
+"""`MemoryLedger`: the ledger in memory, for tests, simulations and nodes that need no persistence. Its content is lost
+when the process ends."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class _RowStore:
                 self._places[place].append(row.seq)
 
     def replace(self, row: Row) -> None:
-        """Put another row in place of one. Its key and places stay."""
+        """Replace a row by another one with the same seq. Its key and places stay."""
         old = self.by_seq[row.seq]
         self.by_seq[row.seq] = row
         if old.key:
@@ -91,7 +91,7 @@ class _RowStore:
         ranges.append(self.at(f"by/{sender}", after, until + 1))
         if newest:
             ranges = [seqs[::-1] for seqs in ranges]
-        # A message may lie in several ranges, and is returned once.
+        # A message may be in several ranges, but is returned once.
         return (seq for seq, _ in groupby(merge(*ranges, reverse=newest)))
 
     def page(self, seqs: Iterable[int], limit: int, max_bytes: int, *, newest: bool = False) -> Page:
@@ -102,14 +102,15 @@ class _RowStore:
 
 
 class MemoryLedger:
-    """A `Ledger` in dictionaries and sorted lists. Reopening the same object finds what was appended to it."""
+    """A `Ledger` in dictionaries and sorted lists. Reopening the same object finds everything that was appended to
+    it."""
 
     def __init__(self, *, epoch: str, name: str = "roundelay") -> None:
         self._epoch = epoch
         self._name = name
         self._is_open = False
         self._first_seq = 1
-        self._head = self._stamp = 0  # of the newest row, also if it was trimmed
+        self._head = self._stamp = 0  # those of the newest row, even if the row was trimmed
         self._rows = _RowStore()
         self._tables: dict[str, dict[str, Any]] = defaultdict(dict)
         self.damaged = 0
@@ -157,7 +158,7 @@ class MemoryLedger:
     async def append(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         if not self._is_open:
             raise LedgerError("The ledger is closed. Open it before appending.")
-        # Checked before anything is added, as a transaction would roll back.
+        # Check before anything is added, because nothing may be stored if one row is refused.
         if any(row.key and (row.actor, row.key) in self._rows.by_key for row in rows):
             raise KeyTaken
         self._rows.add(rows)
@@ -172,7 +173,7 @@ class MemoryLedger:
                 self._tables[write.table][write.key] = write.value
 
     def check(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
-        """Accept everything: nothing is encoded here."""
+        """Accept everything, because nothing is encoded here."""
 
     async def inbox(
         self,
@@ -272,7 +273,7 @@ class MemoryLedger:
         return (row for row in newest_first if is_within(row, spans, sender, stream) and holds(row, terms))
 
     async def forget_dropped(self) -> None:
-        """Do nothing: there is no search index."""
+        """Do nothing, because there is no search index."""
 
     async def all_threads(
         self, *, before: int | None = None, limit: int = 2**31, among: Collection[str] | None = None
@@ -311,7 +312,7 @@ class MemoryLedger:
         return Trimmed(dropped=len(dropped), first_seq=self._first_seq, is_pinned=is_pinned)
 
     def _drop_values(self) -> None:
-        """Drop values about dropped messages, as `retention.apply_trim` does."""
+        """Delete values about deleted messages, like `retention.apply_trim`."""
         for table in (*RETENTION_FIELDS, *KEYED_BY_SEQ):
             values = self._tables[table].items()
             self._tables[table] = {
@@ -341,8 +342,8 @@ class MemoryLedger:
 def _is_readable(row: Row, spans: Sequence[Span], sender: str) -> bool:
     """Return whether a message of an inbox may be read.
 
-    A reply is readable where the first message of its thread lies in the spans too, or where the reply's own span has
-    open threads. A reader's own messages are readable everywhere.
+    A reply is readable if the first message of its thread is in the spans too, or if the reply's own span has open
+    threads. A reader's own messages are always readable.
     """
     start = thread_start(row.stream)
     is_thread_readable = start is None or any(

@@ -1,10 +1,11 @@
 """The memtable: keys and places of the newest rows, before they are written to the index tables ``key`` and ``place``.
 
-A row itself is appended at the end of the log, beside the rows of its commit. Its key and places are spread all over the
-index tables: each would write another page of 4 KB. So they are kept in memory first, and written in the order of the
-tables, thousands of rows together, a part with each commit. ``flushed_to`` in ``meta`` says up to which row everything
-is in the tables. A start reads the rows behind it again. Some of theirs may be in the tables already: readers skip what
-they find there above ``flushed_to``, and writing it again does no harm.
+A row itself is appended at the end of the log, next to the other rows of its commit. But its key and places are spread
+all over the index tables, so each of them would write another page of 4 KB. So they are first kept in memory. They are
+written in the order of the tables, thousands of rows together, a part with each commit. ``flushed_to`` in ``meta`` is
+the row up to which everything is in the tables. At a start, the rows after it are read again. Some of their keys and
+places may already be in the tables. Readers skip entries above ``flushed_to`` in the tables, and writing them again
+does no harm.
 
 The writer's thread adds, flushes and drops rows. Every thread may search.
 """
@@ -25,16 +26,16 @@ from roundelay.network.core.rows import Row, RowType
 from .row_encoding import collect_places, hash_bytes
 
 FLUSHED_TO = "placed_to"
-"""Key in ``meta``, as files have it: the newest row whose key and places are in the tables."""
+"""Key in ``meta`` for the newest row whose key and places are in the tables. Existing files use this name."""
 FLUSH_ROWS = 32_768
-"""Rows that are flushed together. With fewer, a page of the tables would be written for each few rows; with more, a
-start would read more rows again."""
+"""Number of rows that are flushed together. With a smaller number, each page of the tables would be written for only a
+few rows. With a larger one, a start would read more rows again."""
 MIN_FLUSH_ENTRIES = 32
 FLUSH_ENTRIES_PER_ROW = 8
-"""Keys and places that a commit flushes for each of its rows. A row has three or four, so that a flush ends before as
-many new rows have come."""
+"""Number of keys and places that a commit flushes for each of its rows. A row has only three or four, so a flush ends
+before as many new rows have come."""
 SKIP_ROWS = 500
-"""Rows that are read one by one where a page of the file cannot be read."""
+"""Number of rows that are read one by one if a page of the file cannot be read."""
 
 Key = tuple[int, int]
 """Hash and seq."""
@@ -48,10 +49,11 @@ class MemtableRows(NamedTuple):
 
 
 class Flush(NamedTuple):
-    """The part of the memtable that one transaction writes into the index tables. ``flushed_to`` is the new mark, if this ends a flush."""
+    """The part of the memtable that one transaction writes into the index tables. ``flushed_to`` is set if this part
+    ends a flush."""
 
     keys: Sequence[int]
-    """Hash and seq, one after the other."""
+    """Hash and seq of each key, one after the other."""
     places: Sequence[str | int]
     """Place and seq, one after the other."""
     flushed_to: int | None
@@ -61,14 +63,14 @@ _NOTHING = Flush((), (), None)
 
 
 class _FlushInProgress:
-    """A flush of all rows up to ``end``, sorted as the tables are, which commits write part by part."""
+    """A flush of all rows up to ``end``, sorted like the tables. Commits write it part by part."""
 
     def __init__(self, end: int, keys: list[int], places: list[str | int]) -> None:
         self.end = end
         self.keys = keys
         self.places = places
         self.written = 0
-        """Values written so far, of the keys first, and then of the places."""
+        """Number of values written so far: first the keys, then the places."""
 
     def next_part(self, entries: int) -> Flush:
         start, stop, keys = self.written, self.written + 2 * entries, len(self.keys)
@@ -77,30 +79,31 @@ class _FlushInProgress:
 
 
 class Memtable:
-    """The memtable of one ledger. Rows stay in it until all of their flush is written: then only may readers look for
+    """The memtable of one ledger. Rows stay in it until their whole flush is written. Only then may readers look for
     them in the tables alone."""
 
     def __init__(self, flushed_to: int) -> None:
         self.keys: dict[int, int] = {}
-        """The first seq of each hash. For the writer's thread alone."""
+        """The first seq of each hash. Only for the writer's thread."""
         self._more_keys: list[Key] = []
-        """Keys whose hash another key has already."""
+        """Keys whose hash another key already has."""
         self._flushed_to = self._last = flushed_to
         self._places: dict[str, list[int]] = {}
         self._lock = Lock()
-        """Guards ``_flushed_to`` and ``_places``, which belong together: a reader that saw one without the other would
+        """Guards ``_flushed_to`` and ``_places``, which must match: a reader that saw only one of the two changes would
         miss rows, or find them twice."""
         self._new_rows = 0
-        """Rows that came since the last flush began."""
+        """Number of new rows since the last flush began."""
         self._flush: _FlushInProgress | None = None
 
     # --- searches
 
     def find(self, ranges: Iterable[tuple[str, int, int]], limit: int = -1, *, newest: bool = False) -> MemtableRows:
-        """Return the rows at these places, each strictly between two seqs: of each the first ``limit``, or the last."""
+        """Return the rows at these places, each strictly between two seqs. Of each place return the first ``limit``
+        rows, or the last."""
         result: list[int] = []
-        # One look under the lock: a flush that ends between two ranges would show some rows twice and others not at
-        # all.
+        # Search all ranges under one lock. A flush that ends between two ranges would show some rows twice and others
+        # not at all.
         with self._lock:
             for place, after, before in ranges:
                 seqs = self._places.get(place)
@@ -112,7 +115,8 @@ class Memtable:
             return MemtableRows(self._flushed_to, result)
 
     def summarize(self, kind: str, among: Collection[str] | None) -> tuple[int, list[tuple[str, int, int]]]:
-        """Return ``flushed_to``, and of each place of a kind (or of these) the newest row and the number of rows."""
+        """Return ``flushed_to``, and the newest row and the number of rows of each place. The places are given, or all
+        places of a kind."""
         with self._lock:
             places = self._places if among is None else [kind + name for name in among if kind + name in self._places]
             seqs = [(place, self._places[place]) for place in places if place.startswith(kind)]
@@ -140,7 +144,7 @@ class Memtable:
         self._new_rows += rows
 
     def _add_keys(self, keys: Collection[Key]) -> None:
-        # Nearly always no hash repeats, and then two operations on whole dicts replace a loop over the rows.
+        # Almost always no hash repeats. In this case two operations on whole dicts replace a loop over the rows.
         known, new = self.keys, dict(keys)
         if len(new) == len(keys) and known.keys().isdisjoint(new):
             known.update(new)
@@ -150,7 +154,7 @@ class Memtable:
                 self._more_keys.append((key_hash, seq))
 
     def next_flush(self, rows: int) -> Flush:
-        """Return what the next commit, of so many rows, flushes."""
+        """Return the part that the next commit, with this number of rows, has to flush."""
         if self._flush is None:
             # Collect many rows first. Sorted together they fill whole pages of the tables.
             if self._new_rows < FLUSH_ROWS:
@@ -159,7 +163,7 @@ class Memtable:
         return self._flush.next_part(max(MIN_FLUSH_ENTRIES, FLUSH_ENTRIES_PER_ROW * rows))
 
     def remaining_flushes(self) -> Iterator[Flush]:
-        """Yield all that is left, for one transaction each."""
+        """Yield all remaining parts, each for one transaction."""
         if self._last > self._flushed_to:
             flush = self._begin_flush()
             yield Flush(flush.keys, flush.places, flush.end)
@@ -171,12 +175,12 @@ class Memtable:
         keys += chain.from_iterable(self._more_keys)
         for place in sorted(self._places):
             places += chain.from_iterable(zip(repeat(place), self._places[place]))
-        # Rows that come from now on belong to the next flush.
+        # Rows that arrive from now on belong to the next flush.
         self._new_rows = 0
         return _FlushInProgress(self._last, keys, places)
 
     def complete_flush(self, flush: Flush) -> None:
-        """Note that a part was stored. After the last part its rows leave memory."""
+        """Record that a part was stored. After the last part its rows leave memory."""
         # Counted after the commit: a rolled back part is written again with the next commit.
         if self._flush is not None:
             self._flush.written += len(flush.keys) + len(flush.places)
@@ -185,17 +189,17 @@ class Memtable:
             self._retain(flush.flushed_to, frozenset())
 
     def drop(self, seqs: Collection[int]) -> None:
-        """Remove rows that were dropped from the log."""
+        """Remove rows that were deleted from the log."""
         gone = frozenset(seq for seq in seqs if seq > self._flushed_to)
         if gone:
-            # The flush in progress has these rows, and would write them. Begin it again: what it has written so far is
-            # written a second time, without harm.
+            # The flush in progress contains these rows, and would write them. Begin it again: entries that it has
+            # already written are written a second time, without harm.
             self._flush = None
             self._new_rows = max(self._new_rows, FLUSH_ROWS)
             self._retain(self._flushed_to, gone)
 
     def _retain(self, flushed_to: int, gone: frozenset[int]) -> None:
-        """Keep the rows above ``flushed_to`` that are not gone."""
+        """Keep only the rows above ``flushed_to`` that are not deleted."""
 
         def retain(seqs: list[int]) -> list[int]:
             newer = seqs[bisect_right(seqs, flushed_to) :]
@@ -213,9 +217,9 @@ class Memtable:
 
 
 def load_memtable(db: sqlite3.Connection, flushed_to: int) -> Memtable:
-    """Read the rows behind ``flushed_to``.
+    """Read the rows after ``flushed_to``.
 
-    Checksums are not compared here: of a damaged row whose key is readable the key counts as taken.
+    Checksums are not compared here. If a damaged row's key is readable, the key counts as taken.
     """
     memtable = Memtable(flushed_to)
     keys: list[Key] = []
@@ -237,7 +241,7 @@ def load_memtable(db: sqlite3.Connection, flushed_to: int) -> Memtable:
 
 
 def _make_placeholder(seq: int, type_: bytes, actor: str, target: str, stream: str, label: str) -> Row:
-    """Return a row with what `collect_places` looks at. It treats all other types alike."""
+    """Return a row with the fields that `collect_places` reads. All types but record and message are treated alike."""
     row_type: RowType = "message" if type_ == b"message" else "record" if type_ == b"record" else "registered"
     return Row(seq=seq, at=0, type=row_type, actor=actor, target=target, stream=stream, label=label, data=b"")
 
@@ -246,7 +250,7 @@ _SELECT_NEWEST = "SELECT seq, type, actor, key, target, stream, label FROM log W
 
 
 def _walk(db: sqlite3.Connection, after: int) -> Iterator[tuple[int, ...]]:
-    """Yield the rows behind a seq, as far as they can be read."""
+    """Yield the rows after a seq that can be read."""
     while True:
         try:
             for columns in db.execute(f"{_SELECT_NEWEST} > ? ORDER BY seq", (after,)):

@@ -1,7 +1,8 @@
 """Steps of opening a database file: checks that may refuse it, SQLite's settings, and the marks of an open file.
 
-`SQLiteLedger` calls these functions on its writer's thread, in the order in which they stand here. `refuse_foreign_wal`
-comes before SQLite opens the file. They keep no state: the epoch and the newest seq are arguments.
+`SQLiteLedger` calls these functions on its writer's thread, in the order in which they are defined.
+`refuse_foreign_wal` is called before SQLite opens the file. The functions keep no state: the epoch and the newest seq
+are arguments.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from .writes import write_meta
 
 _SYNCHRONOUS = {"full": "FULL", "normal": "NORMAL", "memory": "OFF"}
 CHECKPOINT_PAGES = 2_500
-"""Pages of the WAL (about ten megabytes) at which SQLite copies it into the database. Commits wait meanwhile: 40 ms for
-large messages, 100 ms with 10,000 pages. With SQLite's 1,000 every 166th single commit would wait for two fsyncs."""
+"""Size of the WAL in pages (about ten megabytes) at which SQLite copies it into the database. Commits wait meanwhile:
+40 ms for large messages, but 100 ms with 10,000 pages. With SQLite's default of 1,000, every 166th single commit would
+wait for two fsyncs."""
 
 
 def refuse_foreign_wal(lock: DatabaseLock, path: Path) -> None:
-    """Refuse another database's WAL before SQLite opens the file: SQLite takes any WAL beside a database for its own,
-    and writes it into the database when it closes."""
+    """Refuse another database's WAL before SQLite opens the file. SQLite uses any WAL with the right name, and writes
+    it into the database when it closes."""
     if lock.is_wal_foreign:
         raise LedgerError(
             f"{path}-wal does not belong to this database: another one left it that was here before. Put that one back. "
@@ -36,7 +38,7 @@ def refuse_foreign_wal(lock: DatabaseLock, path: Path) -> None:
 
 
 def configure(db: sqlite3.Connection) -> None:
-    """Set what holds for every durability, and copy the WAL into the database."""
+    """Apply the settings that are the same for every durability, and copy the WAL into the database."""
     db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")  # the marks of an open file are durable with every setting
     # For macOS, whose fsync leaves data in the drive's cache (sqlite.org/pragma.html#pragma_fullfsync).
@@ -44,14 +46,13 @@ def configure(db: sqlite3.Connection) -> None:
     db.execute("PRAGMA checkpoint_fullfsync = ON")
     db.execute("PRAGMA busy_timeout = 2000")
     db.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
-    # After a failed sync the kernel still returns the pages, but no later sync writes them
-    # (lwn.net/Articles/752063). A power loss would lose them, and every commit behind them. So copy the WAL into the
-    # database, and begin a new one.
+    # After a failed sync the kernel still returns the pages, but no later sync writes them (lwn.net/Articles/752063). A
+    # power loss would lose them, and every commit after them. So copy the WAL into the database, and begin a new one.
     db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
 
 def refuse_damage(db: sqlite3.Connection, path: Path) -> None:
-    """Check the file. A damaged one would serve some requests, fail at others, and be reopened again and again."""
+    """Check the file. A damaged file would serve some requests, fail at others, and be reopened again and again."""
     (problem,) = db.execute("PRAGMA quick_check(1)").fetchone()
     if problem != "ok":
         reason = " ".join(problem.split())
@@ -76,10 +77,10 @@ def refuse_other_history(db: sqlite3.Connection, path: Path, epoch: str, head: i
 def begins_new_history(
     meta: Mapping[str, str], head: int, head_file: HeadFile | None, *, boot: str, durability: Durability
 ) -> bool:
-    """Return whether clients may know rows that this file does not have: it is new, an older copy, or has lost its
-    newest rows. They must not take its seqs for those of the old history then.
+    """Return whether clients may know rows that this file does not have, because it is new, is an older copy, or has
+    lost its newest rows. In these cases clients must not confuse its seqs with those of the old history.
 
-    ``boot`` identifies the start of the machine; empty if what the kernel kept cannot be trusted.
+    ``boot`` identifies the boot of the machine. It is empty if the data kept by the kernel cannot be trusted.
     """
     if "epoch" not in meta:
         return True
@@ -87,7 +88,7 @@ def begins_new_history(
         return True
     if head_file is not None and (head_file.epoch != meta["epoch"] or head_file.head > head):
         return True
-    # The kernel keeps what a killed process wrote, unless the machine itself went down.
+    # The kernel keeps the data that a killed process wrote, unless the machine itself went down.
     is_same_boot = bool(boot) and meta.get("boot") == boot
     state = meta.get("state")
     return not is_same_boot and (state == "at_risk" or (state == "open" and durability != "full"))
@@ -96,14 +97,14 @@ def begins_new_history(
 def mark_open(
     db: sqlite3.Connection, lock: DatabaseLock, epoch: str, head: int, *, name: str, boot: str, durability: Durability
 ) -> None:
-    """Mark the database, and ``FILE.head`` beside it, with the history that it holds, and as open.
+    """Mark the database and ``FILE.head`` as open, with the current history.
 
     ``FILE.head`` names the database to which the WAL belongs by a number in the database's header. The order of the
     steps matters: a crash between any two must leave no pair that looks foreign, and no history that looks whole.
     """
     head_file = lock.read_head()
     if head_file is not None:
-        # no number: after a crash below the WAL is this database's, whichever number the header has by then
+        # no number: after a crash below, the WAL is this database's, whichever number the header then has
         lock.start_head(head_file._replace(base=0))
     base = random_number()
     db.execute(f"PRAGMA application_id = {base}")

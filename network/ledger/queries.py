@@ -1,7 +1,7 @@
 """The reads of the SQLite ledger, as functions on a plain connection. They run on the threads of the connections.
 
-Rows are found by the index tables up to ``flushed_to``, and by the memtable above it. So the queries about places get two
-parameters: ``:flushed_to``, and ``:newest``, the seqs that the memtable has found.
+Rows up to ``flushed_to`` are found by the index tables, and later rows by the memtable. So the queries about places
+have two parameters: ``:flushed_to``, and ``:newest``, the seqs that the memtable has found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .schema import CHECKED_FROM, ROW_COLUMNS, checksum
 BY_SEQ = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN (SELECT value FROM json_each(?))"
 NEWEST_BY_SEQ = f"{BY_SEQ} ORDER BY seq DESC"
 KEYS = "SELECT hash, seq FROM key UNION ALL SELECT hash, seq FROM key_more"
-"""All keys: the first one of each hash is in one table, the others are in another."""
+"""All keys. One table has the first key of each hash, another table has the others."""
 
 # --- lookups of a batch
 
@@ -49,7 +49,7 @@ def _find_keys(
     facts: Facts, keys: list[tuple[str, str]], damage: Damage, memtable: Memtable, db: sqlite3.Connection
 ) -> None:
     hashes = [hash_key(*key) for key in keys]
-    # CROSS JOIN fixes the order of the tables: first the few keys that are asked for, then the index.
+    # CROSS JOIN fixes the order of the tables: first the few requested keys, then the index.
     sql = " UNION ALL ".join(
         f"SELECT w.key, k.seq FROM json_each(?1) AS w CROSS JOIN {table} AS k ON k.hash = w.value"
         for table in ("key", "key_more")
@@ -107,20 +107,20 @@ def list_cold(
 
 
 def list_calls(after: str, limit: int, db: sqlite3.Connection) -> list[tuple[str, int | None]]:
-    """Return keys of calls above a key, with the times of their results (ms, None where damaged)."""
+    """Return keys of calls above a key, with the times of their results (ms; None if damaged)."""
     with reading_any_text(db):
         sql = f"SELECT key, {_CALL_AT} FROM state WHERE tbl = 'call' AND key > ? ORDER BY key LIMIT ?"
         return db.execute(sql, (after, limit)).fetchall()
 
 
 def drop_calls(keys: list[str], before: int, db: sqlite3.Connection) -> None:
-    """Delete those of these calls whose results are older than a time."""
+    """Delete the given calls if their results are older than a time."""
     sql = f"DELETE FROM state WHERE tbl = 'call' AND key IN (SELECT value FROM json_each(?)) AND {_CALL_AT} < ?"
     db.execute(sql, (json.dumps(keys), before))
 
 
 def integer_in(path: str) -> str:
-    """Return SQL for an integer in a row's value. It gives NULL for a damaged value, where `->>` would fail."""
+    """Return SQL for an integer in a row's value. The SQL gives NULL for a damaged value, where `->>` would fail."""
     number = f"CASE json_type(value, '$.{path}') WHEN 'integer' THEN value ->> '{path}' END"
     return f"CASE WHEN json_valid(value) THEN {number} END"
 
@@ -129,7 +129,7 @@ _CALL_AT = integer_in("at")
 
 
 def _read_value(damage: Damage, table: Table, key: str, value: str, crc: int | None) -> Any:
-    """Return the value of a row of a table, None for a damaged row."""
+    """Return the value of a row of a table. None for a damaged row."""
     if crc == checksum((table, key, value)):
         return decode_value(table, value)
     damage.add(f"{table}/{key}")
@@ -157,8 +157,8 @@ _DISPENSABLE_TABLES = frozenset({"attempt", "mark", "question", "dismissed"})
 def load_state(damage: Damage, db: sqlite3.Connection) -> list[TableWrite]:
     """Load every row of the tables that are kept in memory.
 
-    Raises `LedgerError` for a damaged one: without it somebody might read another one's messages, join with a revoked
-    token, react again or spend too much. Failed attempts and what people keep for themselves may be lost.
+    Raises `LedgerError` for a damaged row. Without that row a participant might read somebody else's messages, join
+    with a revoked token, react again or spend too much. Only failed attempts and people's private settings may be lost.
     """
     writes = []
     # Scan all rows, not the range of each table: a damaged name of a table would end the range, and hide what follows.
@@ -203,7 +203,7 @@ def select_at_place(
     sql = f"""
         SELECT {columns} FROM place CROSS JOIN log USING (seq)
         WHERE place = :place AND seq > :after AND seq < :end {condition}"""
-    # Only where memory has rows: the second SELECT would cost a scan of the JSON each time.
+    # Only if memory has rows: the second SELECT would cost a scan of the JSON each time.
     if newest.seqs:
         sql += f" UNION ALL SELECT {columns} FROM log WHERE seq IN (SELECT value FROM json_each(:newest)) {condition}"
     values = {
@@ -213,9 +213,9 @@ def select_at_place(
     return f"{sql} ORDER BY seq {order} LIMIT :limit", values
 
 
-# The seqs of an inbox: one indexed range per span, each cut to the size of a page, so that a page costs its own size. The
-# spans come as JSON: SQLite takes 500 SELECTs joined by UNION, and an agent that joins and leaves a channel again and
-# again has more spans.
+# The seqs of an inbox. There is one indexed range per span, each limited to the size of a page, so the cost depends on
+# the page size only. The spans come as JSON, because SQLite accepts at most 500 SELECTs joined by UNION. An agent that
+# joins and leaves a channel repeatedly has more spans.
 INBOX_SEQS = """
     SELECT l.seq FROM json_each(:spans) AS span CROSS JOIN log AS l ON l.seq IN (
         SELECT seq FROM place
@@ -227,8 +227,8 @@ INBOX_SEQS = """
         ORDER BY seq {order} LIMIT :limit)
     UNION ALL SELECT value FROM json_each(:newest)"""
 INBOX = f"SELECT {{columns}} FROM log WHERE seq IN ({INBOX_SEQS}) ORDER BY seq {{order}} LIMIT :limit"
-# A reply is readable where the first message of its thread lies in the spans too, or where the reply's own span has open
-# threads (`visibility.may_read`). The reader's own messages are readable everywhere.
+# A reply is readable if the first message of its thread is in the spans too, or if the reply's own span has open
+# threads (`visibility.may_read`). The reader's own messages are always readable.
 READABLE = """
     (l.actor = :sender OR ((l.excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(l.excluded) WHERE value = :sender))
     AND (l.stream NOT GLOB 'thread:[1-9]*' OR EXISTS (
@@ -255,7 +255,7 @@ def inbox_values(
     }  # fmt: skip
 
 
-# A few threads, by their own place: a reader of many messages asks for one thread again and again.
+# A few threads, looked up by their own place: a reader of many messages often asks for a single thread.
 THREADS_AMONG = f"""
     WITH messages (seq) AS (
         SELECT p.seq FROM json_each(:threads) AS thread
@@ -277,7 +277,7 @@ ALL_THREADS = """
 def list_newest_heads(
     after: Mapping[str, tuple[int, MemtableRows]], before: int, limit: int, db: sqlite3.Connection
 ) -> dict[str, list[HeadAt]]:
-    """Answer `Ledger.newest_heads`. With the seq of each thread come its rows in the memtable."""
+    """Answer `Ledger.newest_heads`. For each thread, the arguments contain its seq and its rows in the memtable."""
     heads: dict[str, list[HeadAt]] = {}
     for stream, (seq, newest) in after.items():
         sql, values = select_at_place(f"in/{stream}", seq, before, newest, limit, columns=HEAD_COLUMNS, order="DESC")
@@ -286,7 +286,7 @@ def list_newest_heads(
 
 
 def list_first_seqs(threads: Mapping[str, MemtableRows], db: sqlite3.Connection) -> dict[str, int]:
-    """Answer `Ledger.first_seqs`. With each thread come its rows in the memtable."""
+    """Answer `Ledger.first_seqs`. For each thread, the arguments contain its rows in the memtable."""
     seqs: dict[str, int] = {}
     for stream, newest in threads.items():
         first = db.execute(*select_at_place(f"in/{stream}", 0, 2**62, newest, 1, columns="seq")).fetchone()
@@ -306,7 +306,7 @@ def read_heads(sql: str, values: Mapping[str, object], db: sqlite3.Connection) -
         except sqlite3.DatabaseError as error:
             if not is_damaged_cell(error):
                 raise
-        # one damaged row hides none of the others (`row_reader.read_rows`)
+        # one damaged row must not hide the others (`row_reader.read_rows`)
         passed: set[int] = set()
         seqs = [pass_once(passed, seq) for (seq,) in db.execute(sql.replace(HEAD_COLUMNS, "seq"), values)]
         return [_find_head(seq, db) for seq in seqs]
@@ -331,7 +331,8 @@ HEAD_COLUMNS = "seq, actor, target, stream, label, excluded, head"
 
 
 def cut_spans(spans: Sequence[Span], after: int, until: int) -> list[tuple[str, int, int, bool]]:
-    """Return the spans that are not empty within a range: target, both ends (exclusive), whether threads are open."""
+    """Return the spans that are not empty within a range. Each has a target, both ends (exclusive), and whether its
+    threads are open."""
     ends = [
         (
             span.target,

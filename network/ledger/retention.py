@@ -1,4 +1,5 @@
-"""Retention in the SQLite ledger's file: what a trim may drop, and dropping it. Runs on the writer's thread."""
+"""Retention in the SQLite ledger's file: decides what a trim may delete, and deletes it. Runs on the writer's
+thread."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from .schema import ROW_COLUMNS
 from .writes import write_meta
 
 MAX_DROPPED_BYTES = 16 * 1024 * 1024
-"""Size of the rows that one transaction drops: rows are read to be dropped."""
+"""Maximum size of the rows that one transaction deletes. Rows must be read to be deleted."""
 
 
 class Marks(Struct, frozen=True):
@@ -50,19 +51,19 @@ def read_marks(db: sqlite3.Connection) -> Marks:
 
 
 def read_head(db: sqlite3.Connection) -> int:
-    """Return the newest seq that was given out. Trimmed rows had seqs too, which must not be given out again."""
+    """Return the newest seq that was assigned. Deleted rows had seqs too, which must not be assigned again."""
     newest = int(db.execute("SELECT ifnull(max(seq), 0) FROM log").fetchone()[0])
     return max(newest, read_mark(db, "first_seq") - 1, read_mark(db, "first_record_seq") - 1)
 
 
 def read_stamp(damage: Damage, db: sqlite3.Connection) -> int:
-    """Return the newest stamp (ms) that was given out, also to dropped rows."""
+    """Return the newest timestamp (ms) that was assigned, even to deleted rows."""
     newest = _find_undamaged(damage, db, "ORDER BY seq DESC")  # a damaged stamp could lie in the far future
     return max(newest.at if newest is not None else 0, read_mark(db, "trimmed_stamp", 0))
 
 
 def read_beginning(damage: Damage, db: sqlite3.Connection) -> TrimStep:
-    """Return what was dropped so far."""
+    """Return how much was deleted so far."""
     marks = read_marks(db)
     return TrimStep(marks.first_seq, marks.first_record_seq, is_last=False, stamp=read_stamp(damage, db))
 
@@ -71,15 +72,15 @@ def read_beginning(damage: Damage, db: sqlite3.Connection) -> TrimStep:
 
 
 def plan_trim(trim: Trim, damage: Damage, db: sqlite3.Connection) -> tuple[TrimStep | None, bool]:
-    """Return what a trim drops now, at most ``trim.limit`` messages and as many records, None for nothing; and whether
-    the pin keeps old rows."""
+    """Return the step that a trim deletes now: at most ``trim.limit`` messages and as many records, or None. Also
+    return whether the pin keeps old rows."""
     marks = read_marks(db)
     messages = _first_kept(damage, db, trim.messages_before, trim.pinned, marks.first_seq)
     records = _first_kept(damage, db, trim.records_before, trim.pinned, marks.first_record_seq)
     is_pinned = any(_is_older(damage, db, trim.pinned, ms) for ms in (trim.messages_before, trim.records_before))
     if trim.max_bytes is not None:
         wanted = _first_within_size(db, trim.max_bytes, min(marks.first_seq, marks.first_record_seq))
-        by_size = min(trim.pinned, wanted)  # size never drops what somebody still has to read
+        by_size = min(trim.pinned, wanted)  # the size limit never deletes rows that somebody still has to read
         messages, records = max(messages, by_size), max(records, by_size)
         is_pinned = is_pinned or wanted > trim.pinned
     end = _limit_rows(db, _OTHER_ROWS, marks.first_seq, messages, trim.limit)
@@ -92,15 +93,15 @@ def plan_trim(trim: Trim, damage: Damage, db: sqlite3.Connection) -> tuple[TrimS
 
 
 def _limit_rows(db: sqlite3.Connection, kind: str, start: int, end: int, limit: int) -> int:
-    """Return ``end``, or the seq before which there are ``limit`` rows of a kind."""
+    """Return ``end``, or an earlier seq before which there are ``limit`` rows of a kind."""
     sql = f"SELECT seq FROM log WHERE {kind} AND seq >= ? AND seq < ? ORDER BY seq LIMIT 1 OFFSET ?"
     cells = db.execute(sql, (start, end, limit)).fetchone()
     return max(start, end) if cells is None else int(cells[0])
 
 
 def _first_kept(damage: Damage, db: sqlite3.Connection, before_ms: int | None, pinned: int, low: int) -> int:
-    """Return the first seq that is not older than a time, ``low`` if all are newer. By bisection, since stamps never go
-    back as seqs go up."""
+    """Return the first seq that is not older than a time, or ``low`` if all rows are newer. Uses bisection, because
+    timestamps never decrease with rising seqs."""
     if before_ms is None:
         return low
     high = max(low, pinned)
@@ -115,7 +116,7 @@ def _first_kept(damage: Damage, db: sqlite3.Connection, before_ms: int | None, p
 
 
 def _is_older(damage: Damage, db: sqlite3.Connection, seq: int, before_ms: int | None) -> bool:
-    """Return whether the rows from a seq on begin before a time."""
+    """Return whether the first row from a seq on is older than a time."""
     if before_ms is None:
         return False
     row = _next_undamaged(damage, db, seq)
@@ -123,7 +124,7 @@ def _is_older(damage: Damage, db: sqlite3.Connection, seq: int, before_ms: int |
 
 
 def _next_undamaged(damage: Damage, db: sqlite3.Connection, seq: int) -> Row | None:
-    """Return the first undamaged row from a seq on: a damaged stamp could drop rows that have to be kept."""
+    """Return the first undamaged row from a seq on. A damaged timestamp could delete rows that have to be kept."""
     return _find_undamaged(damage, db, "WHERE seq >= ? ORDER BY seq", seq)
 
 
@@ -142,9 +143,9 @@ def _find_undamaged(damage: Damage, db: sqlite3.Connection, clause: str, *values
 def _first_within_size(db: sqlite3.Connection, max_bytes: int, low: int) -> int:
     """Return the seq below which the oldest rows exceed the size.
 
-    An estimate: the share of the seqs that is the share of the bytes, as if every row had the same size. A little more
-    is added, because a page is free only when its last row is dropped, and so that few calls suffice. The next call sees
-    the result of this one.
+    This is an estimate: the share of the seqs equals the share of the bytes, as if every row had the same size. A
+    little more is added, because a page is only free when its last row is deleted, and to need few calls. The next call
+    sees the result of this one.
     """
     used = read_used_bytes(db)
     lowest, highest = db.execute("SELECT min(seq), max(seq) FROM log WHERE seq >= ?", (low,)).fetchone()
@@ -171,7 +172,7 @@ _DELETE_KEYS = """
 _DELETE_PLACES = """
     DELETE FROM place WHERE place = ?1 AND seq >= (?2 ->> 0) AND seq <= (?2 ->> '$[#-1]')
     AND seq IN (SELECT value FROM json_each(?2))"""
-# A key with the hash of a deleted key takes its place: a lookup searches the table `key` first.
+# A key with the same hash replaces the deleted key, because a lookup searches the table `key` first.
 _PROMOTE_KEYS = (
     "INSERT OR IGNORE INTO key SELECT hash, min(seq) FROM key_more GROUP BY hash",
     "DELETE FROM key_more WHERE (hash, seq) IN (SELECT hash, seq FROM key)",
@@ -179,11 +180,11 @@ _PROMOTE_KEYS = (
 
 
 def apply_trim(step: TrimStep, damage: Damage, memtable: Memtable, db: sqlite3.Connection) -> TrimProgress:
-    """Drop a step in one transaction, or a part of it if its rows are large. Call again until it is done: the marks say
-    where to continue, also after a kill."""
+    """Delete a step in one transaction, or a part of it if its rows are large. Call again until the step is done. The
+    marks say where to continue, even after a kill."""
     db.execute("BEGIN IMMEDIATE")
     try:
-        # Stored in this transaction: a start without rows must not give out an older stamp.
+        # Stored in this transaction: a start without rows must not assign an older timestamp.
         marks, stamp = read_marks(db), max(step.stamp, read_stamp(damage, db))
         dropped, first = _delete_rows(damage, db, _OTHER_ROWS, marks.first_seq, step.messages)
         dropped_records, first_record = _delete_rows(damage, db, _RECORDS, marks.first_record_seq, step.records)
@@ -198,7 +199,7 @@ def apply_trim(step: TrimStep, damage: Damage, memtable: Memtable, db: sqlite3.C
         write_meta(db, {key: str(mark) for key, mark in now.items()})
         db.execute("COMMIT")
     except BaseException:
-        with suppress(sqlite3.Error):  # with a full disk SQLite has ended the transaction already
+        with suppress(sqlite3.Error):  # with a full disk SQLite has already ended the transaction
             db.execute("ROLLBACK")
         raise
     # after the commit: a rolled back deletion must leave the rows findable
@@ -207,8 +208,8 @@ def apply_trim(step: TrimStep, damage: Damage, memtable: Memtable, db: sqlite3.C
 
 
 def _delete_rows(damage: Damage, db: sqlite3.Connection, kind: str, start: int, end: int) -> tuple[list[int], int]:
-    """Delete rows of a kind in start <= seq < end, or the first of them if they are large. Return their seqs, and where
-    the kept rows begin."""
+    """Delete rows of a kind in start <= seq < end, or only the first of them if they are large. Return their seqs, and
+    the seq at which the kept rows begin."""
     if end <= start:
         return [], start
     seqs: list[int] = []
@@ -218,7 +219,7 @@ def _delete_rows(damage: Damage, db: sqlite3.Connection, kind: str, start: int, 
 
     def collect(rows: Iterator[Row]) -> bool:
         """Return whether rows are left for another transaction."""
-        for collected in (seqs, keys, places, damaged):  # `read_rows` may call twice
+        for collected in (seqs, keys, places, damaged):  # `read_rows` may call this twice
             collected.clear()
         size = 0
         for row in rows:  # one row in memory at a time: together they may be large
@@ -237,7 +238,7 @@ def _delete_rows(damage: Damage, db: sqlite3.Connection, kind: str, start: int, 
 
     sql = f"SELECT {ROW_COLUMNS} FROM log WHERE {kind} AND seq >= ? AND seq < ? ORDER BY seq"
     is_partial = read_rows(damage, sql, (start, end), collect, db)
-    # One statement with a JSON list instead of one per row: each statement gives up the GIL.
+    # One statement with a JSON list instead of one per row, because each statement gives up the GIL.
     db.execute(_DELETE_ROWS, (json.dumps(seqs),))
     for table in ("key", "key_more"):
         db.execute(_DELETE_KEYS.format(table), (json.dumps(keys),))
@@ -251,7 +252,7 @@ def _delete_rows(damage: Damage, db: sqlite3.Connection, kind: str, start: int, 
 
 
 def _delete_values(db: sqlite3.Connection, first: int) -> None:
-    """Delete values about dropped messages."""
+    """Delete values about deleted messages."""
     for table, field in RETENTION_FIELDS.items():
         db.execute(f"DELETE FROM state WHERE tbl = ? AND {integer_in(field)} < ?", (table, first))
     for table in KEYED_BY_SEQ:

@@ -1,9 +1,8 @@
-"""Encoding of a row of the log in the file, where each fact is stored once, and the places where a row is found.
+"""Encoding of a row of the log in the file, and the places where a row is found. Each value is stored only once.
 
-The JSON of a message begins with facts that are also columns of its row. `write_columns` leaves this beginning
-out, and keeps only those parts of the head that no column has; `make_row` writes it again. The beginning is left out
-only where it is exactly what `make_row` would write. Any other row, and one of an older release, is stored as it is. No
-IO.
+The JSON of a message begins with values that are also columns of its row. `write_columns` leaves this beginning out,
+and keeps only those parts of the head that no column has. `make_row` writes the beginning again. It is left out only if
+it is exactly what `make_row` would write. Any other row, and a row of an older release, is stored unchanged. No IO.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ Columns = tuple[int, int, str, str, "str | None", "str | None", "str | None", "s
 """The values of `schema.LOG_COLUMNS`."""
 
 MAX_BETWEEN = 96
-"""Maximum bytes between the two parts of a beginning, where `reply_to` and `cause` stand."""
+"""Maximum number of bytes between the two parts of a beginning, which may contain `reply_to` and `cause`."""
 
 
 class _HeadRest(Struct, array_like=True, gc=False):
-    """The parts of a message's head that no column has. ``root`` is 0 for the message itself; ``between`` is the data
+    """The parts of a message's head that no column has. ``root`` is 0 for the message itself. ``between`` is the data
     between the two parts of the beginning."""
 
     kind: str
@@ -56,7 +55,7 @@ def write_columns(row: Row) -> Columns:
 
 
 def _shorten(row: Row) -> tuple[str | None, str | None, str]:
-    """Return label, head and data of a row, without what its other columns say."""
+    """Return label, head and data of a row, without values that its other columns contain."""
     head, seq, data, key, label = row.head, row.seq, row.data, row.key, row.label
     if head is None:
         return label or None, None, data.decode()
@@ -74,7 +73,7 @@ def _shorten(row: Row) -> tuple[str | None, str | None, str]:
         beginning = _write_beginning(seq, key, kind, actor, sender_kind, target, stream)
         continuation = _write_continuation(root, hops, row.at)
         short = None if head.label == seq else label
-        # 0 for the message itself: most conversations begin with their only message, and a seq takes up to 16 digits.
+        # 0 for the message itself: most conversations consist of a single message, and a seq takes up to 16 digits.
         if root == seq:
             root = 0
         # Compare bytes instead of trusting the fields: any other spelling of the JSON is stored whole, and returned
@@ -86,7 +85,7 @@ def _shorten(row: Row) -> tuple[str | None, str | None, str]:
             return short, _encode_json(rest).decode(), data[len(whole) :].decode()
         if data.startswith(first := beginning.encode()):
             start, second = len(first), continuation.encode()
-            # Bounded: the content of a message could contain the same text further behind.
+            # Limited: the content of a message could contain the same text further on.
             end = data.find(second, start, start + MAX_BETWEEN)
             if end >= 0:
                 rest = _HeadRest(kind, sender_kind, root, hops, cause, data[start:end].decode())
@@ -109,7 +108,7 @@ def make_row(
     seq: int, at: int, type_: Any, actor: str, key: str | None, target: str | None, stream: str | None,
     label: str | None, excluded: str | None, digest: str | None, head: str | None, data: str, crc: int | None,
 ) -> Row:  # fmt: skip
-    """Return the row of `schema.ROW_COLUMNS`. Raises one of `row_reader.UNREADABLE` for columns that no row has."""
+    """Return the row of `schema.ROW_COLUMNS`. Raises one of `row_reader.UNREADABLE` for invalid columns."""
     message_head = make_head(seq, actor, target, stream, label, excluded, head)
     if head and head[0] == "[" and message_head is not None:
         kind, sender_kind, to, thread_id = (
@@ -132,7 +131,7 @@ def make_head(
     seq: int, actor: str, target: str | None, stream: str | None, label: str | None, excluded: str | None,
     head: str | None,
 ) -> MessageHead | None:  # fmt: skip
-    """Return the head of a message from its columns. Raises as `make_row` does."""
+    """Return the head of a message from its columns. Raises the errors of `make_row`."""
     if not head:
         return None
     if head[0] != "[":
@@ -155,8 +154,8 @@ def _read_names(excluded: str | None) -> tuple[str, ...]:
 def list_places(row: Row) -> Iterator[str]:
     """Yield the places where a row is found in seq order.
 
-    ``to/`` its target, ``by/`` its sender if it is for one participant or mod, ``in/`` a message's thread, ``re/`` a
-    record's reaction, ``of/`` an agent's records of one kind.
+    The prefixes are: ``to/`` for its target, ``by/`` for the sender of a message to one participant or mod, ``in/`` for
+    a message's thread, ``re/`` for a record's reaction, and ``of/`` for an agent's records of one kind.
     """
     if row.target:
         yield f"to/{row.target}"
@@ -169,7 +168,7 @@ def list_places(row: Row) -> Iterator[str]:
 
 
 def collect_places(row: Row, places: defaultdict[str, list[int]]) -> None:
-    """Add a row's seq to its places: as `list_places`, at less cost for many rows."""
+    """Add a row's seq to its places. Same result as `list_places`, but cheaper for many rows."""
     seq, target, stream = row.seq, row.target, row.stream
     if row.type == "message" and target and stream:
         places[f"to/{target}"].append(seq)
@@ -184,8 +183,9 @@ def collect_places(row: Row, places: defaultdict[str, list[int]]) -> None:
 def hash_key(actor: str, key: str) -> int:
     """Return the number by which an idempotency key is found. Two keys may share a number, so the row decides.
 
-    Files depend on the hash; a test pins it. Hash all 62 bits, also for ids that begin with their time: with fewer, an
-    attacker could find thousands of ids with one number within hours. Each of them is read when the next one comes.
+    Files depend on this hash, and a test pins it. Hash all 62 bits, even for ids that begin with their time. With fewer
+    bits, an attacker could find thousands of ids with the same number within hours. Each new id would then cause a read
+    of all earlier ones.
     """
     return _hash(f"{actor}\0{key}".encode())
 

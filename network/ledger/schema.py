@@ -1,12 +1,12 @@
 """The schema of a ledger's file and its history: one step per version, each in its own transaction.
 
-``PRAGMA user_version`` is the version of a file. It changes in the transaction of the step, so that a step that is killed
-has not happened. A file of a newer Roundelay is refused.
+``PRAGMA user_version`` is the version of a file. It changes in the transaction of the step, so a killed step has no
+effect. A file of a newer Roundelay is refused.
 
-Each row of each table has a checksum: the CRC-32 of every stored column, including the key and NULLs. It finds each
-flipped bit, each burst of up to 32 bits, and all but one in four billion of larger damages. That covers disks, memory and
-cables. It does not protect against people: whoever can write the file can write the checksum. A cryptographic hash
-without a secret would not either, at ten times the cost.
+Each row of each table has a checksum: the CRC-32 of every stored column, including the key and NULLs. It detects each
+flipped bit, each burst of up to 32 bits, and all but one in four billion of larger errors. It detects errors of disks,
+memory and cables. It does not protect against people: anybody who can write the file can also write the checksum. A
+cryptographic hash without a secret would not help either, at ten times the cost.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _packer = msgspec.msgpack.Encoder()
 
 
 def checksum(columns: Sequence[object], scratch: bytearray | None = None) -> int:
-    """Return the CRC-32 of a row's columns as MessagePack, which encodes types and lengths too. Files depend on it; a
-    test pins it.
+    """Return the CRC-32 of a row's columns as MessagePack, which also encodes types and lengths. Files depend on this
+    encoding, and a test pins it.
 
-    A caller that computes many passes one ``scratch`` buffer, which is overwritten each time: that takes a quarter less.
+    A caller that computes many checksums passes one ``scratch`` buffer, which is overwritten each time. This saves a
+    quarter of the time.
     """
     if scratch is None:
         return zlib.crc32(_packer.encode(columns))
@@ -45,7 +46,7 @@ def checksum(columns: Sequence[object], scratch: bytearray | None = None) -> int
     return zlib.crc32(scratch)
 
 
-# A step never changes once it was released, not even in a space: `integrity` compares the text of the tables.
+# A step never changes after its release, not even by a space: `integrity` compares the text of the tables.
 _V1 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE log (
@@ -85,9 +86,8 @@ UPDATE state SET crc = checksum(tbl, key, value);
 UPDATE meta SET crc = checksum(key, value);
 """
 
-# The following steps change values, not tables. The version keeps older releases from opening the file, which would
-# ignore these values:
-# channels (who may join) and participants (ended sessions): to an older release every channel is open
+# The following steps change values, not tables. The new version keeps older releases from opening the file, because
+# they would ignore these values.
 _V3 = ""
 # taken over threads (table ``hold``): agents of an older release answer in them
 _V4 = ""
@@ -123,7 +123,7 @@ DROP INDEX log_record;
 ALTER TABLE log DROP COLUMN is_private;
 """
 
-# The mark up to which rows are in the index tables (`memtable`): an older release would not find the rows behind it.
+# The mark up to which rows are in the index tables (`memtable`). An older release would not find the rows after it.
 _V8 = f"""
 INSERT OR REPLACE INTO meta (key, value, crc) SELECT '{FLUSHED_TO}', seq, checksum('{FLUSHED_TO}', seq)
     FROM (SELECT CAST(ifnull(max(seq), 0) AS TEXT) AS seq FROM log);
@@ -132,15 +132,15 @@ INSERT OR REPLACE INTO meta (key, value, crc) SELECT '{FLUSHED_TO}', seq, checks
 STEPS = (_V1, _V2, _V3, _V4, _V5, _V6, _V7, _V8)
 SCHEMA_VERSION = len(STEPS)
 CHECKSUMS_SINCE = 2
-"""First schema whose rows have checksums."""
+"""First schema version whose rows have checksums."""
 PLACES_SINCE = 7
-"""First schema with the index tables ``key``, ``key_more`` and ``place``."""
+"""First schema version with the index tables ``key``, ``key_more`` and ``place``."""
 MEMTABLE_SINCE = 8
-"""First schema whose newest rows may be in the memtable alone."""
+"""First schema version whose newest rows may be only in the memtable."""
 LONG_STEP = 100_000
-"""Number of rows from which on each part of a step is logged, since they take seconds."""
+"""Number of rows from which on each part of a step is logged, because it takes seconds."""
 COPIED_EPOCH = "copied_epoch"
-"""Key in ``meta`` of a backup: the epoch of its original. The backup has no epoch until a node opens it."""
+"""Key in ``meta`` of a backup for the epoch of its original. The backup has no epoch until a node opens it."""
 
 
 def list_schema(db: sqlite3.Connection) -> set[tuple[str, str]]:
@@ -149,7 +149,7 @@ def list_schema(db: sqlite3.Connection) -> set[tuple[str, str]]:
 
 
 def expected_schema(version: int) -> set[tuple[str, str]]:
-    """Return `list_schema` for a file of this version, whether new or migrated from an earlier one."""
+    """Return the result of `list_schema` for a file of this version, whether new or migrated from an earlier one."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         migrate(db, version)
         return list_schema(db)
@@ -177,14 +177,16 @@ def refuse_schema(db: sqlite3.Connection) -> int:
 
 
 MAX_READ_BYTES = 128 * 1024 * 1024
-"""Maximum size of a row in a file that is only read. Anybody may have made it, and this bounds the memory per row."""
+"""Maximum size of a row in a file that is only read. Anybody may have made the file, and this limits the memory per
+row."""
 
 
 @contextmanager
 def open_to_read(path: Path, timeout_s: float = 5.0) -> Iterator[sqlite3.Connection]:
-    """Open a file for reading, also while a node writes it. Raises `sqlite3.Error`.
+    """Open a file for reading, even while a node writes it. Raises `sqlite3.Error`.
 
-    Without a WAL beside it nobody has the file open. Then it is read as it is, so that SQLite puts no files there.
+    Without a WAL nobody has the file open. In this case it is opened as immutable, so that SQLite creates no other
+    files.
     """
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
     address = f"{path.resolve().as_uri()}?{mode}"
@@ -194,7 +196,7 @@ def open_to_read(path: Path, timeout_s: float = 5.0) -> Iterator[sqlite3.Connect
 
 
 def count_rows(db: sqlite3.Connection) -> int:
-    """Return about how many rows the log has. Seqs are dense, except where retention has dropped rows."""
+    """Return the approximate number of rows in the log. Seqs are dense, except where retention has deleted rows."""
     least, most = db.execute("SELECT (SELECT min(seq) FROM log), (SELECT max(seq) FROM log)").fetchone()
     return int(most - least + 1) if most is not None else 0
 
@@ -216,7 +218,7 @@ def migrate(db: sqlite3.Connection, to: int | None = None) -> None:
                     part = f"{number} of {len(statements)}"
                     log.warning("migrating the database", extra={"schema": step + 1, "part": part})
                 db.execute(statement)
-            # Within the transaction: a step that is killed leaves the old version, and runs again as a whole.
+            # Within the transaction: a killed step leaves the old version, and runs again as a whole.
             db.execute(f"PRAGMA user_version = {step + 1}")
             db.execute("COMMIT")
         except BaseException:

@@ -1,9 +1,9 @@
-"""Full text search over the messages of a ledger: what a word is, and the index of the durable ledger.
+"""Full-text search over the messages of a ledger: the definition of a word, and the index of the durable ledger.
 
 The index is an FTS5 table in a separate file, ``FILE.search``. The first search creates it, each search brings it up to
-date, and a send writes nothing into it. It is not part of the ledger: it is never backed up or migrated. It is thrown
-away if it may not belong to this log (another epoch, another start of the machine), or cannot be read. Every row that it
-finds is read from the log and checked again, so a wrong index shows nobody anything.
+date, and a send writes nothing into it. It is not part of the ledger, so it is never backed up or migrated. It is
+deleted if it cannot be read, or if it may not belong to this log (another epoch, another boot of the machine). Every
+row that the index finds is read from the log and checked again. So a wrong index never reveals anything.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from roundelay.network.platforms import CLOSE_ON_EXEC, NO_FOLLOW
 T = TypeVar("T")
 
 PRIVATE = frozenset({"direct", "mod"})
-"""Kinds of messages that their sender finds too, by having sent them."""
+"""Kinds of messages that their sender also finds, because the sender has sent them."""
 
 MAX_WORD_CHARS = 64
-"""Maximum length of an indexed word. A longer one is found by its beginning."""
+"""Maximum length of an indexed word. A longer word is found by its beginning."""
 
 # In scripts without spaces between words each character is a word.
 _WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W_\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
@@ -42,14 +42,15 @@ def list_words(text: str) -> list[str]:
     """Return the words of a text, in order: runs of letters and digits, without case and accents."""
     if not text.isascii():
         decomposed = unicodedata.normalize("NFKD", text)
-        # Without accents: people type "resume" for "résumé". Both sides of a comparison pass through here.
+        # Without accents: people type "resume" for "résumé". Both sides of a comparison use this function.
         text = "".join(character for character in decomposed if not unicodedata.combining(character))
         text = unicodedata.normalize("NFC", text).casefold()
     return [word[:MAX_WORD_CHARS] for word in _WORD.findall(text.lower())]
 
 
 def read_terms(query: str) -> list[str]:
-    """Return the terms of a query: its words, each once. A term that ends in ``*`` matches words with this beginning."""
+    """Return the terms of a query: its words, without repetitions. A term that ends in ``*`` matches words with this
+    beginning."""
     terms: dict[str, None] = {}
     for piece in query.split():
         words = list_words(piece)
@@ -60,7 +61,7 @@ def read_terms(query: str) -> list[str]:
 
 
 def holds(row: Row, terms: Iterable[str]) -> bool:
-    """Return whether a message has all of these terms in its text."""
+    """Return whether the text of a message has all of these terms."""
     words = _words_of(row)
     return all(
         any(word.startswith(term[:-1]) for word in words) if term[-1] == "*" else term in words for term in terms
@@ -85,7 +86,8 @@ _TABLES = """
 CREATE TABLE mark (log TEXT NOT NULL, upto INTEGER NOT NULL);
 CREATE VIRTUAL TABLE said USING fts5(words, tokenize = 'ascii', detail = 'none', columnsize = 0);
 """
-"""Words are split here, as for the memory ledger. This tokenizer takes every character outside of ASCII for a letter."""
+"""The FTS5 table. `list_words` splits words, as for the memory ledger. This tokenizer treats every character outside of
+ASCII as a letter."""
 
 
 class SearchIndex:
@@ -101,10 +103,10 @@ class SearchIndex:
     async def catch_up(self, log: str, first: int, head: int, read: Callable[[int], Awaitable[Sequence[Row]]]) -> None:
         """Bring the index up to ``head``. Raises `LedgerError`.
 
-        ``log`` is a unique name of the log, ``first`` its oldest message, and ``read`` returns a page of its messages
-        above a seq.
+        ``log`` is a unique name of the log, and ``first`` is its oldest message. ``read`` returns a page of its
+        messages above a seq.
         """
-        # One search at a time brings the index up to date. The others wait and find it done.
+        # One search at a time brings the index up to date. The others wait, and find it already updated.
         async with self._lock:
             upto = await self._run(partial(self._open_for, log, head))
             await self._run(partial(self._delete_below, first))
@@ -137,13 +139,13 @@ class SearchIndex:
             await self._run(lambda: self._delete_below(first) if self._path.exists() else None)
 
     async def close(self) -> None:
-        """Close after the running step. A search that is not done yet fails."""
+        """Close after the running step. A search that is still running fails."""
         self._is_closed = True
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
 
     async def _run(self, function: Callable[[], T]) -> T:
-        """Run a step to its end, even if the caller is cancelled. The next one runs after it."""
+        """Run a step to its end, even if the caller is cancelled. The next step runs after it."""
         if self._is_closed:
             raise LedgerError(f"The ledger of {self._path} is closed.")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._guard, function)
@@ -169,7 +171,7 @@ class SearchIndex:
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
-            if self._path.is_symlink():  # the file behind the link is not ours
+            if self._path.is_symlink():  # the file that the link points to is not ours
                 self._path.unlink()
             # 0600: the index holds the words of all messages
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | CLOSE_ON_EXEC | NO_FOLLOW, 0o600))
@@ -183,9 +185,9 @@ class SearchIndex:
         return self._db
 
     def _refuse_foreign(self, db: sqlite3.Connection) -> None:
-        """Raise `LedgerError` for a database with other tables than ours: it must not be deleted as a damaged index."""
+        """Raise `LedgerError` for a database with other tables: it must not be deleted as a damaged index."""
         names: list[str] = []
-        with suppress(sqlite3.DatabaseError):  # no database: a damaged index
+        with suppress(sqlite3.DatabaseError):  # not a database, so a damaged index
             names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         if foreign := [name for name in names if name != "mark" and not name.startswith("said")]:
             self._close()
@@ -199,7 +201,7 @@ class SearchIndex:
         self._path.unlink(missing_ok=True)
 
     def _open_for(self, log: str, head: int) -> int:
-        """Return up to which message the log is indexed. Create the index again if it is another log's, or
+        """Return the message up to which the log is indexed. Create the index again if it belongs to another log or is
         incomplete."""
         mark = None
         with suppress(sqlite3.DatabaseError):
@@ -219,7 +221,7 @@ class SearchIndex:
         # one statement: with `executemany` the thread gives up the GIL for each row (`writes`)
         words = json.dumps([(row.seq, _index_words(row)) for row in rows])
         db.execute("INSERT INTO said (rowid, words) SELECT value ->> 0, value ->> 1 FROM json_each(?)", (words,))
-        # In the transaction of the rows: otherwise a kill would leave rows that are indexed again, or never.
+        # In the transaction of the rows. Otherwise a kill would leave rows that are indexed again, or never.
         db.execute("UPDATE mark SET upto = ?", (upto,))
         db.execute("COMMIT")
 
@@ -234,8 +236,8 @@ class SearchIndex:
 
 
 def _index_words(row: Row) -> str:
-    """Return the words of a message and its marks. The marks name its target, thread and sender, so that FTS5 finds the
-    messages within the reader's spans among all that match."""
+    """Return the words of a message and its marks. The marks name its target, thread and sender. With them FTS5 finds
+    the messages within the reader's spans among all matches."""
     places = [_mark("t", row.target), _mark("s", row.stream)]
     if row.head is not None and row.head.kind in PRIVATE:
         places.append(_mark("a", row.actor))
@@ -243,7 +245,7 @@ def _index_words(row: Row) -> str:
 
 
 def _mark(kind: str, name: str) -> str:
-    """Return a word that no text can have."""
+    """Return a word that cannot occur in a text."""
     return f"§{kind}{name.encode().hex()}"
 
 
@@ -252,8 +254,8 @@ def _write_matches(
 ) -> Iterator[tuple[str, int]]:
     """Yield FTS5 queries, each with the seq above which it applies.
 
-    Targets that the reader may read from the beginning are separate from those that it joined later: otherwise a
-    newcomer's search would scan everything that was said before.
+    Targets that the reader may read from the beginning are separate from targets that it joined later. Otherwise a new
+    member's search would scan all messages from before it joined.
     """
     required = [f'"{term[:-1]}" *' if term[-1] == "*" else f'"{term}"' for term in terms]
     if stream is not None:

@@ -1,10 +1,10 @@
 """`SQLiteLedger`: the durable ledger, one file in WAL mode.
 
-One connection writes and two read. Each has its own thread. `append` is one transaction. With
-``durability="full"`` it is on the disk when it returns: ``synchronous=FULL`` is set on the connection, since the file does
-not store it. The statements are in `writes`, `queries` and `retention`, the tables in `schema`, and the checks of a file
-that is opened in `opening`. `database_lock` keeps other nodes away, and notices if the file is exchanged. Every error of
-SQLite is raised as `LedgerError`.
+One connection writes and two read, each on its own thread. `append` is one transaction. With ``durability="full"`` it
+is on the disk when `append` returns: ``synchronous=FULL`` is set on the connection, because the file does not store
+this setting. The statements are in `writes`, `queries` and `retention`, the tables in `schema`, and the checks of a
+file that is opened in `opening`. `database_lock` keeps other nodes away, and detects if the file is exchanged. Every
+error of SQLite is raised as `LedgerError`.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ from .storage_errors import explain
 from .writes import check_batch, encode_batch, flush_memtable, store_batch, write_meta
 
 EXPIRY_STEP = 1000
-"""Results of calls that are examined at a time."""
+"""Number of call results that are examined at a time."""
 INDEX_STEP = 500
-"""Messages that are added to the search index at a time."""
+"""Number of messages that are added to the search index at a time."""
 MAX_SEARCHED, SEARCH_STEP = 4000, 1000
-"""Messages that one search examines if few of them are within its spans, and the maximum at a time."""
+"""Number of messages that one search examines if few of them are within its spans, and the maximum at a time."""
 
 T = TypeVar("T")
 
@@ -75,10 +75,11 @@ log = logging.getLogger(__name__)
 class SQLiteLedger:
     """A `Ledger` in one SQLite file.
 
-    ``new_epoch`` returns the string that marks a new history. A history begins at creation, if the file is an older copy
-    of what was stored here, and after an unclean stop whose acknowledged rows may be lost: ``durability`` is not
-    ``full``, and the machine was restarted. ``boot`` identifies the start of the machine; empty if unknown. A file that
-    is an index of a shared log needs ``is_index``: otherwise its own history would begin.
+    ``new_epoch`` returns the string that marks a new history. A history begins in three cases: at creation, if the file
+    is an older copy of the stored data, and after an unclean stop that may have lost acknowledged rows. The last case
+    requires that ``durability`` is not ``full`` and the machine was restarted. ``boot`` identifies the boot of the
+    machine, and is empty if unknown. The file of an index of a shared log needs ``is_index``: otherwise it would begin
+    its own history.
     """
 
     def __init__(
@@ -101,17 +102,17 @@ class SQLiteLedger:
         self._lock = DatabaseLock(self.path)
         self._writer: SqliteConnection | None = None
         self._reader: SqliteConnection | None = None
-        """For deliveries."""
+        """Connection for deliveries."""
         self._browser: SqliteConnection | None = None
-        """For requests: a long one must not delay deliveries."""
+        """Connection for requests, because a long request must not delay deliveries."""
         self._index: SearchIndex | None = None
         self._epoch = ""
         self._first = 1
         """Seq below which no message is kept."""
         self._head = 0
-        """Newest seq that this object has stored or found. A file that is opened again must have it."""
+        """Newest seq that this object has stored or found. A reopened file must have this seq."""
         self._is_suspect = False
-        """Whether SQLite has found damage since the file was last checked."""
+        """Whether SQLite has found damage since the last check of the file."""
         self._damage = Damage(self._log_damaged)
         self._is_rescued = False
         """Whether the content of the deleted database was saved as ``FILE.rescued``."""
@@ -123,8 +124,8 @@ class SQLiteLedger:
         return True  # there is no engine
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
-        # Held from before SQLite opens the file until after it has closed it (`database_lock`). A reopened file must exist:
-        # a new one would be an empty history.
+        # Held from before SQLite opens the file until after it has closed it (`database_lock`). A reopened file must
+        # exist: a new file would be an empty history.
         self._lock.acquire(create=not self._epoch)
         try:
             refuse_foreign_wal(self._lock, self.path)
@@ -139,7 +140,7 @@ class SQLiteLedger:
         return meta, writes
 
     async def reload(self) -> tuple[Meta, list[TableWrite]]:
-        """Return what `open` returned, as it is now."""
+        """Return the result of `open` for the current state."""
 
         def load(db: sqlite3.Connection) -> tuple[Meta, list[TableWrite]]:
             meta, head, stamp = load_meta(db), read_head(db), read_stamp(self._damage, db)
@@ -157,8 +158,8 @@ class SQLiteLedger:
         if index is not None:
             await index.close()
         try:
-            if writer is not None and browser is not None:  # a file that was refused stays as it is
-                with suppress(sqlite3.Error, LedgerError):  # a database that fails stays marked unclean
+            if writer is not None and browser is not None:  # a refused file stays unchanged
+                with suppress(sqlite3.Error, LedgerError):  # a failing database stays marked as unclean
                     await writer.run(self._finish)
         finally:
             try:
@@ -188,8 +189,8 @@ class SQLiteLedger:
         return connection
 
     async def _run(self, connection: SqliteConnection | None, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function on a connection's thread. It has all the statements of one task: a change of threads costs more
-        than a small transaction."""
+        """Run a function on a connection's thread. The function contains all statements of one task, because a change
+        of threads costs more than a small transaction."""
         if connection is None:
             raise LedgerError(f"The ledger {self.path} is closed.")
 
@@ -202,9 +203,9 @@ class SQLiteLedger:
         return await connection.run(guarded)
 
     async def _change(self, function: Callable[[sqlite3.Connection], T], *, head: int | None = None) -> T:
-        """Run a function that writes on the writer's thread. ``head`` is the newest seq afterwards, if it is a new one.
+        """Run a function that writes, on the writer's thread. ``head`` is the newest seq afterwards, if it changes.
 
-        The files are checked first: a row that went into a file which no path leads to must not be acknowledged.
+        The files are checked first: a row that was written into a file without a path must not be acknowledged.
         """
 
         def change(db: sqlite3.Connection) -> T:
@@ -243,14 +244,14 @@ class SQLiteLedger:
         log.error("a row of the ledger is damaged and left out", extra={**where, "database": str(self.path)})
 
     def _explain(self, error: Exception) -> LedgerError:
-        """Return the error to raise instead. It asks the system what SQLite hides, so it runs on a thread: a disk that
-        hangs must not block the loop."""
+        """Return the error to raise instead. It asks the system for the cause that SQLite hides. So it runs on a
+        thread: a hanging disk must not block the loop."""
         self._is_suspect = self._is_suspect or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT
         return explain(error, self.path)
 
     def _prepare(self, db: sqlite3.Connection) -> tuple[Meta, list[TableWrite]]:
-        """Prepare the opened file: first what may refuse it, then what is loaded, and last what marks it as open."""
-        refuse_schema(db)  # before any change: another program's database stays as it is
+        """Prepare the opened file: first the checks that may refuse it, then loading, and last marking it as open."""
+        refuse_schema(db)  # before any change: another program's database stays unchanged
         configure(db)
         self._lock.note_state()
         if self._is_suspect:
@@ -269,18 +270,18 @@ class SQLiteLedger:
         first, head = int(meta.get("first_seq", "1")), read_head(db)
         self._first = first
         self._memtable = load_memtable(db, int(meta[FLUSHED_TO]))
-        stamp = read_stamp(self._damage, db)  # no older stamp is given out
+        stamp = read_stamp(self._damage, db)  # no older timestamp is assigned
         name = meta.get("name", self._name)
         epoch = meta.get("epoch", "")
-        # A failed sync may have lost pages without a sign, so a ledger that was reopened after a failure does not rely on
-        # what the kernel kept.
+        # A failed sync may have lost pages without a sign. So a ledger that was reopened after a failure does not rely
+        # on the data that the kernel kept.
         boot = "" if self._epoch else self._boot
         if begins_new_history(meta, head, self._lock.read_head(), boot=boot, durability=self._durability):
             if epoch and not self._is_index:  # an index gets lost rows from its log again, and the epoch too
                 log.warning("a new epoch begins: the database may have lost its newest messages", extra={"head": head})
             epoch = self._new_epoch()
         mark_open(db, self._lock, epoch, head, name=name, boot=self._boot, durability=self._durability)
-        # Last: `refuse_other_history` compares a reopened file with these, so they must name only what is stored.
+        # Last: `refuse_other_history` compares a reopened file with these values, so they must name only stored rows.
         self._epoch, self._head = epoch, head
         return Meta(epoch=epoch, name=name, first_seq=first, head=head, stamp=stamp), writes
 
@@ -289,8 +290,8 @@ class SQLiteLedger:
     async def append(
         self, rows: Sequence[Row], writes: Sequence[TableWrite], *, before_commit: Callable[[], None] = lambda: None
     ) -> None:
-        """As `Ledger.append`. ``before_commit`` is called on the writer's thread before the transaction is committed. If
-        it raises, the transaction is rolled back."""
+        """Like `Ledger.append`. ``before_commit`` is called on the writer's thread before the transaction is committed.
+        If it raises, the transaction is rolled back."""
         change = partial(store_batch, encode_batch(rows, writes), self._memtable, before_commit)
         await self._change(change, head=rows[-1].seq if rows else None)
 
@@ -406,7 +407,7 @@ class SQLiteLedger:
         while len(matches) <= limit and size <= max_bytes:
             if searched >= MAX_SEARCHED:
                 return SearchPage(matches[::-1], True, end)
-            # The index proposes and the log decides: words that were indexed from a damaged or dropped row are filtered
+            # The index proposes and the log decides: words that were indexed from a damaged or deleted row are filtered
             # here.
             seqs = await index.find(terms, spans, sender, stream, end, step)
             if not seqs:
@@ -415,7 +416,7 @@ class SQLiteLedger:
             matches += reversed(page.rows)
             size += sum(len(row.data) for row in page.rows)
             end = page.rows[0].seq if page.has_more else seqs[-1]
-            # each `find` scans all matching words again, so take more at a time when few rows are within the spans
+            # each `find` scans all matching words again, so take more at a time if few rows are within the spans
             searched, step = searched + len(seqs), min(step * 4, SEARCH_STEP)
         return SearchPage(*collect_page(matches, limit, max_bytes, newest=True))
 
@@ -487,13 +488,13 @@ class SQLiteLedger:
         while after is not None:
             old, next_after = await self.find_old_calls(before, after)
             if old:
-                # The time is checked again in the transaction: a repeated call may have got a new result since.
+                # Check the time again in the transaction: a repeated call may have a new result by now.
                 await self._change(partial(drop_calls, old, before))
             after = next_after
 
     async def find_old_calls(self, before: int, after: str) -> tuple[list[str], str | None]:
-        """Examine some calls behind the key ``after``. Return the keys whose results are older than a time (ms), and the
-        last key that was examined, None at the end. Reads beside the writer."""
+        """Examine some calls after the key ``after``. Return the keys whose results are older than a time (ms), and the
+        last examined key, or None at the end. Does not block the writer."""
         calls = await self._run(self._browser, partial(list_calls, after, EXPIRY_STEP))
         old = [key for key, at in calls if at is not None and at < before]
         return old, calls[-1][0] if len(calls) == EXPIRY_STEP else None
@@ -506,12 +507,12 @@ class SQLiteLedger:
         return Trimmed(dropped=progress.dropped, first_seq=progress.first_seq, is_pinned=is_pinned)
 
     async def plan_trim(self, trim: Trim) -> tuple[TrimStep | None, bool]:
-        """Return what `trim` would drop now, None for nothing, and whether the pin keeps old rows."""
+        """Return the step that `trim` would delete now, or None, and whether the pin keeps old rows."""
         return await self._run(self._writer, partial(plan_trim, trim, self._damage))
 
     async def drop(self, step: TrimStep) -> int:
-        """Drop everything in a step, in several transactions. Return the number of rows. Rows that were dropped
-        before do not count, so an interrupted drop can be repeated."""
+        """Delete everything in a step, in several transactions. Return the number of deleted rows. Rows deleted earlier
+        do not count, so an interrupted call can be repeated."""
         progress, dropped = await self._apply_trim(step), 0
         while not progress.is_done:
             dropped += progress.dropped
@@ -524,11 +525,11 @@ class SQLiteLedger:
         return progress
 
     async def read_beginning(self) -> TrimStep:
-        """Return what was dropped so far."""
+        """Return how much was deleted so far."""
         return await self._run(self._writer, partial(read_beginning, self._damage))
 
     async def holds_up_to(self, seq: int) -> bool:
-        """Return whether any row up to a seq is kept."""
+        """Return whether any row up to a seq still exists."""
         sql = "SELECT EXISTS (SELECT 1 FROM log WHERE seq <= ?)"
         return bool(await self._run(self._writer, lambda db: db.execute(sql, (seq,)).fetchone()[0]))
 
@@ -563,7 +564,7 @@ class SQLiteLedger:
     async def _read_place(
         self, place: str, after: int, limit: int, max_bytes: int, where: tuple[str, str] | None
     ) -> Page:
-        """Return a page of the rows at a place, ascending. ``where`` is that of `select_at_place`."""
+        """Return a page of the rows at a place, ascending. ``where`` is the argument of `select_at_place`."""
         rows = self._memtable.find([(place, after, 2**62)], limit + 1 if where is None else -1)
         sql, values = select_at_place(place, after, 2**62, rows, limit + 1, where=where)
         return await self._read_page(self._browser, sql, values, limit, max_bytes)
@@ -582,7 +583,7 @@ class SQLiteLedger:
         max_bytes: int,
         newest: bool = False,
     ) -> Page:
-        """Return a page of a query that gives at most one row beyond it. ``newest`` says that its rows descend."""
+        """Return a page of a query that returns at most one row beyond it. ``newest`` says that its rows descend."""
         return await self._read(db, sql, values, lambda rows: collect_page(rows, limit, max_bytes, newest=newest))
 
     async def _read(

@@ -1,7 +1,7 @@
-"""Errors of a database's files, in sentences: what failed, where, and what to do.
+"""Explanations for errors of a database's files: what failed, where, and what to do.
 
-SQLite reports "disk I/O error" for many causes, and "unable to open database file" for most others. The operating system
-knows more. So `explain` repeats the plain system call that SQLite made, with a file beside the database.
+SQLite reports "disk I/O error" for many causes, and "unable to open database file" for most others. The operating
+system knows more. So `explain` repeats SQLite's plain system call, with a test file next to the database.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _HIDDEN = {
     sqlite3.SQLITE_PERM: errno.EACCES, sqlite3.SQLITE_READONLY: errno.EACCES, sqlite3.SQLITE_CANTOPEN: 0,
     sqlite3.SQLITE_CORRUPT: 0, sqlite3.SQLITE_NOTADB: 0,
 }  # fmt: skip
-"""Result codes of SQLite that hide the cause, each with the errno to report if the system has none."""
+"""SQLite's result codes that hide the cause, each with the errno to report if the system gives none."""
 
 _MIN_SIDE_FILE_BYTES = 32 * 1024
-"""Size that SQLite gives to the ``-shm`` file at once."""
+"""Size of a new ``-shm`` file of SQLite."""
 
 
 def explain(error: Exception, path: Path, action: FileAction = "write") -> LedgerError:
-    """Return the `LedgerError` for an error of the system or of SQLite at a database's file, or beside it."""
+    """Return the `LedgerError` for an error of the system or of SQLite at a database's file, or at a file next to
+    it."""
     if isinstance(error, sqlite3.Error):
         return LedgerError(_describe_sqlite(error, path, action))
     number = errno.ELOOP if isinstance(error, RuntimeError) else getattr(error, "errno", None) or 0
@@ -39,7 +40,7 @@ def explain(error: Exception, path: Path, action: FileAction = "write") -> Ledge
 
 
 def find_errno(path: Path, action: FileAction) -> int:
-    """Return the errno that the plain system calls give, 0 if they succeed. May write a small file beside the database,
+    """Return the errno of the plain system calls, or 0 if they succeed. May write a small file next to the database,
     and deletes it."""
     try:
         if path.is_dir():
@@ -63,7 +64,7 @@ def _describe_sqlite(error: sqlite3.Error, path: Path, action: FileAction) -> st
     number = find_errno(path, action) if primary in _HIDDEN else 0
     if primary == sqlite3.SQLITE_NOTADB and not number:
         return f"{path} is no database ({error}). Name another one with --db, or go on from a backup if it was one."
-    if primary == sqlite3.SQLITE_CORRUPT and action == "write":  # SQLite reports EIO like this too
+    if primary == sqlite3.SQLITE_CORRUPT and action == "write":  # SQLite also reports EIO like this
         return (
             f"The database {path} is damaged, or its disk fails to return it ({error}). Stop the node, and go on from a "
             "backup if `roundelay doctor` says so too."
@@ -73,7 +74,7 @@ def _describe_sqlite(error: sqlite3.Error, path: Path, action: FileAction) -> st
     required: FileAction = action
     if (
         not number and action == "read" and primary in _HIDDEN
-    ):  # to read a database, SQLite locks it and writes beside it
+    ):  # to read a database, SQLite locks it and writes files next to it
         number, required = find_errno(path, "write"), "write"
     number = number or _HIDDEN.get(primary, 0)
     return _describe(number, error, path, action, required=required)
@@ -91,7 +92,7 @@ def _describe(
 
 
 def _try_to_read(path: Path) -> None:
-    """Read the whole file, as SQLite does over time: a disk may fail at any place. Raises `OSError`."""
+    """Read the whole file, as SQLite does over time: a disk may fail at any position. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | CLOSE_ON_EXEC)
     try:
         offset = 0
@@ -102,13 +103,14 @@ def _try_to_read(path: Path) -> None:
 
 
 def _try_to_write(path: Path) -> None:
-    """Do with a new file beside the database what a node does with its files, and delete it. Raises `OSError`."""
+    """Do the same operations with a new file next to the database that a node does with its files, and delete it.
+    Raises `OSError`."""
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
         raise OSError(errno.EROFS if is_read_only(path) else errno.EACCES, "")
     sizes = (os.stat(file).st_size for file in (path, f"{path}-wal") if os.path.exists(file))
     size = max(_MIN_SIDE_FILE_BYTES, *sizes, 0)
     probe = f"{path}-probe-{os.getpid()}"
-    # A probe beside the database, never the database itself: closing that would drop SQLite's locks.
+    # Use a separate file, never the database itself: closing the database would drop SQLite's locks.
     descriptor = os.open(probe, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
     try:
         os.pwrite(descriptor, bytes(4096), 0)

@@ -22,12 +22,12 @@ from .row_reader import Damage, find_row
 from .schema import ROW_COLUMNS, checksum
 
 # Many rows per statement: a thread gives up the GIL once per statement, and with `executemany` once per row. While the
-# loop's thread is busy, each row then waits for up to `sys.getswitchinterval()`. Measured: a hundred times as long.
+# loop's thread is busy, each row would wait for up to `sys.getswitchinterval()`. Measured: a hundred times as long.
 _ROWS_PER_STATEMENT = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 
 def _make_inserts(into: str, columns: str) -> tuple[int, list[tuple[int, str]]]:
-    """Return how many columns a row has, and a statement for each number of rows."""
+    """Return the number of columns of a row, and a statement for each number of rows."""
     width = columns.count(",") + 1
     marks = f"({','.join('?' * width)})"
     return width, [(rows, f"{into} ({columns}) VALUES {','.join([marks] * rows)}") for rows in _ROWS_PER_STATEMENT]
@@ -38,7 +38,7 @@ _INTO_KEY = _make_inserts("INSERT OR IGNORE INTO key", "hash, seq")
 _INTO_PLACE = _make_inserts("INSERT OR IGNORE INTO place", "place, seq")
 
 UNENCODABLE = (TypeError, ValueError, OverflowError, AttributeError, RecursionError, msgspec.MsgspecError)
-"""Raised for a value that cannot be encoded or passed to SQLite. SQLite itself raises `sqlite3.Error`."""
+"""Errors for a value that cannot be encoded or passed to SQLite. SQLite itself raises `sqlite3.Error`."""
 
 Values = tuple[object, ...]
 
@@ -47,7 +47,7 @@ class EncodedBatch(NamedTuple):
     """The content of one transaction, as values of SQLite."""
 
     head: int
-    """The newest seq. 0 without rows."""
+    """The newest seq, or 0 without rows."""
     log: list[object]
     """The columns of all rows of the log, one after the other."""
     keys: list[tuple[int, int]]
@@ -55,13 +55,13 @@ class EncodedBatch(NamedTuple):
     places: Mapping[str, list[int]]
     """Seqs by place, ascending."""
     saved: list[Values]
-    """Rows of the tables."""
+    """Rows to write into the tables."""
     deleted: list[Values]
-    """Keys of the tables to delete."""
+    """Keys to delete from the tables."""
 
 
 def encode_batch(rows: Sequence[Row], writes: Sequence[TableWrite]) -> EncodedBatch:
-    """Raises `Unstorable`."""
+    """Encode a batch. Raises `Unstorable`."""
     log: list[object] = []
     keys: list[tuple[int, int]] = []
     places: defaultdict[str, list[int]] = defaultdict(list)
@@ -92,7 +92,7 @@ def add_checksum(*columns: object) -> Values:
 
 
 def check_batch(batch: EncodedBatch) -> None:
-    """Pass each value to SQLite as a statement does, and store none. Raises `Unstorable`."""
+    """Pass each value to SQLite like a statement does, but store nothing. Raises `Unstorable`."""
     with closing(sqlite3.connect(":memory:")) as db:
         for value in chain(batch.log, *batch.saved, *batch.deleted):
             try:
@@ -106,13 +106,13 @@ def store_batch(
 ) -> None:  # fmt: skip
     """Write a batch and the next part of the memtable in one transaction.
 
-    Raises `KeyTaken`, `Unstorable` or what ``before_commit`` raises: then nothing is stored.
+    Raises `KeyTaken`, `Unstorable` or the error of ``before_commit``. In these cases nothing is stored.
     """
     rows = len(batch.log) // _INTO_LOG[0]
     # IMMEDIATE takes the write lock now. A deferred transaction could fail with "busy" after half of the batch.
     db.execute("BEGIN IMMEDIATE")
     try:
-        # Rows first: two rows of one batch may have the same key, and are compared as rows of the file.
+        # Rows first: two rows of one batch may have the same key, and are then compared as rows of the file.
         _insert(db, _INTO_LOG, batch.log)
         _refuse_taken_keys(db, batch.keys, memtable)
         flush = memtable.next_flush(rows)
@@ -130,14 +130,14 @@ def store_batch(
         if isinstance(error, UNENCODABLE):  # raised while a value is passed to SQLite, not by SQLite
             raise Unstorable from error
         raise
-    # Only after the commit: a reader that looks before sees the state before it, in the file and in memory.
+    # Only after the commit: a reader that looks earlier sees the previous state, both in the file and in memory.
     if rows:
         memtable.add(batch.keys, batch.places, batch.head, rows)
     memtable.complete_flush(flush)
 
 
 def _insert(db: sqlite3.Connection, into: tuple[int, list[tuple[int, str]]], values: Sequence[object]) -> int:
-    """Insert rows. Return how many of them were new."""
+    """Insert rows. Return the number of new rows."""
     width, statements = into
     start = inserted = 0
     for rows, sql in statements:
@@ -149,15 +149,15 @@ def _insert(db: sqlite3.Connection, into: tuple[int, list[tuple[int, str]]], val
 
 
 def _refuse_taken_keys(db: sqlite3.Connection, keys: list[tuple[int, int]], memtable: Memtable) -> None:
-    """Raises `KeyTaken` if a row that was just written has the key of another one. Hashes are compared first, and the
-    rows themselves only where two hashes are equal."""
+    """Raises `KeyTaken` if a row that was just written has the key of another row. Hashes are compared first, and the
+    rows themselves only if two hashes are equal."""
     hashes = {key_hash for key_hash, _ in keys}
     suspects = hashes & memtable.keys.keys()
     suspects.update(key_hash for (key_hash,) in db.execute(_KNOWN_HASHES, (json.dumps([*hashes]),)))
-    # Nearly always: no hash is known, and the batch has none twice. No row is read then.
+    # Almost always: no hash is known, and no hash occurs twice in the batch. In this case no row is read.
     if not suspects and len(hashes) == len(keys):
         return
-    # Damage that is found here is not reported: the same row is reported where a reader needs it.
+    # Damage found here is not reported: the same row is reported when a reader needs it.
     unchecked = Damage(lambda _: None, 2**62)
     batch_seqs: dict[int, list[int]] = {}
     for key_hash, seq in keys:
@@ -183,9 +183,9 @@ def _seqs_of_hash(db: sqlite3.Connection, key_hash: int, memtable: Memtable) -> 
 
 
 def _write_flush(db: sqlite3.Connection, flush: Flush) -> None:
-    """Write a part of the memtable into the index tables, within the present transaction."""
+    """Write a part of the memtable into the index tables, within the current transaction."""
     if _insert(db, _INTO_KEY, flush.keys) < len(flush.keys) // 2:
-        # Some hashes exist: those of the same rows, flushed before a crash, or of other keys with the same hash.
+        # Some hashes exist already: of the same rows, flushed before a crash, or of other keys with the same hash.
         sql = "INSERT OR IGNORE INTO key_more SELECT ?1, ?2 WHERE (SELECT seq FROM key WHERE hash = ?1) <> ?2"
         db.executemany(sql, zip(flush.keys[::2], flush.keys[1::2], strict=True))
     _insert(db, _INTO_PLACE, flush.places)
@@ -208,6 +208,6 @@ def flush_memtable(memtable: Memtable, db: sqlite3.Connection) -> None:
 
 
 def write_meta(db: sqlite3.Connection, values: Mapping[str, str]) -> None:
-    """Write the ledger's identity, or the marks where its parts begin."""
+    """Write meta values: the ledger's identity, or the marks of retention and memtable."""
     sql = "INSERT OR REPLACE INTO meta (key, value, crc) VALUES (?, ?, ?)"
     db.executemany(sql, [add_checksum(*item) for item in values.items()])
