@@ -69,7 +69,7 @@ def init(
     agent: str | None,
     yes: bool,
 ) -> None:
-    """Write a commented roundelay.yaml, agents and a test of the agents into FOLDER. Existing files are never
+    """Write a commented roundelay.yaml and agents into FOLDER; templates also write a test. Existing files are never
     overwritten.
 
     At a terminal the command asks for the model, the agent's name, and where you want to talk. Each answer can also be
@@ -85,7 +85,9 @@ def init(
         default = starter.name_agent(starter.HELLO, None if provider == "none" else starter.PROVIDERS["openai"])
         agent = click.prompt("Name of your first agent", default=default, value_proc=_check_agent)
         place = click.prompt(
-            "Talk to it on the page or in the terminal", type=click.Choice(("page", "terminal")), default="page"
+            "Where will you talk to it? Both always work; this chooses the next step to show",
+            type=click.Choice(("page", "terminal")),
+            default="page",
         )
         talks_on_page = place == "page"
     template = template or starter.HELLO
@@ -96,7 +98,8 @@ def init(
         written = starter.write_starter(folder, template, agent=agent, provider=chosen)
     except FileExistsError as error:
         raise click.ClickException(
-            f"{error.filename} is there already and nothing was written; choose another folder: roundelay init FOLDER"
+            f"{error.filename} exists already and nothing was written; choose another folder: "
+            f"{name_command(Path.cwd())} init FOLDER"
         ) from error
     except starter.AgentIdError as error:
         raise click.UsageError(str(error)) from error

@@ -19,6 +19,7 @@ from roundelay.display.text import sanitize
 from roundelay.network.backoff import Backoff
 from roundelay.network.config import NodeConfig, list_web_hosts
 from roundelay.network.errors import ConfigError, InvalidArguments, UnknownRecipient
+from roundelay.network.extras import name_command
 from roundelay.network.hub import Hub
 from roundelay.network.operations.reading import AgentAction
 from roundelay.network.yaml import MAX_FILE_BYTES
@@ -364,7 +365,8 @@ class NodeAgents:
             for agent_id, process in self._processes.items():
                 data = process.read_file()
                 if data != reported.get(agent_id) and process.has_changed():
-                    write(f"{process.file} has changed; apply it: roundelay agent reload {agent_id}")
+                    reload = f"{name_command(Path.cwd())} agent reload {agent_id}"
+                    write(f"{process.file} has changed; apply it: {reload}")
                 # Compare bytes, so that each further edit is reported and a save without changes is not.
                 reported[agent_id] = data
 

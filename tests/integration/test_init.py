@@ -86,7 +86,7 @@ def test_nothing_is_written_over_and_nothing_is_half_written(tmp_path: Path) -> 
     (tmp_path / "agents" / "shop.py").write_text("mine")
     refused = init(tmp_path, "--template", "support-desk")
     assert refused.exit_code == 1
-    assert "shop.py is there already and nothing was written" in refused.output
+    assert "shop.py exists already and nothing was written" in refused.output
     assert read_tree(tmp_path) == {"agents/shop.py": "mine"}
 
 
