@@ -103,6 +103,7 @@ class A2AAgent(AdaptedAgent):
         self._headers = {name: read_secret(value, f"the header {name}") for name, value in (headers or {}).items()}
         self._connections = LoopLocal(self._make_connection)
         self._card: AgentCard | None = None
+        # Only a cache: after a restart, `_find_waiting` asks the remote agent for these tasks.
         self._waiting: dict[str, str] = {}
         """Tasks that wait for input from this side, by context."""
 
@@ -111,6 +112,8 @@ class A2AAgent(AdaptedAgent):
         try:
             await self._connect()
         except (A2AError, ModelError) as error:
+            # Start all the same: a remote agent that is down for a moment must not keep this participant out of the
+            # network.
             extra = {"agent_id": self.agent_id, "reason": str(error)}
             _logger.warning("the card of a remote agent cannot be read now", extra=extra)
 
@@ -121,6 +124,7 @@ class A2AAgent(AdaptedAgent):
         tags = [*self.tags, *dict.fromkeys(tag for skill in card.skills for tag in skill.tags)]
         return {
             **own,
+            # The card is a stranger's text and every participant receives it, so each part of it has a limit.
             "description": self.description or card.description[:2000],
             "tags": [tag[:MAX_NAME] for tag in tags[:MAX_NAMED]],
             "tools": [skill.name[:MAX_NAME] for skill in card.skills[:MAX_NAMED]],
@@ -134,6 +138,7 @@ class A2AAgent(AdaptedAgent):
 
     async def answer(self, turn: IncomingTurn) -> str:
         now = asyncio.get_running_loop().time
+        # A timeout and the end of the process both arrive as a cancellation. The clock tells them apart.
         until_s = now() + self.policy.model_timeout_s
         try:
             progress = _RemoteTask(turn)
@@ -149,11 +154,13 @@ class A2AAgent(AdaptedAgent):
         except A2AError as error:
             raise ModelError(f"{type(error).__name__}: {error}", reason=_classify(error)) from error
         if progress.state == TaskState.TASK_STATE_INPUT_REQUIRED:
+            # The person's next message answers the question, so it must continue this task and not start a new one.
             self._waiting[_context_of(turn)] = progress.task_id
         return progress.conclude()
 
     def _make_connection(self) -> _Connection:
         try:
+            # Check the certificates first: this error names the variable (SSL_CERT_FILE) and the path to correct.
             load_certificates()
         except ConfigError as error:
             raise ModelError(f"{self.address} cannot be used. {error}", reason="misconfigured") from None
@@ -175,6 +182,7 @@ class A2AAgent(AdaptedAgent):
             raise ModelError(
                 f"{self.address} did not send its card within {CARD_TIMEOUT_S:g} s", reason="timeout"
             ) from error
+        # gRPC is left out: it would open connections of its own, past the transport that bounds hosts and sizes.
         config = ClientConfig(httpx_client=connection.http, supported_protocol_bindings=["JSONRPC", "HTTP+JSON"])
         try:
             connection.client = ClientFactory(config).create(card)
@@ -182,6 +190,7 @@ class A2AAgent(AdaptedAgent):
             raise ModelError(
                 f"{self.address} offers no supported protocol binding (JSONRPC or HTTP+JSON)", reason="misconfigured"
             ) from error
+        # Set the card only with a usable client: `_resume` relies on the card of the agent to which it is connected.
         self._card = card
         return connection.client
 
@@ -202,6 +211,8 @@ class A2AAgent(AdaptedAgent):
                     # find again.
                     request = request or await self._make_request(client, turn)
                     events = client.send_message(request)
+                # Close the stream here. Without that, a stream left by `break` would hold its connection until garbage
+                # collection.
                 async with aclosing(_read(events)) as updates:
                     async for event in updates:
                         had_task = bool(progress.task_id)
@@ -210,6 +221,8 @@ class A2AAgent(AdaptedAgent):
                             # Record the task at once. After a kill, the next process then asks for this task instead of
                             # starting another.
                             await turn.keep("task", progress.task_id)
+                        # Any update shows that the agent works, so a long task may survive more broken connections than
+                        # `MAX_RETRIES`.
                         failures = 0
                         if progress.is_over:
                             break
@@ -227,6 +240,8 @@ class A2AAgent(AdaptedAgent):
                 is_forgotten = True
             except A2AError as error:
                 failures += 1
+                # Retry only lost connections. A refusal would be the same next time, and a repeated request could cost
+                # again.
                 if failures > MAX_RETRIES or _classify(error) != "unreachable":
                     raise
                 await asyncio.sleep(RETRY_BACKOFF.delay_s(failures))
@@ -238,11 +253,14 @@ class A2AAgent(AdaptedAgent):
             await turn.keep("continues", self._waiting.pop(context, None) or await self._find_waiting(client, context))
         message = turn.message
         if message.kind == "direct":
+            # A direct message is for this agent alone, so it goes out unchanged, with its files and data.
             parts = make_parts(message.content)
         else:
+            # In a channel the agent missed what others wrote, so it gets the news as text, each with its sender.
             parts = [Part(text="\n\n".join([turn.guide, *map(mark, turn.news)]))]
         return SendMessageRequest(
             message=Message(
+                # The same id for each attempt: an agent that already has the message can recognize the repetition.
                 message_id=turn.reaction,
                 context_id=context,
                 task_id=str(turn.kept.get("continues") or ""),
@@ -259,11 +277,13 @@ class A2AAgent(AdaptedAgent):
         wanted = ListTasksRequest(context_id=context, status=TaskState.TASK_STATE_INPUT_REQUIRED, page_size=1)
         with suppress(A2AError), _as_a2a():  # not every agent can list tasks
             found = await client.list_tasks(wanted)
+            # Check the context again: an agent may ignore the filter, and its task could belong to another thread.
             return next((task.id for task in found.tasks if task.context_id == context and len(task.id) <= MAX_ID), "")
         return ""
 
     async def _resume(self, client: Client, task_id: str) -> AsyncIterator[StreamResponse]:
         task = await client.get_task(GetTaskRequest(id=task_id))
+        # Yield the whole task first: updates that were sent while nobody listened are only in there.
         yield StreamResponse(task=task)
         assert self._card is not None, "connected before"
         if task.status.state not in OVER and self._card.capabilities.streaming:
@@ -275,6 +295,8 @@ class A2AAgent(AdaptedAgent):
         try:
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
                 with _as_a2a():
+                    # A stop may come before the first update. The id is then unknown here, but the remote task runs and
+                    # costs.
                     task_id = task_id or await self._find_started(client, turn)
                     if task_id:
                         await client.cancel_task(CancelTaskRequest(id=task_id))
@@ -287,6 +309,7 @@ class A2AAgent(AdaptedAgent):
         wanted = ListTasksRequest(context_id=_context_of(turn), page_size=5)
         for attempt in (1, 2, 3):  # the message may still be in transit
             for task in (await client.list_tasks(wanted)).tasks:
+                # Other tasks of this context must go on, so only the task that contains this message is cancelled.
                 if any(message.message_id == turn.reaction for message in task.history):
                     return str(task.id)
             await asyncio.sleep(RETRY_BACKOFF.delay_s(attempt))
@@ -371,10 +394,12 @@ class _RemoteTask:
 
     def _check_id(self, task_id: str) -> None:
         if not 0 < len(task_id) <= MAX_ID or self.task_id not in ("", task_id):
+            # An answer to somebody else's task would otherwise be sent as the answer to this message.
             raise ModelError(f"The agent sent an update of a different task, {task_id[:80]!r}.", reason="broken_reply")
         self.task_id = task_id
 
     def _set_message(self, message: Message) -> None:
+        # Check before storing: an agent that streams without end must not fill the memory of the node.
         self._check_size(message.ByteSize())
         self._parts = list(message.parts)
 
@@ -386,6 +411,8 @@ class _RemoteTask:
             self._stream("\n\n" if self._streamed else "")
             self._streamed_artifact = name
         if (
+            # Streamed text cannot be changed afterwards. Only text at its end is streamed; the final answer shows the
+            # rest.
             self._streamed_artifact == name
             and (is_append or is_new)
             and all(part.HasField("text") for part in artifact.parts)
@@ -397,6 +424,7 @@ class _RemoteTask:
     def _store(self, artifact: Artifact, *, is_append: bool = False) -> None:
         name, size = artifact.artifact_id, artifact.ByteSize()
         previous = self._sizes.get(name, 0)
+        # A replaced artifact frees its old size. Without that, an agent that rewrites its draft would reach the limit.
         self._sizes[name] = previous + size if is_append else size
         self._size += self._sizes[name] - previous
         self._check_size(self._size)
@@ -405,6 +433,8 @@ class _RemoteTask:
         self._artifacts.setdefault(name, []).extend(artifact.parts)
 
     def _check_size(self, size: int) -> None:
+        # This bounds the memory, not the answer: the size counts bytes and metadata, and a character takes up to 4
+        # bytes.
         if size > 8 * self._turn.max_chars:
             raise ModelError("The agent's answer is longer than a message may be.", reason="broken_reply")
 
@@ -424,8 +454,10 @@ class _RemoteTask:
             case TaskState.TASK_STATE_AUTH_REQUIRED:
                 raise ModelError(f"The agent's task needs an authorization. {status_text}", reason="unauthorized")
             case TaskState.TASK_STATE_INPUT_REQUIRED:
+                # The question is in the status, and the work so far in the artifacts. The person needs both to answer.
                 return "\n\n".join(text for text in (self._read_artifacts(), status_text) if text)
             case _:
+                # Artifacts are the result of a task in A2A. The status text is the answer only if there is no artifact.
                 return self._read_artifacts() or status_text
 
     def _read_artifacts(self) -> str:
@@ -448,6 +480,7 @@ class _SingleHostTransport(httpx.AsyncHTTPTransport):
             raise ModelError(reason, reason="misconfigured")
         response = await super().handle_async_request(request)
         assert isinstance(response.stream, httpx.AsyncByteStream)
+        # The limit counts bytes as they arrive. A compressed answer could expand to any size behind it.
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.stream.aclose()
             raise ModelError("The answer is compressed, although no compression was requested.", reason="broken_reply")
@@ -473,6 +506,7 @@ class _BoundedStream(httpx.AsyncByteStream):
                 yield piece
                 continue
             whole = rest + piece
+            # Hold back the first bytes of a separator that two pieces share, or it would pass unescaped.
             end = next((n for n in (2, 1) if whole[-n:] in (b"\xc2", b"\xe2", b"\xe2\x80")), 0)
             rest = whole[len(whole) - end :]
             yield escape_line_ends(whole[: len(whole) - end])
@@ -494,6 +528,7 @@ def _write(parts: list[Part]) -> str:
 
 def _context_of(turn: IncomingTurn) -> str:
     """Return the context id of a thread. It is stable and unique to this network."""
+    # The separator cannot occur in an id, so no two threads share a context. The hash hides the names from the agent.
     parts = "\x1f".join(("a2a-context", turn.epoch, turn.agent_id, turn.message.thread_id))
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
@@ -515,5 +550,6 @@ def _classify(error: A2AError) -> ModelFailure:
             return "unreachable"
         if isinstance(cause, BROKEN):
             return "broken_reply"
+        # The SDK wraps errors of httpx in its own. The reason that decides about a retry is further down.
         cause = cause.__cause__
     return "not_found" if isinstance(error, TaskNotFoundError) else "rejected"

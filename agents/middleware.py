@@ -171,6 +171,7 @@ class CallModel:
     def place_parts(self) -> CallModel:
         """Return the step with the parts in their default positions, unless a template has already placed them."""
         step = replace(self, parts=())
+        # Placed parts leave `parts`. Middleware that runs later would otherwise place them a second time.
         texts = [text for part in self.parts for text in (part.fenced, part.user) if text]
         return step.add_to_prompt("\n\n".join(texts)) if texts else step
 
@@ -215,6 +216,7 @@ class Around:
         """Show people the progress of the work until the block ends. The model does not read it."""
         self.emit(Progress(self.reaction, self.state.turn, replace_surrogates(text), path=self.path))
         try:
+            # End the report in any case. Without that, people would see the work as going on after an error.
             yield
         finally:
             self.emit(Progress(self.reaction, self.state.turn, "", is_done=True, path=self.path))
@@ -235,8 +237,10 @@ class Around:
         """
         schema = tidy_schema(kind.model_json_schema())
         request = ModelRequest(
+            # Facts may contain words of other participants. As JSON strings, they cannot end the data and give orders.
             (SystemMessage(instruction), UserMessage(json.dumps(facts, ensure_ascii=False, indent=1))),
             (ToolSpec(tool, (kind.__doc__ or "").strip(), schema),),
+            # Force the tool: its schema keeps the reply in the requested form.
             NamedTool(tool),
             agent_id=self.agent.id,
             reaction=self.reaction,
@@ -247,8 +251,11 @@ class Around:
             reply = await self.complete(asked_model, request)
             calls = sorted(reply.tool_calls, key=lambda call: call.name != tool)  # models invent tools too
             try:
+                # Some models write the arguments as text, often in a code fence, so that text is read too.
                 return kind.model_validate_json(calls[0].arguments if calls else strip_code_fence(reply.text or ""))
             except ValidationError:
+                # Ask with the same request again: replies vary, and one that fits usually follows. The number of
+                # attempts is bounded.
                 continue
         raise ModelError(f"The model {asked_model.name} did not call {tool} as it was asked to.", reason="broken_reply")
 
@@ -416,6 +423,7 @@ def middleware_of(**hooks: Callable[..., object]) -> Middleware:
     for name in hooks:
         if name.startswith("_") or not callable(getattr(Middleware, name, None)):
             raise TypeError(f"Middleware has no hook named {name}.")
+    # Static: the functions take no `self`. `describe` lists them, so that a resumed reaction notices other functions.
     methods: dict[str, object] = {name: staticmethod(hook) for name, hook in hooks.items()}
     middleware: Middleware = type("Functions", (Middleware,), {"describe": lambda self: hooks, **methods})()
     return middleware

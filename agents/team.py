@@ -98,6 +98,7 @@ def load_custom(spec: str) -> Middleware:
     """Return the middleware that ``module:callable`` creates. Raises `ConfigError`."""
     make = import_callable(spec, "middleware")
     try:
+        # Call it now, once: an error then names the file and the line, and not the first message of a person.
         made = make()
     except Exception as error:  # the user's code may raise any exception
         raise ConfigError(f"the middleware {spec!r} cannot be made ({type(error).__name__}: {error})") from error
@@ -140,9 +141,12 @@ class _Choice(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        # With two keys in one item, their order would be unclear, and the order of middleware changes its effect.
         if len(self.model_fields_set) != 1:
             raise ValueError(f"must be exactly one of {', '.join(type(self).model_fields)}")
         if getattr(self, self.name) is None:
+            # `budget:` alone is null in YAML. Nobody could tell whether the defaults are meant or the options were
+            # forgotten.
             wanted = "module:callable" if self.name == "custom" else "{}"
             raise ValueError(f"has no options: write {self.name}: {wanted}")
         return self
@@ -173,6 +177,7 @@ def check_place(choice: MiddlewareChoice, before: Sequence[MiddlewareChoice]) ->
     names = [it.name for it in before]
     if choice.name not in SEVERAL and choice.name in names:
         raise ConfigError(f"{choice.name} stands in the list already, as item {names.index(choice.name) + 1}: keep one")
+    # The outer middleware sees one call, while `forced_tools` may send several requests inside it.
     if choice.name == "forced_tools" and "budget" in names:
         raise ConfigError("budget stands before forced_tools, and would reserve one request for several: put it behind")
 
@@ -182,6 +187,7 @@ def build_middleware(choice: MiddlewareChoice, folder: Path) -> Middleware:
     if choice.custom is not None:
         return load_custom(choice.custom)
     make = FEATURES[choice.name]
+    # Only features that read files need the folder. The others do not have the parameter.
     beside = {"folder": folder} if "folder" in signature(make).parameters else {}
     return make_from(make, getattr(choice, choice.name), **beside)
 
@@ -211,10 +217,12 @@ class ElsewhereChoice(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         parts = urlsplit(self.url)
+        # A password in the address would appear in logs and in errors, which show the address.
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
             raise ValueError("url must be http://HOST or https://HOST, without a name or a password")
         if self.token_env is not None and self.token_file is not None:
             raise ValueError("must be one of token_env and token_file")
+        # On loopback the token does not leave the machine, so http is enough there.
         if parts.scheme == "http" and (self.token_env or self.token_file) and not is_loopback(parts.hostname):
             raise ValueError("url must be https://, or its token could be read on the way")
         return self
@@ -238,6 +246,7 @@ class ToolChoice(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         rule = self.rule
+        # Either half could be the mistake. Guessing could run a tool that somebody meant to protect.
         if self.needs_approval is False and rule != ApprovalRule():
             raise ValueError("needs no approval, and says who approves: leave out needs_approval, or the rest")
         return self
@@ -256,7 +265,9 @@ class ToolChoice(Strict):
     def load(self) -> Tool:
         """Import the tool. Raises `ToolError`."""
         loaded, rule = load_tool(self.tool), self.rule
+        # Only what the item states: an empty value must not erase the rule in the tool's own code.
         given = {field.name: value for field in fields(rule) if (value := getattr(rule, field.name)) not in (None, ())}
+        # A stated rule switches the approval on. A list of approvers whom nobody asks would be a false safety.
         needs = loaded.needs_approval if self.needs_approval is None else self.needs_approval
         return replace(loaded, needs_approval=needs or bool(given), approval=replace(loaded.approval, **given))
 
@@ -338,6 +349,7 @@ class AgentSpec(Strict):
         """
         node = self._node
         for key in keys:
+            # A default value has no line of its own. The nearest parent is where the user can add it.
             if not isinstance(node.value, dict) or key not in node.value:
                 break
             node = node.value[key]
@@ -356,6 +368,7 @@ def load_agents(source: Path | YamlNode | Iterable[YamlNode]) -> list[AgentSpec]
         specs = _read_item(source, ())
     else:
         specs = [spec for node in source for spec in _read_item(node, ())]
+    # Check ids across all files: two runners with one id would take the session from each other.
     places: dict[str, AgentSpec] = {}
     for spec in specs:
         first = places.setdefault(spec.id, spec)
@@ -390,6 +403,7 @@ def build_runner(
         except (ConfigError, OSError, ValueError) as error:
             raise spec.find_node("template").error(f"agent {spec.id}: {error}") from error
     if model is None and (spec.a2a is not None or spec.adapter is not None):
+        # A given model wins over the remote agent: tests and replays must not contact another machine.
         return _build_adapted(spec, url=url, token=token, on_event=on_event)
     try:
         return SimpleAgentRunner(
@@ -405,11 +419,13 @@ def build_runner(
             visibility=spec.visibility,
             policy=_build_policy(spec),
             middleware=_build_middleware(spec),
+            # A remote agent never had the network's tools, so its replay must not offer them to the model.
             network_tools=spec.network_tools if spec.a2a is None else (),
             template=template,
             url=url,
             token=token,
             on_event=on_event,
+            # The model was made for this runner alone, so the runner closes it at the end.
             owns_model=True,
         )
     except ToolError as error:  # two tools with the same name
@@ -452,6 +468,7 @@ def _build_adapted(spec: AgentSpec, **more: Unpack[RunnerOptions]) -> SimpleAgen
 def _make_elsewhere(spec: AgentSpec, choice: ElsewhereChoice, options: RunnerOptions) -> SimpleAgentRunner:
     make = import_callable("roundelay.adapters.a2a:A2AAgent", "adapter")
     token = _read_token(spec, choice)
+    # Other headers, such as an API key, hold the bare token.
     told = f"Bearer {token}" if choice.header.lower() == "authorization" else token
     made: SimpleAgentRunner = make(spec.id, choice.url, headers={choice.header: told} if token else {}, **options)
     return made
@@ -477,16 +494,19 @@ def _read_token(spec: AgentSpec, choice: ElsewhereChoice) -> str:
     if choice.token_env is not None:
         source, token = f"the variable {describe_variable(choice.token_env)}", os.environ.get(choice.token_env, "")
     elif choice.token_file is not None:
+        # Relative to the agent's file: a node may be started from any folder.
         source, token = f"the file {choice.token_file}", (spec.path.parent / choice.token_file).read_text("utf-8")
     else:
         return ""
     token = read_secret(token, source)
+    # Fail at the start: otherwise each message would fail at the remote agent, whose error names no variable.
     if not token:
         raise ConfigError(f"{source} is missing or empty, and has to hold the token")
     return token
 
 
 def _read_file(path: Path, outer: tuple[Path, ...]) -> list[AgentSpec]:
+    # Compare resolved paths: a link to an outer file closes the circle too.
     if path.resolve() in outer:
         raise ConfigError("the agent files name each other in a circle", path=path)
     outer = (*outer, path.resolve())
@@ -509,12 +529,14 @@ def _read_item(node: YamlNode, outer: tuple[Path, ...]) -> list[AgentSpec]:
             raise node.error(f"the agent file {path} does not exist")
         return _read_file(path, outer)
     spec = bind(AgentSpec, node)
+    # Keep the node for errors that appear later, when tools are imported and the model is built.
     spec._node = node
     return [spec]
 
 
 def _load_tools(spec: AgentSpec) -> list[Tool]:
     node = spec.find_node("tools")
+    # An agent without the key has no list in the file. Its errors then name the line of the agent.
     lines = node.value if isinstance(node.value, list) else [node] * len(spec.tools)
     tools = []
     for name, line in zip(spec.tools, lines, strict=True):
@@ -536,6 +558,7 @@ def _build_middleware(spec: AgentSpec) -> list[Middleware]:
         except (ConfigError, OSError) as error:
             raise line.error(f"agent {spec.id}: {error}") from error
     try:
+        # Check after all items are made: an item may need one that follows it in the list.
         check_needs(spec.id, made)
     except ConfigError as error:
         raise node.error(error.message) from error

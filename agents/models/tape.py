@@ -99,6 +99,7 @@ def find_drift(recorded: Fingerprint, model: Model, request: ModelRequest, *, an
     ``any_model`` ignores the model and its settings.
     """
     now = _Hashes.of(model, request)
+    # A tape plays in place of any model, so only the content of the request counts there.
     drift = None if any_model else _compare_models(recorded, now)
     if drift is not None or _is_same(recorded.get("hash"), now.whole):
         return drift
@@ -146,11 +147,13 @@ class _Hashes:
 
     @property
     def whole(self) -> str:
+        # The model and its settings are left out: they are compared by name, so that the error can name the setting.
         return _digest(self.choice, self.all_tools, *self.messages, *self.attached)
 
 
 def _is_same(recorded: object, now: str) -> bool:
     """Return whether a stored hash is the beginning of this hash."""
+    # Fingerprints of earlier versions have other lengths. An empty text would match everything.
     return isinstance(recorded, str) and recorded != "" and now.startswith(recorded)
 
 
@@ -202,6 +205,7 @@ def _compare_tools(recorded: object, now: _Hashes, tools: Sequence[ToolSpec]) ->
     for name, value in present.items():
         if not _is_same(then[name], value):
             return f'the description or the parameters of the tool "{name}" have changed'
+    # The order matters too: models choose differently among the same tools in another order.
     if list(then) != list(present):
         return f"the tools are in a different order: {', '.join(present)}"
     return None
@@ -217,11 +221,13 @@ def _describe_tools(names: Sequence[str], one: str, many: str) -> list[str]:
 def _compare_messages(recorded: Fingerprint, now: _Hashes, messages: Sequence[ChatMessage]) -> str | None:
     recorded_messages = recorded.get("messages") or ""
     then = _split(recorded_messages, 1 + SHORT_CHARS) if isinstance(recorded_messages, str) else list(recorded_messages)
+    # Cut to the recorded length, which differs between versions of the fingerprint.
     present = [digest[: len(then[0])] for digest in now.messages] if then else list(now.messages)
     for index, (was, digest) in enumerate(zip(then, present, strict=False)):
         if was == digest:
             continue
         name, content = f"message {index} ({_ROLES.get(digest[:1], 'unknown')})", messages[index].content
+        # Both exist further on, so the order changed. To report two changed texts would mislead.
         if was in present[index:] and digest in then[index:]:
             return f"{name} has moved; it is now: {_show(content)}"
         if was[:1] != digest[:1]:
@@ -251,7 +257,9 @@ def _compare_lines(then: Sequence[str], text: str) -> str:
     """Name the first line that differs in a message."""
     lines = text.split("\n")
     present = _print_lines(text, is_long=any(len(line) == LONG_LINE_CHARS for line in then))
+    # Equal lines in another order point to an unsorted source of the prompt, such as a set.
     note = "the same lines in a different order; " if Counter(then) == Counter(present) else ""
+    # Without autojunk: it would ignore lines that repeat often, and could name the wrong one.
     for kind, start, end, first, last in SequenceMatcher(None, then, present, autojunk=False).get_opcodes():
         if kind == "replace":
             return f"{note}line {first + 1} has changed; it is now: {_show(lines[first])}"
@@ -308,6 +316,7 @@ def _digest_messages(messages: Sequence[ChatMessage]) -> list[str]:
             case AssistantMessage(content, calls):
                 parts = ["" if content is None else content]
                 for call in calls:
+                    # Providers make new call ids in each run. By position, the same calls have the same hash.
                     positions[call.id] = len(positions)
                     parts += [call.name, call.arguments]
                 digests.append("a" + _digest(*parts))
@@ -424,9 +433,11 @@ def write_tape(path: Path, agent_id: str, turns: Iterable[TapedTurn]) -> None:
     lines = [json.dumps({"roundelay_tape": 1, "agent": agent_id})]
     for turn in turns:
         value = turn.model_dump(mode="json", exclude_defaults=True)
+        # People edit tapes: the run and the turn come first, even where they have default values.
         ordered = {"run": turn.run, "turn": turn.turn, **value}
         lines.append(json.dumps(ordered, ensure_ascii=False))
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Replace the file at once: an interrupted recording must not destroy the tape that tests use.
     with replace_file(path) as file:
         file.write("\n".join(lines) + "\n")
 
@@ -441,6 +452,7 @@ def read_tape(path: Path) -> list[TapedTurn]:
         ) from error
     turns = []
     for number, line in enumerate(lines, 1):
+        # People write comments and blank lines into tapes, and line numbers in errors must still be right.
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         try:
@@ -480,6 +492,7 @@ class TapeModel:
         turns = read_tape(tape) if isinstance(tape, Path) else list(tape)
         by_run: dict[str, list[TapedTurn]] = {}
         for number, turn in enumerate(turns):
+            # A line without a run is a reaction of one turn: the simplest tape is a list of answers.
             by_run.setdefault(turn.run or f"line {number}", []).append(turn)
         self._waiting = [_Run(run_turns) for run_turns in by_run.values()]
         self._bound: dict[tuple[str, str], _Run] = {}
@@ -511,8 +524,10 @@ class TapeModel:
         run = self._bound.get(reaction_key)
         if run is not None and request_key in run.answered:
             return run.answered[request_key]
+        # A first turn that is not answered yet starts a run of its own, even for a known reaction.
         if run is None or request.turn == 1:
             run = self._bind(reaction_key, request)
+        # Stop instead of starting over: a repeated answer could make an agent loop without end.
         if run.played == len(run.turns):
             raise self._report(
                 f"{_name(request)} asks for turn {request.turn}, but the tape {self.name} ends this reaction after "
@@ -583,6 +598,7 @@ def _parse_arguments(arguments: str) -> dict[str, Any] | str:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
+    # Spaces and the order of keys belong to the request of the next turn, whose hash covers them.
     return value if isinstance(value, dict) and _write_arguments(value) == arguments else arguments
 
 

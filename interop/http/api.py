@@ -44,6 +44,7 @@ PATIENCE_S = 29.0
 
 def _read_integer(value: object) -> object:
     """Accept 8.0 as 8, because JSON does not distinguish them."""
+    # The body is validated strictly, which would refuse 8.0 for an integer.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -171,8 +172,10 @@ async def _send(call: HttpCall) -> tuple[int, Any]:
     if key is not None and body.message_id not in (None, key):
         raise InvalidFrame("message_id and the header Idempotency-Key name different ids. Send only one of them.")
     options = body.model_dump(exclude={"to", "content", "message_id"}, exclude_none=True)
+    # The frame has no such value: leaving it out means the same.
     if options.get("requires_response") is False:
         del options["requires_response"]
+    # A new id for each request without one: such a request is not idempotent, and a retry sends again.
     message_id = key or body.message_id or ordered_id()
     stored = await call.client.send(body.to, body.content, message_id=message_id, **options)
     value = {"seq": stored.seq, "thread_id": stored.thread_id, "message_id": message_id}
@@ -295,6 +298,7 @@ async def _answer(pool: SessionPool, rows: Mapping[str, Endpoint[Any]], request:
     endpoint = rows[request.method]
     try:
         credentials = read_authorization(request.headers.get("authorization"))
+        # Read the body before a session is taken: a slow sender must not hold a session of the pool.
         async with asyncio.timeout(PATIENCE_S):
             arguments = await _read_body_or_query(endpoint, request)
             place = dict(request.path_params)
@@ -322,6 +326,7 @@ async def _read_body_or_query(endpoint: Endpoint[Any], request: Request) -> Base
     """Read the body or query of an endpoint. Raises `ValidationError`, `TooLarge`, `InvalidFrame`."""
     shape: type[BaseModel] = endpoint.takes
     if endpoint.method != "POST":
+        # A proxy may check one of two values and this server use the other.
         names = [name for name, _ in request.query_params.multi_items()]
         if len(set(names)) != len(names):
             raise InvalidFrame("The query has a parameter twice.")

@@ -53,11 +53,13 @@ class RefusalLog:
             return
         counts = ", ".join(f"{reason} ({number})" for reason, number in sorted(self._counts.items()))
         log.warning("connections of callers were refused: %s", counts)
+        # Clear before the timer starts, so that each refusal is in exactly one line.
         self._counts.clear()
         self._due = asyncio.get_running_loop().call_later(self._period_s, self._write)
 
     def close(self) -> None:
         if self._due is not None:
+            # Write what was counted since the last line: the end of a flood would otherwise not be logged.
             self._due.cancel()
             self._write()
         if self._due is not None:
@@ -80,6 +82,7 @@ class _QuietLogger(logging.LoggerAdapter[logging.Logger]):
         self._refusals = refusals
 
     @property
+    # uvicorn reads the level directly, and `LoggerAdapter` has no such attribute.
     def level(self) -> int:
         return self.logger.level
 
@@ -103,6 +106,7 @@ class LimitedConnection(H11Protocol):
         super().connection_made(transport)
         self._due = self.loop.call_later(HEAD_TIMEOUT_S, transport.abort)
         self.source = source_of(transport.get_extra_info("peername"))
+        # It counts from the start: a connection that never sends a request takes a place like any other.
         self._limit.limiter.add(self)
 
     def evict(self) -> None:
@@ -125,12 +129,14 @@ class LimitedConnection(H11Protocol):
         elif self._due is None:
             self._due = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
 
+    # A token counts for its own request only. An idle connection after it could otherwise stay uncounted for ever.
     def on_response_complete(self) -> None:
         if not self.transport.is_closing():
             self._limit.limiter.add(self)
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        # Forget the connection at once: a lost one in a counted place would evict a live one for nothing.
         self._limit.limiter.remove(self)
         self._cancel_timeout()
         super().connection_lost(exc)

@@ -98,6 +98,7 @@ class TokenRequired:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            # Borrow the session only to check the token: the application borrows it again for the call itself.
             async with self._pool.session(read_authorization(Headers(scope=scope).get("authorization"))):
                 pass
         except RoundelayError as error:
@@ -125,6 +126,7 @@ def make_mcp_error_response(error: RoundelayError) -> JSONResponse:
     needed.
     """
     response = make_error_response(error)
+    # Other refusals keep their text: a hint at tokens would mislead the reader.
     if response.status_code != 401:
         return response
     problem = {"code": error.code, "message": f"{error} {NO_OAUTH}"}
@@ -146,4 +148,5 @@ class CancelOnDisconnect:
         except RoundelayError as error:
             await make_error_response(error)(scope, receive, send)
             return
+        # A call of a client that has disconnected would go on, and nobody would read its result.
         await serve_while_connected(self._app, scope, receive, send, body)

@@ -124,6 +124,7 @@ class _OpenAIApi:
     async def _list_models(self, request: Request) -> Response:
         async with self._pool.session(_credentials(request)) as client:
             pages = client.pages("network.list_agents", {"kind": "agent"})
+            # All pages: clients choose a model from this list, and OpenAI's API has no paging for it.
             agents = [agent["agent_id"] async for page in pages for agent in page["agents"]]
             network = client.welcome.network.name
             return JSONResponse({"object": "list", "data": [describe_model(agent, network) for agent in agents]})
@@ -137,6 +138,7 @@ class _OpenAIApi:
 
     async def _complete(self, request: Request) -> Response:
         chat_request = read_chat(await _read_body(request))
+        # Start before the response begins: after the first byte of a stream, no status code can report a refusal.
         exchange = await self._start(request, chat_request)
         if chat_request.is_streamed:
             chat = ChatStream(exchange.about, wants_usage=chat_request.wants_usage)
@@ -165,6 +167,7 @@ class _OpenAIApi:
             for chunk in chat.end(exchange.ended, await exchange.read_usage()):
                 yield format_data(chunk)
         except (RoundelayError, ApiProblem) as error:
+            # The status has been sent with the first line, so the error goes into the stream.
             yield format_data({"error": make_problem(error).body})
         # Start this before the last line. Many clients disconnect after they have read that line, which would cancel
         # this work.
@@ -180,6 +183,8 @@ class _OpenAIApi:
             return EventStream(exchange, self._stream_response(exchange, ResponseStream(exchange.about)))
         async with exchange.stack:
             if agent_request.is_background:
+                # The client leaves on purpose and reads the answer later. Without this, its leaving would cancel the
+                # reaction.
                 exchange.keeps_on = True
                 return JSONResponse(make_response(exchange.about, "queued", []))
             await exchange.follow(request)
@@ -216,6 +221,7 @@ class _OpenAIApi:
             message = await find_response(conversations.client, request.path_params["id"])
             async with conversations.follow(name_of(message.to), make_stored(message)) as question:
                 await question.stop()
+                # Wait for the end, so that the response shows the status after the cancellation.
                 async for event in question:
                     if isinstance(event, QuestionEnded):
                         break
@@ -245,6 +251,7 @@ class _OpenAIApi:
             following = conversations.follow(name_of(message.to), make_stored(message))
             question = await stack.enter_async_context(following)
             about = _describe_answering(message, question)
+            # The exchange leaves the stack now. The timeout above is for the start only, and must not end the stream.
             exchange = Exchange(credentials, conversations.client, question, about, stack.pop_all())
         return EventStream(exchange, self._stream_response(exchange, ResponseStream(about)))
 
@@ -316,6 +323,7 @@ class _OpenAIApi:
         key = _read_key(request)
         credentials = _credentials(request)
         async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
+            # A stack, not a with-block: the session must outlive this function if the response is a stream.
             conversations = await stack.enter_async_context(self._pool.conversations(credentials))
             client = conversations.client
             agent_id = await find_model(client, agent_request.model)
@@ -358,6 +366,8 @@ class _OpenAIApi:
                         raise
             if question is None:
                 assert sent is not None
+                # A key that is used for another question must fail. The answer to the earlier question would look
+                # right.
                 if read_own(sent).get("request") != agent_request.digest:
                     raise ApiProblem(409, "A different request was made with this Idempotency-Key.", code="id_conflict")
                 question = await stack.enter_async_context(conversations.follow(agent_id, make_stored(sent)))
@@ -377,15 +387,18 @@ class _OpenAIApi:
         self._awaited[waiting] -= 1
         if exchange.ended is None and not (keeps_on or exchange.keeps_on):
             self._spawn(self._cancel_later(exchange, waiting))
+        # Remove counts of zero, or each question would stay in memory for ever.
         elif not self._awaited[waiting]:
             del self._awaited[waiting]
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="openai")
         self._cleanups.add(task)
+        # The loop holds tasks only weakly: without this set, one could vanish before it has run.
         task.add_done_callback(self._cleanups.discard)
 
     async def _cancel_later(self, exchange: Exchange, waiting: tuple[str, int]) -> None:
+        # Cancelling at once would end a reaction that the client's automatic retry is about to continue.
         await asyncio.sleep(STOP_AFTER_S)
         # The client has repeated the request and waits for this reaction.
         if self._awaited[waiting]:
@@ -403,6 +416,7 @@ class _OpenAIApi:
     async def _acknowledge(self, exchange: Exchange) -> None:
         """Acknowledge the answers that the client has received."""
         seqs = [answer.seq for answer in exchange.answers]
+        # An unfinished answer stays unacknowledged, so that the caller can still receive it.
         if exchange.ended is None or not seqs:
             return
         try:

@@ -75,6 +75,7 @@ class ConversationRecord:
 
     @property
     def metadata(self) -> dict[str, str]:
+        # The newest note counts: an update replaces all metadata, as at OpenAI.
         notes = [
             note for message in self.messages if isinstance(note := _read_record_note(message).get("metadata"), dict)
         ]
@@ -92,6 +93,7 @@ async def read_record(client: NetworkClient, name: str) -> ConversationRecord | 
     if not own:
         return None
     record = ConversationRecord(own)
+    # A deleted conversation never comes back under its name: its notes stay in the ledger.
     if record.is_deleted:
         raise _unknown(name)
     return record
@@ -117,6 +119,7 @@ async def show_conversation(client: NetworkClient, name: str) -> dict[str, Any]:
         threads = await _find_threads(client, name)
         if not threads:
             raise _unknown(name)
+        # A conversation that began with a question has no note. Its oldest message dates it.
         created_at = min([(await read_whole_thread(client, thread))[0].sent_at // 1000 for thread in threads])
         metadata = {}
     return {"id": name, "object": "conversation", "created_at": created_at, "metadata": metadata}
@@ -126,6 +129,7 @@ async def update_conversation(client: NetworkClient, name: str, body: object, me
     """Replace a conversation's metadata."""
     fields = _read_body(body, {"metadata"})
     metadata = _read_metadata(fields.get("metadata"))
+    # Check before the note: a note under an unknown name would create that conversation.
     await show_conversation(client, name)
     await _note(client, name, (), {"metadata": metadata}, message_id)
     return await show_conversation(client, name)
@@ -174,6 +178,7 @@ def show_input(message: AnyMessage) -> ConversationItem:
     text, new_chars = message.text, _read_note(message).get("new_chars")
     if isinstance(content.get("text"), str):
         text = content["text"]
+    # The caller may have written the metadata by another protocol, so a wrong length shows the whole text.
     if isinstance(new_chars, int) and 0 <= new_chars < len(text):
         text = text[len(text) - new_chars :]
     parts: list[dict[str, Any]] = [{"type": "input_text", "text": text}] if text else []
@@ -222,8 +227,10 @@ def make_list(items: Sequence[ConversationItem], *, has_more: bool) -> dict[str,
 async def read_whole_thread(client: NetworkClient, thread_id: str) -> list[AnyMessage]:
     """Return all messages of a thread, oldest first. The list is empty if the thread does not exist."""
     messages: list[AnyMessage] = []
+    # A thread without messages is unknown to the hub, and here it is only empty.
     with suppress(UnknownMessage):
         async for page in client.pages("network.history", {"thread_id": thread_id, "limit": PAGE}):
+            # Pages come newest first, and each page is in ledger order.
             messages = [*map(message_from_wire, page["messages"]), *messages]
     return messages
 
@@ -244,6 +251,7 @@ async def _read_items(client: NetworkClient, name: str) -> list[ConversationItem
                 answers.setdefault(message.seq, 0)
                 placed.append((message.seq, 0, show_input(message)))
                 continue
+            # An answer names the question as the message that it replies to, or only as its cause.
             question = next((seq for seq in (message.reply_to, message.cause) if seq in answers), None)
             number = answers[question] if question is not None else 0
             # Use the id that the item has in its response, because clients compare the two ids.
@@ -262,6 +270,7 @@ async def _find_threads(client: NetworkClient, name: str) -> list[str]:
     async for page in client.pages("network.list_threads", {"limit": PAGE}):
         for thread in page["threads"]:
             thread_id = thread["thread_id"]
+            # One name may have a thread with each of several agents: a client may change the model in between.
             is_named = thread_id.startswith("direct:") and conversation_of(thread_id) == wanted
             if is_named and own in thread["readers"] and thread_id != direct_thread(own, own, wanted):
                 threads.append(thread_id)

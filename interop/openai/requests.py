@@ -145,11 +145,13 @@ class AgentRequest:
     @property
     def asked_before(self) -> str | None:
         """The `digest` of the request whose answer ends the history, or None without a history."""
+        # Without the last answer, the history is what the client sent then. Its digest leads to the earlier message.
         return digest_of(self.earlier[:-1]) if self.earlier and self.has_history else None
 
     @property
     def family(self) -> str:
         """Digest of the conversation's start. It is equal for all requests of one conversation."""
+        # Later requests repeat this beginning unchanged, whatever the client appends after the first answer.
         first = next((index for index, item in enumerate(self.said) if item.role == "assistant"), len(self.said))
         return digest_of(self.said[:first])[:16]
 
@@ -160,6 +162,7 @@ class AgentRequest:
     @property
     def new_chars(self) -> int:
         """Length of the user's new text, which comes last in the text of the message (`compose`)."""
+        # Stored with the message: instructions and history precede the question, and must not show as its text.
         return len(_join(item.text for item in self.new if item.role == "user"))
 
 
@@ -234,6 +237,7 @@ def read_response(body: object) -> AgentRequest:
         raise ApiProblem(400, "conversation must be a text, or an object with a text as its id.", param="conversation")
     if conversation and fields.previous_response_id:
         raise ApiProblem(400, "Give either conversation or previous_response_id.", param="previous_response_id")
+    # A background request returns at once, so there is nobody to read its stream.
     if fields.background and fields.stream:
         raise ApiProblem(400, "A background response cannot be streamed. Read it by its id.", param="background")
     previous = fields.previous_response_id or None
@@ -246,6 +250,7 @@ def read_response(body: object) -> AgentRequest:
         "user": fields.user or None,
     }
     name = conversation or (fields.metadata or {}).get("conversation") or None
+    # `previous_response_id` already leads to a thread. The name of a user must not lead to a different one.
     if name is None and previous is None:
         name = fields.user or None
     if conversation:
@@ -256,6 +261,7 @@ def read_response(body: object) -> AgentRequest:
         bool(fields.stream),
         name,
         previous,
+        # In both cases the server has the history, and the client sends only what is new.
         has_history=previous is None and not conversation,
         is_background=bool(fields.background),
         echo=echo,
@@ -296,6 +302,7 @@ def compose(
     text = _join([*parts, *(item.text for item in questions)])
     images = [dict(image) for item in (*history, *questions) for image in item.images]
     files = [dict(file) for item in (*history, *questions) for file in item.files]
+    # Plain text stays text: agents and screens show it without knowing this API.
     if not (images or files):
         return text
     return {"text": text, **({"images": images} if images else {}), **({"files": files} if files else {})}
@@ -340,6 +347,7 @@ def _read_item(item: Mapping[str, Any], place: str) -> SaidItem:
 
 def _read_message(message: Mapping[str, Any], place: str) -> SaidItem:
     role = _ROLES.get(str(message.get("role")))
+    # Dropping a tool call would leave its result without a question, and the agent would misread the history.
     if role is None or message.get("tool_calls") or message.get("function_call"):
         raise ApiProblem(400, f"{place}: {_OWN_TOOLS.format('calls and their results')}", param=place)
     texts: list[str] = []
@@ -351,6 +359,7 @@ def _read_message(message: Mapping[str, Any], place: str) -> SaidItem:
         match part:
             case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
                 texts.append(text)
+            # A refusal is an answer too. Without it, the history would have a question with no answer.
             case {"type": "refusal", "refusal": str(text)}:
                 texts.append(text)
             case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "input_image", "image_url": str(url)}:
@@ -360,6 +369,7 @@ def _read_message(message: Mapping[str, Any], place: str) -> SaidItem:
                 "file_data": str(data),
                 **rest,
             }:
+                # Clients send both forms: a data URL with its media type, or bare base64.
                 where = "url" if data.startswith("data:") else "data"
                 files.append({"name": str(rest.get("filename", "file")), where: data})
             case _:

@@ -50,12 +50,14 @@ def describe_activity(reading: Reading, participant: Participant, *, is_online: 
     # A caller must not learn from an agent's activity that somebody else writes to it.
     opened = [reaction for reaction in oldest if reads(reading, reaction.trigger_head)]
     work = [(reaction, _find_activity(state, participant, reaction, is_online=is_online)) for reaction in opened]
+    # The agent has used up its answers without a person. It stays stopped until a person writes to it.
     answers = state.bucket(participant.agent_id).answer_count
     if not is_online:
         activity = "gone"
     elif answers.is_reported and not has_person_written(state, participant.agent_id, answers.since):
         activity = "stopped"
     else:
+        # Work comes before waiting: an agent that does both is busy, and a wait alone would look like a standstill.
         activity = next((reaction for reaction in ORDER if reaction in {at for _, at in work}), "idle")
     entry: dict[str, Any] = {"activity": activity}
     if (fault := describe_fault(reading, participant)) is not None:
@@ -76,6 +78,7 @@ def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any]
         opened = state.reactions_of(agent_id).values()
         if not opened:
             return None
+        # No fault was recorded, so the newest open reaction dates the end.
         at = max(reaction.at for reaction in opened)
         fault = AgentFault("ended", at, at)
     entry: dict[str, Any] = {"cause": fault.cause, "text": describe_fault_text(fault), "count": fault.count}
@@ -91,6 +94,7 @@ def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any]
 
 def _find_activity(state: State, participant: Participant, opened: OpenReaction, *, is_online: bool) -> Activity:
     if is_blocked_by_takeover(state, opened):
+        # After the takeover, the reaction stays blocked until its agent runs it again.
         return "held" if is_taken_over(state, opened.trigger_head) else "queued"
     if not is_online:
         return "interrupted"
@@ -98,6 +102,7 @@ def _find_activity(state: State, participant: Participant, opened: OpenReaction,
         return "stopping"
     if is_at_work(opened, participant.life):
         return "works"
+    # A wait of an earlier life is over: that process is gone, and the next one has not begun the work again.
     return "waits" if opened.life == participant.life else "queued"
 
 

@@ -162,6 +162,7 @@ class Reading(Struct, frozen=True):
         """Wait until something newer than ``seq`` is committed, or until the timeout. Meanwhile other reads may use
         this read's budget."""
         if self.place is not None:
+            # A wait may be long. With its slot held, a few waiting callers would block all other reads.
             self.place.release()
         await self.hub.wait_beyond(seq, timeout_s)
         if self.place is not None:
@@ -172,6 +173,7 @@ class Reading(Struct, frozen=True):
         """Wait until there may be a message above ``after`` for the caller, or until the timeout. Meanwhile other reads
         may use this read's budget."""
         if self.place is not None:
+            # As in `wait_beyond`: a wait must not hold a slot.
             self.place.release()
         await self.hub.wait_for_message(self.origin, after, timeout_s)
         if self.place is not None:
@@ -186,6 +188,7 @@ class Reading(Struct, frozen=True):
 
     def get(self, key: str) -> Any:
         """Return the mod's own JSON value under a key, or None."""
+        # The mod's id is in the key, so that no mod reads values of another one.
         raw: Raw | None = self.hub.state.get("mod", f"{self.mod_id}/{key}")
         return msgspec.json.decode(raw) if raw is not None else None
 
@@ -197,12 +200,14 @@ def reads_as_itself(reading: Reading, head: MessageHead) -> bool:
 
 def reads(reading: Reading, head: MessageHead | None) -> bool:
     """Return whether the caller may read a message. Operators may read every message."""
+    # A missing message is not readable either: callers must not learn which seqs exist.
     return head is not None and (reading.origin.is_operator or reads_as_itself(reading, head))
 
 
 def resolve_owner(origin: Origin, agent_id: str | None, refusal: str) -> str | None:
     """Return the participant whose data a call is about. This is the caller, unless an operator names a participant.
     None means all participants. Raises `Forbidden` with the given refusal."""
+    # An operator without a name asks about everybody, while anyone else asks only about itself.
     if origin.is_operator:
         return agent_id
     if agent_id not in (None, origin.agent_id):

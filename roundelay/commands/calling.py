@@ -87,6 +87,7 @@ def read_arguments(op: str, schema: Mapping[str, Any], given: Iterable[str]) -> 
             raise ConfigError(f"{op} has no argument {name!r}. {usage}")
         if name in found:
             raise ConfigError(f"The argument {name!r} is given twice. {usage}")
+        # Convert before the call: a wrong value is reported with the usage line, without a round trip to the hub.
         found[name] = _read_value(name, value, _list_types(properties[name], schema), usage)
     if missing := [it for it in schema.get("required", ()) if it not in found]:
         raise ConfigError(f"{op} lacks {', '.join(missing)}. {usage}")
@@ -110,6 +111,7 @@ def _read_value(name: str, text: str, types: set[str], usage: str) -> Any:
         raise ConfigError(
             f"{name}={text!r} is no {kinds}; write it as JSON, in quotes for the shell. {usage}"
         ) from error
+    # A parameter that takes text or an object gets text for 17, because it cannot take a number.
     return text if "string" in types and not isinstance(value, str) and _name_type(value) not in types else value
 
 
@@ -135,6 +137,7 @@ def _list_types(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> set[str]
         return _list_types(whole.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {}), whole)
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
+        # A schema with an enum need not state a type, so its values show it.
         return {"string" if isinstance(it, str) else _name_type(it) for it in values}
     if "anyOf" in schema:
         return set().union(*(_list_types(it, whole) for it in schema["anyOf"]))
@@ -153,7 +156,9 @@ def describe_value(value: object) -> Iterable[str]:
 
     if isinstance(value, Mapping):
         for name, member in value.items():
+            # Names come from a mod's result and may hold control characters that would change the terminal.
             yield f"{sanitize(str(name))}: {_write(member)}"
+        # Operations such as network.watch return an empty object. No line at all would look like a failure.
         if not value:
             yield "Done."
     elif isinstance(value, list):

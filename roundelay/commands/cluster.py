@@ -57,6 +57,7 @@ def _use(log_url: str, work: Callable[[SharedLog], Coroutine[Any, Any, T]]) -> T
 
 async def _refuse_missing(log: SharedLog) -> None:
     """Raise `LedgerError` if the log does not exist, before anything is created."""
+    # Creating the log here would make an empty history, which every node with this address would then follow.
     await _open(log)
     await log.close()
 
@@ -111,6 +112,7 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
     from roundelay.nodes.log_servers import find_server, log_url, running_servers
     from roundelay.nodes.processes import stop_signals, wait_for_first
 
+    # An even number tolerates no more lost servers than the number below it.
     if nodes not in (1, 3, 5):
         raise click.UsageError("Start 1, 3 or 5: most of them have to agree.")
 
@@ -132,6 +134,7 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
             async with running_servers(folder, nodes, port) as ends:
                 click.echo(f"{nodes} NATS server{'s are' if nodes > 1 else ' is'} ready in {folder}. A node:")
                 click.echo(f"  roundelay up --db a.db --port 8700 --log '{url}'")
+                # One ended server is only reported: the others still form a majority, and the user can start it again.
                 await wait_for_first(stopping.wait(), watch_all(ends))
                 if not stopping.is_set():
                     raise RoundelayError(
@@ -180,6 +183,7 @@ def status(log_url: str, as_json: bool) -> None:
                 choosing = f"{error} They may be choosing a leader, which takes up to ten seconds"
                 if time.monotonic() > until:
                     raise LogElectionPending(f"{choosing}: ask again.") from error
+                # Say it once: the log is asked every second, and each attempt would add the same line.
                 if not is_told:
                     click.echo(f"* {choosing}; they are asked again.", err=True)
                     is_told = True
@@ -204,6 +208,7 @@ def _describe(found: dict[str, Any]) -> list[str]:
     for node in found["nodes"]:
         state = "leads" if node["leads"] else f"follows, {node['behind']:,} records behind"
         off_s = round(node["ahead_ms"] / 1000)
+        # Small differences come from the delay of the heartbeat, so only a clear one is shown.
         clock = f", its clock {abs(off_s):,} s {'ahead of' if off_s > 0 else 'behind'} the one here"
         lines.append(f"  node {node['node']}: {state}{clock if abs(off_s) > OFF_S else ''}")
     return lines if found["nodes"] else [*lines, "  no node says that it is there"]
@@ -231,6 +236,7 @@ def verify(log_url: str, db: Path, as_json: bool) -> None:
 
 
 def _show_copied(found: Any, as_json: bool, told: str) -> None:
+    # Scripts can test this field, or the exit code, instead of reading the text of the difference.
     value = {**found._asdict(), "is_equal": not found.difference}
     line = f"{told}: {found.rows:,} rows, {found.values:,} values."
     show(value, lambda _: [line if not found.difference else f"They differ: {found.difference}."], as_json=as_json)
@@ -283,6 +289,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
             "One of --from and --to is a shared log (nats://... or postgres://...), the other one a database."
         )
     if _is_log(target):
+        # Refuse before the target is opened: a log that was created for nothing would have to be removed by hand.
         _refuse_index(Path(source))
 
         async def fill(log: SharedLog) -> Any:
@@ -292,6 +299,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
 
         done = _use(target, fill)
         owner = Path(f"{source}.owner")
+        # The owner's token is a file beside the database, so the copy does not contain it.
         kept = f"is in {owner}: copy that" if owner.exists() else f"is not beside it in {owner}: put that"
         told = f"{source} is in the log (its owner's token {kept} beside each node's database, as FILE.owner)"
     else:

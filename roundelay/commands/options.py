@@ -42,6 +42,7 @@ class Target:
 
 def find_target() -> Target:
     """Return the target of the running command, from its own options and those of its groups."""
+    # One object for the whole command line: a group and its command write their options into the same target.
     return click.get_current_context().ensure_object(Target)
 
 
@@ -55,6 +56,7 @@ def _keep(name: str, check: Callable[[str], str] = str) -> Callable[[click.Conte
     def keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
         target = context.ensure_object(Target)
         is_of_environment = context.get_parameter_source(parameter.name or "") is ParameterSource.ENVIRONMENT
+        # The command reads the environment after the group has stored what the user typed, and must not overwrite that.
         if value is not None and (getattr(target, name) is None or not is_of_environment):
             setattr(target, name, check(value))
 
@@ -78,6 +80,7 @@ def _read_token(value: str) -> str:
     from roundelay.network.errors import ConfigError
 
     try:
+        # Check before connecting: this error names the option and the wrong character, and never shows the token.
         return read_secret(value, "--token or ROUNDELAY_TOKEN")
     except ConfigError as error:
         raise click.BadParameter(str(error)) from error
@@ -95,6 +98,7 @@ class _Seq(click.ParamType[int]):
     name = "seq"
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        # Screens show messages as #17, and people paste that.
         number = str(value).removeprefix("#")
         # Seqs begin at 1.
         if not (number.isdecimal() and int(number)):

@@ -59,14 +59,17 @@ def add(address: str, secret_file: Path | None, gateway: str | None, as_json: bo
         raise click.UsageError("Say whose messages: roundelay webhook add URL --as ID.")
     body = {"url": address}
     if secret_file is not None:
+        # From a file, not from an option: other users of the machine can list the options of processes.
         body["secret"] = secret_file.read_text(encoding="utf-8").strip()
     if target.token is not None:
         made = _ask_gateway("POST", "/v1/webhook", gateway, (agent_id, target.token), body)
     else:
+        # The gateway keeps the token that it gets. Give it one of its own, and never the operator's.
         made = _register_with_new_token(agent_id, gateway, body)
     if as_json:
         print_json(made)
         return
+    # The secret alone on stdout, and the sentence on stderr, so that a script can store the secret.
     click.echo(made["secret"])
     click.echo(f"What is delivered to {made['participant']} is posted to {made['url']}, signed with this.", err=True)
 
@@ -115,6 +118,7 @@ def test(of: str | None, gateway: str | None) -> None:
     whose = _whose(of)
     tried = _ask_gateway("POST", "/v1/webhook/test", gateway, _find_caller(), whose)
     click.echo(f"{tried['answer']}: {tried['told']}")
+    # Monitoring can use the exit code of this command.
     if tried["answer"] != "taken":
         click.get_current_context().exit(1)
 
@@ -173,6 +177,7 @@ def _find_caller() -> tuple[str, str]:
     token = find_owner_token(target.url or find_url())
     if token is None:
         raise ConfigError("Away from the node's machine give --as ID and --token TOKEN.")
+    # The owner's token belongs to the reader. --as names the owner of the webhook here, and not the caller.
     target.agent_id = target.kind = None
 
     async def join(client: NetworkClient) -> None:  # registers the reader, which the gateway needs
@@ -194,10 +199,12 @@ def _make_token(agent_id: str, chosen: Kind | None) -> tuple[str, bool]:
 
     async def create(client: NetworkClient) -> bool:
         known = {it["agent_id"]: it["kind"] for it in await list_participants(client)}
+        # A webhook is read by a program, so a new participant is a service.
         kind = known.get(agent_id, "service")
         valid = {it["agent_id"] for it in await list_tokens(client) if not it["revoked"]}
         is_first = kind == "service" and agent_id not in valid  # other sessions may use the owner's token
         args = {"agent_id": agent_id, "kind": chosen or kind, "token_hash": hash_token(made)}
+        # Only the hash goes to the hub. The token itself never leaves this process, except to the gateway.
         if (warning := (await client.call("network.create_token", args)).get("warning")) is not None:
             click.echo(f"Warning: {warning}", err=True)
         return is_first
@@ -214,6 +221,7 @@ def _take_back(agent_id: str, is_first: bool) -> None:
     async def revoke(client: NetworkClient) -> None:
         await client.call("network.revoke_token", {"agent_id": agent_id})
 
+    # Revoking is safe only here: the id had no other token that somebody could be using.
     if is_first:
         ask_hub(revoke)
         return
@@ -254,6 +262,7 @@ def _ask_gateway(
     if answer.is_success:
         return value
     problem = value.get("error", {})
+    # This code means that the gateway runs without webhooks, so name the option to start it with.
     if problem.get("code") == "unknown_operation":
         raise ConfigError(f"The gateway at {url} serves no webhooks: start it with --webhooks FILE.")
     raise click.ClickException(str(problem.get("message", f"The gateway answered {answer.status_code}.")))
