@@ -172,7 +172,7 @@ def check_needs(agent_id: str, middleware: Sequence[Middleware]) -> None:
         for kind in layer.needs:
             if not any(isinstance(it, kind) for it in middleware):
                 names = f"{type(layer).__name__} needs {kind.__name__}"
-                raise ConfigError(f"agent {agent_id}: {names} beside it: add it to the agent's middleware")
+                raise ConfigError(f"agent {agent_id}: {names}. Add {kind.__name__} to the agent's middleware")
 
 
 def _check_kinds(agent: Agent) -> None:

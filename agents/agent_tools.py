@@ -54,15 +54,15 @@ def agent_tool(
         context: ToolContext, task: Annotated[str, Field(description="What to do, with all that it has to know")]
     ) -> Output:
         if context.run_agent is None:
-            raise ToolError(f"The agent {agent.id} runs only inside of a reaction.")
+            raise ToolError(f"The agent {agent.id} runs only inside a reaction.")
         end = await context.run_agent(inner, task)
         if end.status == "failed":
             raise ToolError(f"{agent.id} failed. {end.answer or ''}".strip())
         return await _read_answer(context, end.answer or end.reason, end.metadata)
 
     about = description or agent.description or f"Give a task to {agent.id}, who works on it and answers."
-    # Idempotent, because the inner run resumes from its records. Without a limit of its own, because its model calls
-    # have theirs.
+    # Idempotent, because the inner run resumes from its records. The tool needs no time limit, because its model calls
+    # have limits.
     return tool(name=name or tool_name(agent.id), description=about, idempotent=True, timeout_s=math.inf)(run)
 
 

@@ -249,7 +249,7 @@ async def find_standing(
 
 async def keep_standing(client: RecordClient, standing: Standing) -> None:
     """Record a standing approval or its withdrawal. Repeating the call stores nothing."""
-    # The withdrawal has an id of its own: under the first one's, the hub would refuse it as a conflict.
+    # Give the withdrawal a separate id. The hub would refuse it under the id of the approval.
     key = digest("standing", standing.seq, standing.is_withdrawn)
     record = partial(client.record, _place(client), "standing", standing.model_dump(), record_id=key)
     await retry_later(record)

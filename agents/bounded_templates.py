@@ -222,12 +222,12 @@ _WIDTH = re.compile(rf"[0-9]{{{len(str(MAX_WIDTH))},}}")
 def _check_format(form: str, values: Iterable[Any]) -> None:
     """Check a format and its values: either may contain widths, and one value may be used many times."""
     if _WIDTH.search(form):
-        raise TemplateTooLarge(f"it fills up a text to more than {MAX_WIDTH:,} characters")
+        raise TemplateTooLarge(f"it pads a text to more than {MAX_WIDTH:,} characters")
     values = list(values)
     for value in values:
         parts = value if isinstance(value, tuple | list) else value.values() if isinstance(value, Mapping) else [value]
         if ("*" in form or "{" in form) and any(_is_wide(part) for part in parts):
-            raise TemplateTooLarge(f"it fills up a text to more than {MAX_WIDTH:,} characters")
+            raise TemplateTooLarge(f"it pads a text to more than {MAX_WIDTH:,} characters")
     places = form.count("%") + form.count("{") + 1
     # A format may use one value at every place, so the values share the room.
     _measure(values, MAX_CHARS // places)
@@ -242,7 +242,7 @@ def _check_method(owner: str, name: str, args: list[Any]) -> None:
     match name:
         case "center" | "ljust" | "rjust" | "zfill" | "expandtabs":
             if any(_is_wide(arg) for arg in args):
-                raise TemplateTooLarge(f"it fills up a text to more than {MAX_WIDTH:,} characters")
+                raise TemplateTooLarge(f"it pads a text to more than {MAX_WIDTH:,} characters")
         case "replace" if len(args) >= 2:
             _check_replaced(owner, args[0], args[1])
         case "join" if args:

@@ -168,7 +168,7 @@ class CallApproval:
             if len(self._arguments) > MAX_SHOWN_CHARS:
                 raise NotApproved(
                     f"its arguments have {len(self._arguments)} characters, and people are shown {MAX_SHOWN_CHARS} at most: "
-                    "nobody approves what is not shown. Call it with less."
+                    "nobody can approve arguments that are not shown. Call it with shorter arguments."
                 )
             approvers = await self._find_approvers(0)
             readers = await find_people(self.journal.client, self._trigger)

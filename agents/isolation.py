@@ -178,7 +178,7 @@ async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s
     # awaits it directly.
     task = asyncio.create_task(_catch(work), name=name)
     try:
-        # `wait` does not cancel the task and raises none of its errors, so each outcome can be told apart below.
+        # `wait` neither cancels the task nor raises its errors, so the code below can distinguish the outcomes.
         await asyncio.wait({task}, timeout=None if math.isinf(timeout_s) else timeout_s)
     except asyncio.CancelledError:
         await abandon(task)
@@ -212,7 +212,7 @@ def is_cancelled_by_caller(error: BaseException) -> bool:
     """Return whether another task cancelled this task. Return False if the code inside it raised the error."""
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError):
-        # Code that raises CancelledError by itself leaves this count at zero. Only `Task.cancel` increases it.
+        # Only `Task.cancel` increases this count. It is zero if the code itself raised CancelledError.
         return task is None or task.cancelling() > 0
     return isinstance(error, KeyboardInterrupt)
 

@@ -8,23 +8,23 @@ waits for a busy hub without limit, so a busy hub never fails a reaction that ha
 A process may be killed between any two records, so their order is the contract::
 
     started                           the trigger counts as handled; manifest and as_of determine the prompt
-      [new_messages]                  turn n: messages that arrived meanwhile, before the model reads them
+      [new_messages]                  turn n: new messages, before the model reads them
       [thinking]                      before the reply, if the policy keeps it
       model_reply | model_failed      before any of its calls runs; never asked for again
         [asking, waiting, approval]   call c, if a person has to approve it
         tool_started                  before the tool runs: after a kill here, a `once` call has an unknown outcome
           [asking]                    before questions are sent: after a kill here, they are looked up, not sent twice
-          [waiting]                   for whom, until when: a restarted agent goes on waiting
-          [review]                    of a message to the requester, before it is sent
-          [used, progress]            model use in the call that no other record reports; its progress
+          [waiting]                   recipients and deadline: a restarted agent continues to wait
+          [review]                    review of a message to the requester, before it is sent
+          [used, progress]            model usage of the call that no other record reports; its progress
         tool_result                   after the tool: from here on the record is the result
-      [note, review]                  what middleware kept; the review of the answer
+      [note, review]                  values stored by middleware; the review of the answer
       ...                             turn n + 1
-    [stopped]                         a person's stop, at any point: text and use so far
-    (the answer's message)            under an id of its own: a repeat stores nothing
-    finished                          nothing is resumed any more
+    [stopped]                         a person's stop, at any point: text and usage so far
+    (the answer's message)            under a separate id: a repeat stores nothing
+    finished                          nothing is left to resume
 
-A resumed run reads outcomes from these records, up to the first one that is missing, and produces the rest.
+A resumed run reads outcomes from these records up to the first missing record, and produces the rest.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ async def put_question(
     will not answer. Both results are keyed by agent.
     """
     if context.waiter is None:
-        raise ToolError("To wait for an answer works only inside of a reaction.")
+        raise ToolError("Waiting for an answer works only inside a reaction.")
     question: dict[str, JsonValue] = {"waiting": [*read_waiting(context.trigger), context.agent_id]}
     is_seen = is_watched(context.trigger)
     if is_seen:
@@ -206,7 +206,7 @@ async def put_question(
                 continue
             # Both would wait for each other until the timeout.
             if agent_id in read_waiting(context.trigger):
-                problems[agent_id] = "was not asked: it waits for your answer itself; give that instead."
+                problems[agent_id] = "was not asked, because it waits for your answer. Answer it instead."
                 continue
             try:
                 stored = await context.client.send_text(

@@ -311,7 +311,7 @@ class AgentPolicy:
             value = getattr(self, name)
             if not callable(value) and (value is not None or name == "describe_turn"):
                 shown = truncate(repr(value), MAX_SHOWN_CHARS)
-                problem = "must be a function; docs/middleware.md says of what and what it gives"
+                problem = "must be a function. docs/middleware.md documents its arguments and result"
                 raise ValueError(f"AgentPolicy: {name} is {shown} and {problem}")
             try:
                 check_hook(name, value)

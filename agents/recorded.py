@@ -145,7 +145,7 @@ _CallAt = tuple[int, int]  # a call: its turn, and its index in that turn
 
 @dataclass(slots=True)
 class RecordedWaits:
-    """What the calls of a run asked for and waited for; read-only."""
+    """Questions, waits and approvals of a run's calls. Read-only."""
 
     questions: dict[_CallAt, Mapping[str, str]] = field(default_factory=dict)
     """Questions that a call is about to send: message ids by recipient."""

@@ -234,7 +234,7 @@ class AgentRunner(ABC):
                     await self._serve_ledger(client, group)
                 return
             except BaseExceptionGroup as failures:
-                # A stop may coincide with a failure. The failure must be raised: it explains why the agent is gone.
+                # A stop may coincide with a failure. Raise the failure, because it explains why the agent ended.
                 errors = failures.split(_RunnerStopped)[1]
                 if errors is None:
                     return

@@ -176,10 +176,12 @@ def check_place(choice: MiddlewareChoice, before: Sequence[MiddlewareChoice]) ->
     """Refuse an item that may not follow the items before it. Raises `ConfigError`."""
     names = [it.name for it in before]
     if choice.name not in SEVERAL and choice.name in names:
-        raise ConfigError(f"{choice.name} stands in the list already, as item {names.index(choice.name) + 1}: keep one")
+        raise ConfigError(f"{choice.name} is already in the list, as item {names.index(choice.name) + 1}: keep one")
     # The outer middleware sees one call, while `forced_tools` may send several requests inside it.
     if choice.name == "forced_tools" and "budget" in names:
-        raise ConfigError("budget stands before forced_tools, and would reserve one request for several: put it behind")
+        raise ConfigError(
+            "budget precedes forced_tools, so it would reserve one request for several: move budget after it"
+        )
 
 
 def build_middleware(choice: MiddlewareChoice, folder: Path) -> Middleware:
@@ -328,7 +330,7 @@ class AgentSpec(Strict):
         if by == "a2a":
             own.add("adapter")
         if by and (extra := sorted(own & self.model_fields_set)):
-            raise ValueError(f"has {by}, and so no {', '.join(extra)}: these are that agent's own matter")
+            raise ValueError(f"has {by}, and so no {', '.join(extra)}: the other agent defines these itself")
         return self
 
     _node: YamlNode = PrivateAttr(default_factory=lambda: YamlNode(None, Path(), 1))
@@ -373,7 +375,7 @@ def load_agents(source: Path | YamlNode | Iterable[YamlNode]) -> list[AgentSpec]
     for spec in specs:
         first = places.setdefault(spec.id, spec)
         if first is not spec:
-            raise spec.find_node("id").error(f'the agent "{spec.id}" stands in {first.path}:{first.line} already')
+            raise spec.find_node("id").error(f'the agent "{spec.id}" is already defined in {first.path}:{first.line}')
     return specs
 
 
@@ -393,7 +395,7 @@ def build_runner(
     """
     folder = str(spec.path.resolve().parent)
     if folder not in sys.path:
-        # At the end of the path: a file beside the agent must not hide an installed package of the same name.
+        # Append the folder: a file next to the agent must not hide an installed package of the same name.
         sys.path.append(folder)
     template = spec.path.parent / spec.template if spec.template is not None else None
     if template is not None:

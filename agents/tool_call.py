@@ -51,7 +51,7 @@ from .values import CORRECTED, DISABLED, NOT_RUN, SAVE, Finish, Reviewed, ToolEr
 _logger = logging.getLogger(__name__)
 
 READ_ONCE = (
-    "The result is to be read once (save: False), and is left out: nothing here sees to that, as `context` does."
+    "The result may be read only once (save: False). It is omitted, because this agent lacks the middleware `context`."
 )
 
 MAX_KEY_CHARS, MAX_NAMED = 200, 20

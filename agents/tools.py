@@ -227,10 +227,10 @@ class Tool:
             )
         raw = dict(value.data) if value.summary is None else {**value.data, "summary": value.summary}
         try:
-            # Through JSON and back: the record must hold what this run sees, or a resumed run would see other data.
+            # Convert to JSON and back, so that this run sees the same data as a resumed run.
             data = _DATA.validate_json(to_json(raw, inf_nan_mode="strings", fallback=to_plain))
         except (PydanticSerializationError, ValueError, RecursionError) as error:
-            raise ToolError(f"The tool {self.name} returned data that does not go into JSON: {error}") from error
+            raise ToolError(f"The tool {self.name} returned data that cannot be converted to JSON: {error}") from error
         if is_deeper(data, MAX_DATA_DEPTH):
             raise ToolError(f"The tool {self.name} returned data that is nested deeper than {MAX_DATA_DEPTH}.")
         return _encode_result(self.name, value.content), data
@@ -238,7 +238,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """A call to run, with validated arguments. ``index`` is its place among the calls of its turn."""
+    """A call to run, with validated arguments. ``index`` is the position of the call in its turn."""
 
     index: int
     call: ToolCall
@@ -454,7 +454,7 @@ def _encode_result(name: str, value: object) -> str:
         return _encode_json(value)
     except (PydanticSerializationError, ValueError, RecursionError) as error:
         raise ToolError(
-            f"The tool {name} returned a {type(value).__name__}, which does not go into JSON: {error}"
+            f"The tool {name} returned a {type(value).__name__}, which cannot be converted to JSON: {error}"
         ) from error
 
 

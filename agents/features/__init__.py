@@ -1,2 +1,2 @@
-"""Optional features of an agent. Each is middleware in a module of its own, so unused ones cost nothing.
-docs/middleware.md and docs/tools.md describe them."""
+"""Optional features of an agent. Each feature is middleware in a separate module, so unused features cost nothing.
+docs/middleware.md and docs/tools.md describe the features."""

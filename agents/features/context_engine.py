@@ -68,8 +68,8 @@ SHORT_CHARS = 200
 _logger = logging.getLogger(__name__)
 
 SUMMARY = "context.summary"  # name of the note, and key in the values
-# Keys in the values: how to shorten results; how many turns the summary of the prepared request covers; the estimated
-# size of that request (0: it does not fit); the last pair of estimated and counted size.
+# Keys in the values, in this order: how to shorten results, the number of turns in the summary of the prepared request,
+# the estimated size of that request (0 if it does not fit), and the last pair of estimated and counted size.
 _RESULTS, _APPLIED, _ESTIMATED, _COUNTED = "context.results", "context.applied", "context.asked", "context.counted"
 
 

@@ -175,7 +175,7 @@ class DataPolicy(Middleware):
         stored = {**body, "reply": {**reply, "text": kept, "tool_calls": calls}}
         if isinstance(reply.get("origin"), Mapping):
             stored["reply"]["origin"] = self._store_origin(reply["origin"])
-        # Tells a resumed run what it must not trust: a redacted argument would otherwise be used as the real one.
+        # Mark the changed parts. Otherwise a resumed run would use a redacted argument as the real one.
         changed: dict[str, object] = {"text": True} if kept != text else {}
         changed |= {"calls": altered} if altered else {}
         return {**stored, ALTERED: changed} if changed else stored

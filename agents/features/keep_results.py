@@ -60,7 +60,7 @@ class KeepResults(Middleware):
         values = around.state.values
         # Once, in the first turn: later turns and a resumed run read the note, so that all prompts agree.
         if KEPT not in values and not around.path and around.state.own_turn == 1:
-            # A replay shows what the recorded run showed. Today's records may have more.
+            # A replay must show the results of the recorded run, because there may be more records now.
             results = around.replayed(KEPT)
             if results is None:
                 results = await self._find(around)

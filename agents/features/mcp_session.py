@@ -272,7 +272,7 @@ class ServerSession:
         timeout_s = options.timeout_s
         if options.command is not None:
             remember_secrets(self.name, options)  # repeat this, because the variables may have changed
-            # Only named variables: the server is untrusted, and the environment holds the keys of models.
+            # Pass only named variables: the server is untrusted, and the environment contains the keys of models.
             variables = {name: os.environ[name] for name in options.env_from if name in os.environ}
             parameters = StdioServerParameters(
                 command=options.command, args=list(options.args), env={**variables, **options.env}, cwd=options.cwd

@@ -122,7 +122,7 @@ def _validate(value: object) -> Answer:
     answer = Answer(value) if isinstance(value, str) else value
     if not isinstance(answer, Answer) or not isinstance(answer.text, str):
         raise TypeError(f"it returned a {type(value).__name__} and must return the answer, as text or as Answer(...)")
-    # Through JSON and back: one value that JSON cannot hold would make the whole answer fail when it is sent.
+    # Convert to JSON and back. A value that JSON cannot represent would make the whole answer fail when it is sent.
     metadata = _METADATA.validate_json(to_json(dict(answer.metadata), inf_nan_mode="strings"))
     if (size := len(json.dumps(metadata))) > MAX_METADATA_CHARS:
         raise ValueError(f"its metadata has {size} characters; the maximum is {MAX_METADATA_CHARS}")

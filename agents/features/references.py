@@ -262,7 +262,7 @@ def find_numbers(state: TurnState) -> Numbers:
         for message in state.conversation:
             for reference in _read_sources(message):
                 numbers.find(reference, reference.n)
-            # The incoming message comes last, so this is its thread. Numbers of other threads mean other sources.
+            # The trigger comes last, so this is its thread. In other threads, the same numbers refer to other sources.
             if message.thread_id == state.conversation[-1].thread_id:
                 numbers.reserve(find_citations(message.text))
     return numbers

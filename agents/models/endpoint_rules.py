@@ -202,7 +202,7 @@ def learn(rules: EndpointRules, refusal: str) -> EndpointRules | None:
     words = refusal.lower()
     for pattern, changes in _REFUSALS:
         changed = replace(rules, **changes)  # type: ignore[arg-type]  # of `_REFUSALS` above
-        # A rule that holds already did not help, so the refusal has another cause.
+        # A rule that already applies did not help, so the refusal has another cause.
         if changed != rules and re.search(pattern, words):
             return changed
     return None

@@ -273,7 +273,7 @@ class OpenAIModel:
             body["stream"] = True
             if self.rules.stream_usage:
                 body["stream_options"] = {"include_usage": True}
-        # Last, so that an author's setting wins over what was derived.
+        # Apply the settings last, so that they override the derived values.
         body |= self.settings
         if "tools" not in body:
             body.pop("parallel_tool_calls", None)  # servers refuse this setting without tools

@@ -4,12 +4,12 @@ used.
 A hook is a process that runs for half a second: the host starts it, reads its output and forgets it. Only later can the
 bridge see whether the host used the output. Each session therefore keeps notes on disk about every output:
 
-    fetched (only looked at; the hub delivers nothing)
+    fetched (only peeked; the hub delivers nothing)
       -> planned    on disk before a byte is printed. After a kill here it is shown again, unless a transcript has it
-      -> printed    noted when everything was written and flushed. From here on it counts as shown
-      -> taken      the host goes on with it: its transcript has the mark, or, for a host without one, a later hook runs.
+      -> printed    recorded when everything was written and flushed. From here on it counts as shown
+      -> taken      the host has used it: its transcript has the mark, or a later hook runs if there is no transcript.
                     A new session, or a resumed one whose transcript lacks the mark, is shown it again
-      -> acknowledged at the hub, durably. Only now the sender sees that it was handled
+      -> acknowledged at the hub, durably. Only then does the sender see that it was handled
 
 Nothing is lost when a hook, a host or the node is killed, and nothing is shown twice in one context. A hook never
 breaks its host: after an error it prints nothing. Hosts cancel slow hooks and drop their output. A watchdog therefore

@@ -329,7 +329,7 @@ async def _read_body_or_query(endpoint: Endpoint[Any], request: Request) -> Base
         # A proxy may check one of two values and this server use the other.
         names = [name for name, _ in request.query_params.multi_items()]
         if len(set(names)) != len(names):
-            raise InvalidFrame("The query has a parameter twice.")
+            raise InvalidFrame("The query contains a parameter more than once.")
         return shape.model_validate(dict(request.query_params))
     # Use strict validation for JSON, which has types. A query has only text, so its values were converted above.
     return shape.model_validate(await read_json(request), strict=True)

@@ -162,7 +162,7 @@ def parse_json(body: bytes) -> Any:
         value = json.loads(body, parse_constant=_refuse_constant, parse_float=_read_float, parse_int=_read_int)
         msgspec.json.encode(value)  # raises for lone surrogates, which Python's parser accepts
     except RecursionError as error:
-        raise InvalidFrame("The body is nested too deeply; send flatter JSON.") from error
+        raise InvalidFrame("The body is nested too deeply. Send JSON with fewer levels.") from error
     except UnicodeError as error:
         raise InvalidFrame("The body is not UTF-8, or contains a lone surrogate (half of a character).") from error
     except ValueError as error:

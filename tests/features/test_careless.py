@@ -106,7 +106,7 @@ def test_a_wrong_option_is_named_with_its_line_and_what_to_write(item: str, said
     ],
 )  # fmt: skip
 def test_a_second_one_that_would_undo_the_first_is_refused(item: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"bob\.yaml:7: .* stands in the list already, as item 1: keep one"):
+    with pytest.raises(ConfigError, match=r"bob\.yaml:7: .* is already in the list, as item 1: keep one"):
         build(tmp_path / "bob.yaml", item, "data_policy: {text: false}", item)
 
 
@@ -121,7 +121,9 @@ def test_features_of_which_several_make_sense_may_stand_there_more_than_once(tmp
 
 def test_a_budget_around_several_forced_requests_is_refused(tmp_path: Path) -> None:
     items = "budget: {tokens: {day: 5000}}", "forced_tools: {tools: [a, b]}"
-    with pytest.raises(ConfigError, match=r"bob\.yaml:6: .*would reserve one request for several: put it behind"):
+    with pytest.raises(
+        ConfigError, match=r"bob\.yaml:6: .*would reserve one request for several: move budget after it"
+    ):
         build(tmp_path / "bob.yaml", *items)
     build(tmp_path / "bob.yaml", *items[::-1])
 

@@ -141,7 +141,7 @@ async def test_a_result_to_be_read_once_is_left_out_where_nothing_reduces_it(
 
     _, requests, records = await ask(network, Script([look_at(1, "peek"), text("done")]), tools=[peek])
     assert results(requests[1]) == [
-        "The result is to be read once (save: False), and is left out: nothing here sees to that, as `context` does. "
+        "The result may be read only once (save: False). It is omitted, because this agent lacks the middleware `context`. "
         "(It was peek's.)"
     ]
     assert "add context to the middleware" in caplog.text

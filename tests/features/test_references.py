@@ -276,7 +276,7 @@ async def test_two_agents_that_gave_one_number_in_a_thread_are_told_apart_and_ot
 
 def test_fragments_without_references_are_refused(tmp_path: Path) -> None:
     """In Python and in a file by the same sentence: nobody would check what is cited, or say what it was."""
-    said = "agent bob: Fragments needs References beside it: add it to the agent's middleware"
+    said = "agent bob: Fragments needs References. Add References to the agent's middleware"
     with pytest.raises(ConfigError, match=said):
         SimpleAgentRunner("bob", instruction="x", model=ScriptedModel(lambda it: "x"), middleware=[Fragments()])
     path = tmp_path / "bob.yaml"

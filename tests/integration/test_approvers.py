@@ -631,7 +631,7 @@ async def test_a_call_that_is_too_long_to_be_shown_is_not_made(network: Network)
     [tom] = await join(network, "tom")
     told = await ask_for(network, tom, "", note="x" * 40_000, amount=1_000_000)
     assert told.text.startswith("Not run: its arguments have 40")
-    assert "nobody approves what is not shown" in told.text
+    assert "nobody can approve arguments that are not shown" in told.text
 
 
 async def test_what_the_model_says_passes_for_no_line_of_the_request(network: Network) -> None:

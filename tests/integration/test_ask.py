@@ -174,8 +174,8 @@ async def test_somebody_unknown_oneself_and_who_waits_for_this_very_answer_are_n
         told = (await mia.ask("bob", "go")).text
     assert "nobody was not asked: unknown_recipient" in told
     assert "bob was not asked: that is you." in told
-    assert '<answer sender="ann">bob was not asked: it waits for your answer itself; give that instead.' in told
-    assert "ann was not asked: it waits for your answer itself" in told
+    assert '<answer sender="ann">bob was not asked, because it waits for your answer. Answer it instead.' in told
+    assert "ann was not asked, because it waits for your answer" in told
 
 
 async def test_a_reaction_that_waits_takes_no_place_of_others_and_keeps_its_thread(network: Network) -> None:

@@ -339,7 +339,7 @@ async def test_an_agent_inside_is_cancelled_with_its_caller(network: Network) ->
 async def test_an_agent_tool_outside_of_a_reaction_says_so() -> None:
     made = agent_tool(Agent("x", "y", ScriptedModel(lambda request: "z")))
     context = ToolContext("bob", "r", 1, "c", None, None)  # type: ignore[arg-type]
-    with pytest.raises(ToolError, match="only inside of a reaction"):
+    with pytest.raises(ToolError, match="only inside a reaction"):
         await made.call(context, made.parse('{"task": "x"}'))
 
 

@@ -168,7 +168,7 @@ async def test_a_circle_of_handoffs_elsewhere_ends_where_it_closes_and_says_so(
         make_runner(agent_id, script, tools=[remote_handoff(to, returns=returns)])
         for agent_id, to in zip(ring, (*others, "ann"), strict=True)
     ]
-    refused = f"{ring[-1]}: tool: ann was not asked: it waits for your answer itself; give that instead."
+    refused = f"{ring[-1]}: tool: ann was not asked, because it waits for your answer. Answer it instead."
     passed_on = refused if returns != "to_caller" else ": ".join([*ring[:-1], refused])
     async with asyncio.timeout(PATIENCE_S), running(network, *runners):
         for text in ("help", "and now?"):
@@ -197,7 +197,7 @@ async def test_agents_that_call_each_other_as_tools_elsewhere_from_both_ends_at_
     ]
     async with asyncio.timeout(PATIENCE_S), running(network, *runners):
         told = [it.text for it in await asyncio.gather(mia.ask("ann", "go"), zoe.ask("bob", "go"))]
-    refused = "was not asked: it waits for your answer itself; give that instead."
+    refused = "was not asked, because it waits for your answer. Answer it instead."
     assert told == [f"ann: bob: tool: ann {refused}", f"bob: ann: tool: bob {refused}"]
 
 

@@ -79,7 +79,7 @@ def flood() -> str:
 
 @tool
 def no_json() -> object:
-    """Give what does not go into JSON."""
+    """Give what cannot be converted to JSON."""
     return object()
 
 
@@ -112,7 +112,7 @@ ROWS = [
     Row("a tool that hangs", (calls([("hang", {})]), DONE), "longer than 0.05 s"),
     Row("siblings of a tool that hangs", (calls([("hang", {}), ("add", {"a": 20, "b": 22})]), DONE), '"42"', modes=NATIVE),
     Row("ten megabytes", (calls([("flood", {})]), DONE), "the first 16000 of 10000000 characters"),
-    Row("a result that is no json", (calls([("no_json", {})]), DONE), "does not go into JSON"),
+    Row("a result that is no json", (calls([("no_json", {})]), DONE), "cannot be converted to JSON"),
     Row(
         "the same call again and again", (*[calls([("add", {"a": 1, "b": 2})])] * 4, DONE), "made this very call 3 times",
         requests=5,

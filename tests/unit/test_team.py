@@ -163,7 +163,7 @@ def test_a_template_is_relative_to_the_file(tmp_path: Path) -> None:
             5,
             'did you mean "from"?',
         ),
-        (f"agents:\n{indent(BOB)}{indent(BOB)}", 7, 'the agent "bob" stands in'),
+        (f"agents:\n{indent(BOB)}{indent(BOB)}", 7, 'the agent "bob" is already defined in'),
         (f"agents:\n{indent(BOB)}name: x\n", 7, 'unknown key "name" beside "agents"'),
         ("agents: bob.yaml\n", 1, "must be a list"),
         ("agents: []\n", 1, "must be a list"),

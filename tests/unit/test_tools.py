@@ -261,7 +261,7 @@ async def test_a_result_that_is_no_json_is_a_clear_error(value: object) -> None:
         return value
 
     with pytest.raises(
-        ToolError, match=f"The tool give returned a {type(value).__name__}, which does not go into JSON"
+        ToolError, match=f"The tool give returned a {type(value).__name__}, which cannot be converted to JSON"
     ):
         await run(tool(give), "")
 
@@ -272,7 +272,7 @@ async def test_a_circular_result_is_a_clear_error() -> None:
         loop.append(loop)
         return loop
 
-    with pytest.raises(ToolError, match="does not go into JSON"):
+    with pytest.raises(ToolError, match="cannot be converted to JSON"):
         await run(tool(give), "")
 
 
