@@ -1,7 +1,7 @@
-"""The draft of one thread: unsent text, and the message that it replies to or replaces.
+"""Draft of one thread: unsent text, and the message that the text replies to or replaces.
 
-The pane of the thread shows the draft and sends it. The text belongs to the desk (`Desk.drafts`): it survives the pane and
-a lost connection. Nothing is drawn here.
+The thread's pane shows and sends the draft. The text is stored in `Desk.drafts`, so that it survives when the pane is
+closed or the connection is lost. This module draws nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from roundelay.tui.desk import Desk
 
 
 class ThreadDraft:
-    """The unsent text of a thread. It is a reply, an edit of an own message, or neither, never both."""
+    """Unsent text of a thread: a plain text, a reply, or an edit of one of the person's messages."""
 
     def __init__(self, desk: Desk, thread_id: str) -> None:
         self.reply_to: AnyMessage | None = None
@@ -23,7 +23,9 @@ class ThreadDraft:
         self._text_before_edit = ""
 
     def store(self, text: str) -> None:
-        """Store the text of the field. During an edit, store the text from before: an edit ends with its pane."""
+        """Store the text of the field. During an edit, store the text from before the edit, because an edit ends with
+        its pane.
+        """
         if self.replaces is not None:
             text = self._text_before_edit
         if text:
@@ -32,24 +34,24 @@ class ThreadDraft:
             self._desk.drafts.pop(self._thread_id, None)
 
     def start_edit(self, message: AnyMessage, text: str) -> None:
-        """Let the draft replace a message. ``text`` is in the field now, and comes back after the edit."""
-        # When one edit follows another, the field holds the text of the first edit and not the person's draft.
+        """Let the draft replace a message. ``text`` is the current text of the field, which is restored after the edit."""
+        # If one edit follows another, the field contains the text of the first edit and not the person's draft.
         if self.replaces is None:
             self._text_before_edit = text
         self.replaces, self.reply_to = message, None
 
     def reset(self) -> str | None:
-        """End the reply or the edit. Return the text from before the edit; None if no message was edited."""
+        """End the reply or the edit. Return the text from before the edit, or None if no message was edited."""
         text = self._text_before_edit if self.replaces is not None else None
         self.reply_to = self.replaces = None
         return text
 
 
 async def send_replacement(client: NetworkClient, replaced: AnyMessage, text: str) -> int:
-    """Send a text that replaces an own message, and cancel the reactions to that message. Return the new seq."""
+    """Send a text that replaces one of the person's messages, and cancel reactions to that message. Return the new seq."""
     for recipient in (await client.call("network.message_status", {"seq": replaced.seq}))["recipients"]:
-        newest = recipient.get("again", recipient)  # the reaction after a takeover
-        # An agent that went on would answer the old text, beside the answer to the new one.
+        newest = recipient.get("again", recipient)  # also stop the reaction after a takeover
+        # Otherwise the agent would answer the old text in addition to the new text.
         if newest.get("reaction_status") == "open" and newest.get("reaction"):
             await client.call("network.cancel", {"reaction": newest["reaction"]})
     sent = await client.send(

@@ -1,7 +1,7 @@
-"""The screen of one thread: its messages, live activity, and the text field.
+"""Screen of one thread: its messages, live activity, and the text field.
 
-`ThreadPane` connects its parts: `MessageWindow` shows the messages, `thread_lines` writes what stands around them, and
-`ThreadDraft` holds what the person writes.
+`ThreadPane` connects its parts. `MessageWindow` shows the messages, `thread_lines` draws the lines around them, and
+`ThreadDraft` stores the unsent text.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ThreadPane(ReadStateKeys):
         self._at = at
         self._draft = ThreadDraft(desk, thread_id)
         self._lines_below = LinesBelow(desk, thread_id)
-        self._sending: list[str] = []  # texts on their way to the hub
+        self._sending: list[str] = []  # texts that are being sent to the hub
         self._is_viewed = False
         self._is_busy = False
         self._epoch = desk.epoch
@@ -133,7 +133,7 @@ class ThreadPane(ReadStateKeys):
     def _update_viewing(self) -> None:
         """Signal to the readers of the thread whether this person is viewing it."""
         was_viewed, self._is_viewed = self._is_viewed, self.display and self.thread_id in self.desk.threads
-        # Repeated while the thread is open, because others forget a signal after a while; the end is told once.
+        # Repeat the signal while the thread is open, because it expires on other screens. Signal the end only once.
         if was_viewed or self._is_viewed:
             signal = partial(self.desk.client.signal, "viewing", {"active": self._is_viewed}, thread_id=self.thread_id)
             self.terminal.work(signal)
@@ -144,7 +144,7 @@ class ThreadPane(ReadStateKeys):
         """Show a new message of this thread."""
         await self.window.add(message)
         if message.sender_id == self.desk.me:
-            # Who sends something wants to see it, wherever they have scrolled to.
+            # Show a message of this person even if the person has scrolled elsewhere.
             await self.window.action_newest()
         self._draw()
         self.terminal.work(self._read_receipts)
@@ -196,7 +196,8 @@ class ThreadPane(ReadStateKeys):
             )
             return
         reply, replaces = self._draft.reply_to, self._draft.replaces
-        # Emptied before the hub has answered: the person goes on writing, and gets the text back if it is refused.
+        # Clear the field before the hub has answered, so that the person can continue. If the hub refuses the text, it
+        # is restored.
         self.composer.load_text(self._draft.reset() or "")
         self._draft.store(self.composer.text)
         self.terminal.work(self._send, text.removeprefix("/") if text.startswith("//") else text, reply, replaces)
@@ -210,7 +211,7 @@ class ThreadPane(ReadStateKeys):
             if replaces is not None:
                 await self.terminal.show_sent(await send_replacement(desk.client, replaces, text))
                 return
-            # A reply to a chosen message is meant for that message, even if it is a plain yes.
+            # A reply to a selected message belongs to that message, even if the text is a plain yes.
             decision = read_yes_or_no(desk.activity, self.thread_id, text) if reply is None else None
             if decision is not None:
                 await self.terminal.actions.send_decision(decision[1], f"/{decision[0]}")
@@ -218,13 +219,14 @@ class ThreadPane(ReadStateKeys):
             if reply is not None:
                 stored = await desk.client.reply(reply, text)
             else:
-                # In a reply thread, a text answers the newest message, which may have come after the place was found.
+                # In a reply thread, a text answers the newest message, which may have arrived after the thread was
+                # opened.
                 reply_to = max(place.reply_to, self.window.newest) if place.reply_to is not None else None
                 stored = await desk.client.send(place.to, text, reply_to=reply_to, conversation=place.conversation)
             await self.terminal.show_sent(stored.seq)
         except RoundelayError as error:
             desk.show_line(f"Not sent: {tell_here(str(error))}")
-            # A text that was written meanwhile must not be lost for the old one.
+            # Restoring the old text must not overwrite text that was written meanwhile.
             if self.is_mounted and not self.composer.text:
                 self.composer.load_text(text)
             else:

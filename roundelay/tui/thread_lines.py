@@ -1,7 +1,7 @@
 """Lines around the messages of a thread: its title, live activity, and replies and receipts below messages.
 
-`ThreadPane` shows the title and the activity; `LinesBelow` draws into the widgets of a `MessageWindow`. Participants' text
-is sanitized here.
+`ThreadPane` shows the title and the activity. `LinesBelow` draws lines in the widgets of a `MessageWindow`. This module
+sanitizes participants' text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STATES = {
 
 
 def write_title(desk: Desk, thread_id: str, width: int) -> Content:
-    """Return the name of a thread, who has taken it over, who looks at it, and who has read it."""
+    """Return the title line of a thread: its name, the person who has taken it over, its viewers and its readers."""
     row, holder = desk.threads.get(thread_id), desk.activity.takeovers.get(thread_id)
     readers = [sanitize(reader) for reader in row.readers] if row is not None else []
     more = f" and {len(readers) - MAX_READERS} more" if len(readers) > MAX_READERS else ""
@@ -51,7 +51,7 @@ def write_title(desk: Desk, thread_id: str, width: int) -> Content:
 
 
 def write_activity(desk: Desk, thread_id: str, sending: Iterable[str], width: int) -> Content:
-    """Return the growing texts of a thread, agents that ended without an answer, and the texts that are being sent."""
+    """Return the partial texts of a thread, the agents that ended without an answer, and the texts that are being sent."""
     lines = draw_growing_texts(desk.activity, thread_id, width=width, rows=MAX_LIVE_ROWS, paint=PLAIN)
     silent = desk.activity.unanswered.get(thread_id, ())
     lines += [fit_start(f"{sanitize(agent_id)} finished without an answer", width) for agent_id in silent]
@@ -60,7 +60,7 @@ def write_activity(desk: Desk, thread_id: str, sending: Iterable[str], width: in
 
 
 def write_draft(draft: ThreadDraft, width: int) -> Content:
-    """Return which message the draft replies to or replaces; empty if none."""
+    """Return a line that names the message that the draft replies to or replaces. Empty without such a message."""
     if draft.replaces is not None:
         return Content(fit_start(f"In the place of #{draft.replaces.seq} (Esc: not)", width))
     if draft.reply_to is not None:
@@ -70,7 +70,7 @@ def write_draft(draft: ThreadDraft, width: int) -> Content:
 
 
 class LinesBelow:
-    """The lines below messages: the replies to each, and receipts of the person's newest message."""
+    """Lines below messages: the replies to each message, and the receipts of the person's newest message."""
 
     def __init__(self, desk: Desk, thread_id: str) -> None:
         self._desk = desk
@@ -79,7 +79,7 @@ class LinesBelow:
         self._is_stale = self._is_reading = False
 
     def draw(self, window: MessageWindow) -> None:
-        """Draw the lines, and which requests wait for a decision."""
+        """Draw the lines, and mark the requests that wait for a decision."""
         is_at_end = bool(window.boxes) and window.is_at_end
         for box in window.boxes:
             lines = []
@@ -96,9 +96,9 @@ class LinesBelow:
             window.call_after_refresh(window.scroll_end, animate=False)
 
     async def read_receipts(self, window: MessageWindow) -> None:
-        """Read who has seen the person's newest message, and draw it. Raises `RoundelayError`.
+        """Read and draw the receipts of the person's newest message. Raises `RoundelayError`.
 
-        A call during another one returns at once; the other one then reads again.
+        If another call of this method is running, return at once, and the running call reads the receipts again.
         """
         self._is_stale = True
         if self._is_reading:
