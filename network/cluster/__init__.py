@@ -1,1 +1,1 @@
-"""Several nodes that share one log: the leader appends records, the others follow."""
+"""Several nodes that share one log: the leader appends records, and the other nodes follow."""

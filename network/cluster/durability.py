@@ -1,4 +1,4 @@
-"""`DurabilityCheck`: whether acknowledged records are on disks, as the engine itself shows it."""
+"""`DurabilityCheck`: whether acknowledged records are on disks, judged by the engine's own settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 class DurabilityCheck:
     """Asks the engine how it syncs. With ``is_required`` nothing is acknowledged unless the engine shows that records
-    are on disks first; ``report`` is given sentences for the operator."""
+    are on disks first. ``report`` receives sentences for the operator."""
 
     def __init__(self, shared: SharedLog, report: Callable[[str], None], *, is_required: bool) -> None:
         self._shared = shared
@@ -28,7 +28,7 @@ class DurabilityCheck:
 
     @property
     def level(self) -> str:
-        """``full`` where the engine shows that acknowledged records are on disks, else ``replicated``."""
+        """``full`` if the engine shows that acknowledged records are on disks, else ``replicated``."""
         return "full" if self._risk == "" else "replicated"
 
     @property
@@ -36,7 +36,7 @@ class DurabilityCheck:
         return asyncio.get_running_loop().time() - self.checked_at >= settings.DURABILITY_CHECK_S
 
     async def run(self) -> None:
-        """Ask the engine. Raises `LedgerError` if full durability is required and not shown."""
+        """Ask the engine. Raises `LedgerError` if full durability is required but not shown."""
         before, self._risk = self._risk, await self._shared.find_sync_risk()
         self.checked_at = asyncio.get_running_loop().time()
         if self._risk and self._is_required:

@@ -1,7 +1,8 @@
 """`Election`: follow the log until nobody leads, then claim it.
 
-A claim is a record like any other, so the engine accepts that of one node: whoever appends first behind the last record.
-All other nodes read the claim and follow. The node waits and tries again after a failure that may pass. Any other failure ends the node.
+A claim is a record like any other. The engine accepts only the first record after the last one, so only one node's
+claim succeeds. All other nodes read this claim and follow. After a failure that may pass, the node waits and tries
+again. Any other failure ends the node.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .snapshots import drop_before_snapshot
 
 
 class Election:
-    """``new_id`` makes fencing tokens, and the epoch of a new log; ``network`` is the name of a new one."""
+    """``new_id`` makes fencing tokens, and the epoch of a new log. ``network`` is the name of a new network."""
 
     def __init__(
         self,
@@ -40,12 +41,12 @@ class Election:
         self._new_id = new_id
         self._network = network
         self._incomplete_since: float | None = None
-        """Since when the log seems to lack records."""
+        """Time since which the log seems to lack records, or None."""
 
     async def win(self, failure: LedgerError | None) -> Leader:
-        """Follow until this node has claimed the log. ``failure`` is an error of the log that was judged already.
+        """Follow until this node has claimed the log. ``failure`` is an error of the log that was already judged.
 
-        Raises `LedgerError` where waiting does not help.
+        Raises `LedgerError` if waiting does not help.
         """
         has_cursor = False
         while True:
@@ -53,7 +54,7 @@ class Election:
                 if failure is not None:
                     await asyncio.sleep(settings.RETRY_S)
                     await self._reopen(failure)
-                    # The index may have been closed and opened again. Take the cursor from the file, never from memory.
+                    # The index may have been closed and opened again. Read the cursor from the file, never from memory.
                     failure, has_cursor = None, False
                 if not has_cursor:
                     await self._follower.applier.restore_cursor()
@@ -61,7 +62,7 @@ class Election:
                     await self._durability.run()  # readers of the status see the result before the claim
                 # The first record names the epoch, so it must come before any claim.
                 if await self._log.shared.end() == 0:
-                    await self._begin_log()  # two nodes may try: the engine accepts one, and the other one follows
+                    await self._begin_log()  # two nodes may try: the engine accepts one, and the other node follows
                     continue
                 await self._follower.follow_until_leaderless()
                 self._follower.has_caught_up = True
@@ -71,7 +72,7 @@ class Election:
             except LeadershipLost:
                 continue  # another node was faster: follow it
             except LogTruncated:
-                has_cursor = False  # restoring the cursor finds out what that means for this index
+                has_cursor = False  # restoring the cursor shows what that means for this index
             except LedgerError as error:
                 failure = self.judge(error)
 
@@ -80,14 +81,15 @@ class Election:
         self._log.report(f"The log {self._log.name} was empty: a new network begins in it.")
 
     async def _claim(self) -> Leader:
-        """Claim the log. Every check comes before the claim: a leader that cannot serve would keep others from it."""
+        """Claim the log. Every check comes before the claim: a leader that cannot serve would keep other nodes from
+        leading."""
         log, reader = self._log, self._log.reader
         if reader.is_filling:
             raise UnusableLog(
                 f"The shared log {log.name} is being filled from a database, and is not complete: let `roundelay "
                 "cluster migrate` go on with it, until it says that it is done."
             )
-        # a commit whose last parts never came is dropped here, and the cursor passes it
+        # a commit whose last parts never came is dropped here, and the cursor moves past it
         await self._follower.applier.flush(log.cursor_write())
         await log.check_beginning()
         await log.check_first()
@@ -100,24 +102,24 @@ class Election:
                 "the log and its servers more."
             )
         token = self._new_id()
-        # Behind the last record that was read: if any node has written since, the engine refuses, and this node follows
-        # on.
+        # Append after the last record that was read. If any node has written since, the engine refuses, and this node
+        # continues to follow.
         await log.append("claim", token, Claim(log.node_name).write())
-        # heartbeats of this term come back to this node, also after it: it must not follow them
+        # this node receives its own heartbeats of this term, even after it: it must not follow them
         self._follower.own_token = token
-        # One of the two clocks is wrong, and nobody knows which. Dropping rows cannot be undone, so drop none.
+        # One of the two clocks is wrong, and nobody knows which. Deleting rows cannot be undone, so delete none.
         keeps_old_rows = self._follower.leader_check.clock_offset_ms != 0
         return Leader(log, self._durability, token, keeps_old_rows=keeps_old_rows)
 
     def judge(self, error: LedgerError) -> LedgerError:
-        """Return an error that a later attempt may not meet. Raise any other one.
+        """Return an error that a later attempt may not meet. Raise any other error.
 
-        A node that has never followed its log gives up at once, except if the engine does not answer: its configuration
+        A node that has never followed its log gives up at once, unless the engine does not answer: its configuration
         may be wrong. A node that has followed waits, because its clients wait too.
         """
         if isinstance(error, LogIncomplete):
             now = asyncio.get_running_loop().time()
-            # Measured over several attempts: each attempt starts anew, and a single one proves nothing.
+            # Measured over several attempts, because a single attempt proves nothing.
             self._incomplete_since = now if self._incomplete_since is None else self._incomplete_since
             if now - self._incomplete_since > settings.INCOMPLETE_LOG_GRACE_S:
                 raise UnusableLog(str(error)) from error
@@ -127,8 +129,8 @@ class Election:
         return error
 
     async def _reopen(self, failure: LedgerError) -> None:
-        """Open the log again, and the index if that failed. A full log stays open, so that readers are served."""
-        # A full log answers reads. Closing it would end the read replica, and room comes only by other nodes' trims.
+        """Open the log again, and the index if the index failed. A full log stays open, so that readers are served."""
+        # A full log answers reads. Closing it would end the read replica, and only trims of other nodes make room.
         if isinstance(failure, LogFull):
             await self._follower.serve_reads()
             return

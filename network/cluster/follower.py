@@ -1,7 +1,7 @@
 """`Follower`: reads the shared log into this node's index until nobody leads.
 
-It hears the leader in two ways: by the records that it writes, and by its heartbeats. The log alone says who leads;
-heartbeats say that this leader is alive. While it follows, a read replica may serve the index.
+A follower learns about the leader in two ways: from its records, and from its heartbeats. Only the log says who leads.
+Heartbeats say that this leader is alive. While the node follows, a read replica may serve the index.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class SilenceClock:
-    """Measures for how long nothing was heard of the leader. Between two looks at most `MAX_SILENCE_STEP_S` count: a
-    node that was paused could not hear, so the pause is no silence of the leader."""
+    """Measures the time without any sign of the leader. Between two checks at most `MAX_SILENCE_STEP_S` count. A paused
+    node could not receive anything, so the pause is no silence of the leader."""
 
     def __init__(self, now_s: float) -> None:
         self._silent_s, self._looked_at = 0.0, now_s
@@ -58,20 +58,20 @@ class RecordApplier:
         return bool(self._pending.rows or self._pending.writes)
 
     async def restore_cursor(self) -> None:
-        """Continue where the index is. Records that were read and not applied are read again."""
+        """Continue at the index's cursor. Records that were read and not applied are read again."""
         self._pending, self._pending_bytes = Commit([], []), 0
         await self._log.restore_cursor()
 
     async def apply(self, stored: LogRecord) -> None:
-        """Read the next record. Apply what was read once no further record is known to be on its way, or enough was
-        read."""
+        """Read the next record. Apply the records read so far if no further record is known to be on its way, or if
+        enough were read."""
         reader, cursor_before = self._log.reader, self._log.cursor_write()
         body = reader.read(stored)
         content = None if body is None else reader.decode(body)
         if isinstance(content, TrimStep):
             if self.has_pending:
-                # The trim may drop pending rows, so they come first. The cursor stays before the trim, which a node that
-                # is killed in between then reads again.
+                # The trim may delete pending rows, so store them first. The cursor stays before the trim: a node that
+                # is killed in between reads the trim again.
                 await self.flush(cursor_before)
             await self._log.drop(content)
             await self._replica.drop_before(self._log.index.first_seq)
@@ -80,23 +80,24 @@ class RecordApplier:
             self._pending.rows.extend(content.rows)
             self._pending.writes.extend(content.writes)
             self._pending_bytes += len(stored.data)
-        is_whole = reader.position == stored.position or self.has_pending  # else parts of the commit are to come
+        # otherwise parts of the commit are still to come
+        is_whole = reader.position == stored.position or self.has_pending
         is_enough = (
             len(self._pending.rows) + len(self._pending.writes) >= settings.APPLY_ROWS
             or self._pending_bytes >= settings.APPLY_BYTES
         )
-        # The cursor names the last whole commit. A kill while parts of the next one are read loses none of them.
+        # The cursor names the last whole commit. A kill while parts of the next commit are read loses none of them.
         if is_whole and (is_enough or not stored.has_more):
             await self.flush(self._log.cursor_write())
 
     async def flush(self, cursor: TableWrite) -> None:
-        """Store what was read, and the cursor, in one transaction."""
-        # Taken before the await: what is read meanwhile belongs to the next transaction.
+        """Store the records read so far, and the cursor, in one transaction."""
+        # Taken before the await: records that are read meanwhile belong to the next transaction.
         pending, self._pending, self._pending_bytes = self._pending, Commit([], []), 0
         # several commits may have written the same key; the index stores each key once per transaction
         writes = _last_of_each(pending.writes)
         await self._log.apply(pending.rows, writes, cursor)
-        # After the index has stored it, because the replica reads rows from the index.
+        # After the index has stored them, because the replica reads rows from the index.
         if pending.rows or writes:
             await self._replica.apply(pending.rows, writes)
 
@@ -106,27 +107,27 @@ def _last_of_each(writes: Sequence[TableWrite]) -> list[TableWrite]:
 
 
 class ReplicaFeed:
-    """Starts and stops the read replica, and knows as of when its index is."""
+    """Starts and stops the read replica, and knows the time up to which the index is complete."""
 
     def __init__(self, replica: ReadReplica) -> None:
         self._replica = replica
         self._tried_at = -settings.REPLICA_RETRY_S
         self.polled_end, self.polled_at_ms = 0, 0
-        """The last known end of the log, and the time just before it was asked for."""
+        """The last known end of the log, and the time just before it was requested."""
         self.as_of_ms = 0
-        """Time as of which the index is complete (ms)."""
+        """Time up to which the index is complete (ms)."""
 
     async def start_if_current(
         self, indexed: IndexedLog, *, has_pending: bool, describe_leader: Callable[[], Follows]
     ) -> None:
-        """Serve the index once it has reached the end that was polled."""
+        """Start the replica when the index has reached the polled end of the log."""
         reader = indexed.reader
         if reader.end < self.polled_end or has_pending or reader.is_filling:
             return
-        # the time before the poll: the log had no record beyond the polled end then, but it may have one now
+        # the time before the poll: the log had no record beyond the polled end at that time, but it may have one now
         self.as_of_ms = self.polled_at_ms
         now = asyncio.get_running_loop().time()
-        # A replica that fails at the start would otherwise load the whole state again at every turn.
+        # Otherwise a replica that fails at the start would load the whole state again at every turn.
         if not self._replica.is_serving and now - self._tried_at >= settings.REPLICA_RETRY_S:
             self._tried_at = now
             await self._replica.start(
@@ -139,14 +140,14 @@ class ReplicaFeed:
 
 
 class LeaderComparison:
-    """Compares what the leader says of itself with this node, and reports each contradiction once."""
+    """Compares the leader's heartbeats with this node, and reports each contradiction once."""
 
     def __init__(self, indexed: IndexedLog) -> None:
         self._log = indexed
         self._reported: set[str] = set()
         self._differing_since: float | None = None
         self.clock_offset_ms = 0
-        """Lead of this node's clock over the last leader's. 0 while the two agree."""
+        """How far this node's clock is ahead of the last leader's clock, in ms. 0 while the two agree."""
 
     def restart(self) -> None:
         self._differing_since = None
@@ -173,7 +174,8 @@ class LeaderComparison:
             self._log.report(sentence)
 
     def _compare_clocks(self, leader_ms: int) -> None:
-        """Note a difference that lasts. A node that was paused hears old heartbeats for a moment, which look like one."""
+        """Record a difference that lasts. A node that was paused receives old heartbeats for a moment, which look like
+        a difference."""
         offset_ms = self._log.now_ms() - leader_ms if leader_ms else 0
         now = asyncio.get_running_loop().time()
         if abs(offset_ms) <= settings.MAX_CLOCK_OFFSET_MS:
@@ -191,13 +193,13 @@ class LeaderComparison:
 
 
 class WaitReason:
-    """Why this node neither leads nor follows. Each new reason is logged once, and reported once."""
+    """Why this node neither leads nor follows. Each new reason is logged and reported once."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self._logged = ""
         self.text = ""
-        """The reason for everybody who asks, without the address of the log."""
+        """The reason for clients, without the address of the log."""
 
     def note(self, error: LedgerError) -> None:
         self.text = describe_wait(error)
@@ -212,7 +214,7 @@ class WaitReason:
 
 
 class Follower:
-    """Follows the log of another leader. One object for all the times that this node follows."""
+    """Follows the log of another leader. The same object is used each time that this node follows."""
 
     def __init__(self, indexed: IndexedLog, replica: ReadReplica) -> None:
         self.log = indexed
@@ -221,22 +223,23 @@ class Follower:
         self.leader_check = LeaderComparison(indexed)
         self.wait = WaitReason(indexed.report)
         self.behind: int | None = None
-        """Records that were left to follow at the last look. None before the first one."""
+        """Number of records left to follow at the last check. None before the first check."""
         self.has_caught_up = False
-        """Whether this node has ever reached the end of the log. From then on it waits for what may recover."""
+        """Whether this node has ever reached the end of the log. From then on the node waits for failures that may
+        pass."""
         self.leader_name = ""
-        """Name of the leader, as far as this node knows."""
+        """Name of the leader. Empty if unknown."""
         self.own_token = ""
         """Fencing token of this node's last term, whose heartbeats may still be on their way here."""
         self._silence = SilenceClock(0.0)
         self._polled_at = 0.0
         self._end = 0
-        """The end of the log when it was last polled in this run."""
+        """The end of the log at the last poll in this run."""
         self._is_led = self._is_led_reported = False
-        """Whether a heartbeat of the leader was heard in this run, and whether that was reported."""
+        """Whether a heartbeat of the leader was received in this run, and whether this was reported."""
 
     def describe_leader(self) -> Follows:
-        """Return the leader, and the time (ms) as of which this index is complete."""
+        """Return the leader, and the time (ms) up to which this index is complete."""
         return Follows(self.leader_name, self.feed.as_of_ms)
 
     async def follow_until_leaderless(self) -> None:
@@ -248,7 +251,7 @@ class Follower:
         self._end, self._is_led, self._is_led_reported = 0, False, False
         is_at_end = False
         self.leader_check.restart()
-        # One read and one broadcast are always under way. `asyncio.wait` leaves them running, so no record is lost.
+        # One read and one broadcast are always in progress. `asyncio.wait` leaves them running, so no record is lost.
         async with self.log.follow(self.log.reader.end) as records:
             next_record = asyncio.ensure_future(anext(records))
             next_broadcast = asyncio.ensure_future(self.log.shared.next_broadcast())
@@ -261,7 +264,7 @@ class Follower:
                     if next_broadcast.done():
                         self._hear(Heartbeat.read(next_broadcast.result()))
                         next_broadcast = asyncio.ensure_future(self.log.shared.next_broadcast())
-                    # A record of another claim may be between here and the end: only a node that has read everything
+                    # There may be another claim between this record and the end. Only a node that has read everything
                     # may claim the log.
                     if self._is_leaderless and self._has_reached_end:
                         return
@@ -272,7 +275,7 @@ class Follower:
                     await self.serve_reads()
                     if is_at_end:
                         self._report_leader()
-                    # A leader that stops waits for a successor only if it has heard a follower.
+                    # A leader that stops waits for a successor only if it has received a heartbeat of a follower.
                     if loop.time() - presence_at >= settings.PRESENCE_S:
                         presence_at = loop.time()
                         await self.log.broadcast_heartbeat()
@@ -287,7 +290,7 @@ class Follower:
                         next_record = asyncio.ensure_future(anext(records))
                         await asyncio.sleep(
                             0
-                        )  # a follower that is far behind always has a record ready: let others run
+                        )  # a follower that is far behind always has a record ready: let other tasks run
             finally:
                 await _cancel(next_record, next_broadcast)
 
@@ -300,10 +303,10 @@ class Follower:
         return self.log.reader.end >= self._end
 
     def _is_poll_due(self, now_s: float) -> bool:
-        """Polling costs the engine a request, so a follower whose leader is heard polls seldom.
+        """Polling costs the engine a request, so a follower polls rarely while it receives heartbeats of its leader.
 
-        It polls once more just before an election: the leader may have written records since the last poll. A node that
-        lacks records must not claim the log.
+        It polls once more just before an election, because the leader may have written records since the last poll. A
+        node that lacks records must not claim the log.
         """
         is_before_election = self._is_leaderless and self._has_reached_end
         return is_before_election or now_s - self._polled_at >= settings.POLL_END_S
@@ -323,12 +326,13 @@ class Follower:
             return
         self._silence.reset()
         self._is_led = True
-        # the claim in the log goes first: anybody may send a heartbeat with another address
+        # the claim in the log has priority: anybody may send a heartbeat with another address
         self.leader_name = reader.leader_name or heartbeat.node
         self.leader_check.compare(heartbeat)
 
     def _report_leader(self) -> None:
-        """Report a leader that was heard. A claim alone does not count: its writer may be gone."""
+        """Report a leader whose heartbeat was received. A claim alone does not count, because its writer may be
+        gone."""
         if self._is_led and not self._is_led_reported:
             self._is_led_reported = True
             self.wait.clear()
@@ -340,7 +344,7 @@ class Follower:
             await self.applier.apply(stored)
         finally:  # also if the index fails: the record was read, and names the leader
             if self.log.reader.leader_token != token:
-                # empty for a claim of an older release, which has no name: then a heartbeat gives it
+                # empty for a claim of an older release, which has no name; a heartbeat sets the name later
                 self.leader_name = self.log.reader.leader_name
 
     async def serve_reads(self) -> None:
@@ -350,7 +354,7 @@ class Follower:
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks until they have ended: a client library may ignore a cancellation."""
+    """Cancel tasks until they have ended. Repeat, because a client library may ignore a cancellation."""
     # Wait for their end: a task that still reads would use the log after it was closed.
     while running := [task for task in tasks if not task.done()]:
         for task in running:
@@ -360,7 +364,7 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
 
 
 async def catch_up(indexed: IndexedLog, replica: ReadReplica) -> LogReader:
-    """Apply what the log holds now, without leading, and close both. Return how far the index is."""
+    """Apply the current content of the log, without leading, and close both. Return the position of the index."""
     applier = RecordApplier(indexed, replica)
     try:
         await indexed.index.open()
@@ -371,10 +375,11 @@ async def catch_up(indexed: IndexedLog, replica: ReadReplica) -> LogReader:
             async with indexed.follow(indexed.reader.end) as records:
                 async for stored in records:
                     await applier.apply(stored)
-                    # Stop at the end as it was at the beginning. A log that is being written would never end.
+                    # Stop at the end that the log had at the beginning: a log that is being written would never end.
                     if stored.position >= end:
                         break
-        # Store what is left even without a whole commit: the cursor passes a commit whose writer has stopped.
+        # Store the remaining records even without a whole commit: the cursor moves past a commit whose writer has
+        # stopped.
         await applier.flush(indexed.cursor_write())
         await indexed.check_beginning()
         return indexed.reader

@@ -1,8 +1,8 @@
-"""`IndexedLog`: the shared log, this node's index of it, and how far the index is.
+"""`IndexedLog`: the shared log, this node's index of it, and the position of the index.
 
-Leader, follower and election of one node share this object. The log is the truth. The index is a SQLite file that holds
-nothing else, so a lost index is made again by following. Its cursor (the row ``followed/log``) says up to which record
-the index is, and is stored in the transaction of the rows that this record brought.
+Leader, follower and election of one node share this object. The log is authoritative. The index is a SQLite file
+without data of its own, so a lost index is rebuilt by following. Its cursor (the row ``followed/log``) names the record
+up to which the index is complete. The cursor is stored in the same transaction as the rows of that record.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .shared_log import LogIncomplete, LogRecord, SharedLog, UnusableLog, follow
 
 
 class LogRoom(NamedTuple):
-    """Room in the log, in bytes, as far as this node knows."""
+    """Room in the log, in bytes, as last known to this node."""
 
     free: int
     total: int
@@ -46,11 +46,11 @@ class LogRoom(NamedTuple):
 
 
 class EngineContact:
-    """When the engine answered last."""
+    """Time of the engine's last answer."""
 
     def __init__(self) -> None:
         self.answered_at = 0.0
-        """Loop time of the last answer, 0 before the first one."""
+        """Loop time of the last answer. 0 before the first answer."""
         self._is_waiting = False
 
     def note_request(self) -> None:
@@ -69,7 +69,7 @@ class EngineContact:
 
 
 class IndexedLog:
-    """The shared log and this node's index of it. ``report`` is given sentences for the operator."""
+    """The shared log and this node's index of it. ``report`` receives sentences for the operator."""
 
     def __init__(self, shared: SharedLog, index: SQLiteLedger, *, clock: Clock, report: Callable[[str], None]) -> None:
         self.shared = shared
@@ -79,12 +79,13 @@ class IndexedLog:
         self.contact = EngineContact()
         self.room = LogRoom(0, 0)
         self.node_name = ""
-        """Name by which other nodes and clients know this node, as HOST:PORT."""
+        """Name of this node for other nodes and clients, as HOST:PORT."""
         self.owner_digest = ""
-        """Digest that tells the owner's token of this node from another one, and says nothing else about it."""
+        """Digest that distinguishes this node's owner token from another one. It reveals nothing else about the
+        token."""
         self._clock = clock
         self._short_since: float | None = None
-        """Since when the log ends before the last record that this node has read."""
+        """Time since which the log ends before the last record that this node has read, or None."""
 
     @property
     def name(self) -> str:
@@ -101,7 +102,7 @@ class IndexedLog:
         await self.shared.open(create=not is_known)
 
     async def restore_cursor(self) -> None:
-        """Continue where the index is. Raises `LedgerError` for an index of another log."""
+        """Continue at the index's cursor. Raises `LedgerError` for an index of another log."""
         cursor: IndexPosition | None = await self.index.lookup_cold("followed", "log")
         if cursor is None:
             # Following would mix two histories under the same seqs.
@@ -112,7 +113,7 @@ class IndexedLog:
                 )
             self.reader = await find_beginning(self.shared)
             return
-        # May pass: a server that was deposed reports an older end for a moment. The election waits before it gives up.
+        # This may pass: a deposed server reports a stale end for a moment. The election waits before it gives up.
         if await self.shared.end() < cursor.position:
             raise LogIncomplete(
                 f"{self.index.path} was made from a log of at least {cursor.position} records, and {self.name} has "
@@ -125,14 +126,15 @@ class IndexedLog:
                 f"{beginning.end + 1} by now: move {self.index.path} away (not {self.index.path}.owner), and start this "
                 "node again."
             )
-        # positions alone do not tell one log from another: compare the record on which the index stands
+        # positions alone do not distinguish logs: compare the record at the index's position
         async with self.follow(cursor.position - 1) as records:
             stored = await anext(records)
         if digest(stored.data) != cursor.digest:
             raise UnusableLog(
                 f"{self.index.path} was made from another log than {self.name}: name a new file with --db, or that log."
             )
-        # Everything that the reader knew at this record. Reading the log from its start again would take hours.
+        # The reader's whole state at this record. Without it, the log would have to be read from its start, which takes
+        # hours.
         reader = LogReader(cursor.position, cursor.digest, self.index.head or None)
         reader.epoch, reader.name = cursor.epoch, cursor.name
         reader.snapshot, reader.snapshot_head = cursor.base, cursor.base_head
@@ -141,7 +143,7 @@ class IndexedLog:
         self.reader = reader
 
     def cursor_write(self) -> TableWrite:
-        """Return the table write that stores where the reader is."""
+        """Return the table write that stores the reader's position."""
         reader = self.reader
         return self.cursor_write_at(reader.position, reader.digest, reader.leader_token)
 
@@ -167,8 +169,8 @@ class IndexedLog:
         await self.append_record(write_trim(step, token, self.reader.end_digest))
 
     async def append_record(self, record: bytes) -> None:
-        """Append behind the last record that was read, and read it. Raises `LeadershipLost` where another node has
-        appended there."""
+        """Append after the last record that was read, and read the new record. Raises `LeadershipLost` if another node
+        has already appended there."""
         self.contact.note_request()
         # The position is the fence: the engine refuses the record if any other node has appended one since.
         position = await self.shared.append(record, self.reader.end)
@@ -178,8 +180,8 @@ class IndexedLog:
         self.contact.note_answer()
 
     async def drop(self, step: TrimStep) -> int:
-        """Drop rows of a trim that the log has, and return how many. The cursor is stored afterwards: a node that is
-        killed before reads the trim again, and drops the rest."""
+        """Delete the rows of a trim that is in the log, and return their number. The cursor is stored afterwards. A
+        node that is killed before that reads the trim again, and deletes the rest."""
         dropped = await self.index.drop(step)
         await self.index.append([], [self.cursor_write()])
         return dropped
@@ -198,7 +200,7 @@ class IndexedLog:
     def check_end(self, end: int) -> None:
         """Raises `LogIncomplete` if the log keeps ending before the last record that this node has read.
 
-        A server of the engine that was deposed, and does not know it yet, reports a stale end for a moment.
+        A server of the engine that was deposed, and does not know this yet, reports a stale end for a moment.
         """
         now = asyncio.get_running_loop().time()
         if end >= self.reader.end:
@@ -216,9 +218,9 @@ class IndexedLog:
         self.room = LogRoom(*await self.shared.room())
 
     async def check_first(self) -> None:
-        """Raises `UnusableLog` if the log begins where no new node could begin.
+        """Raises `UnusableLog` if the log begins at a position where no new node could begin.
 
-        Only a node that has read the whole log knows its newest snapshot, so any other node does not judge.
+        Only a node that has read the whole log knows its newest snapshot. So other nodes do not judge.
         """
         first = await self.shared.first()
         if first > max(1, self.reader.snapshot) and await self.shared.end() == self.reader.end:
@@ -229,12 +231,12 @@ class IndexedLog:
             )
 
     async def first_kept(self) -> int:
-        """Return the smaller of the first message and the first record that the index still has to hold."""
+        """Return the smaller of the first message and the first record that the index still has to contain."""
         marks = await self.index.read_marks()
         return min(marks.first_seq, marks.first_record_seq)
 
     async def check_beginning(self) -> None:
-        """Raises `UnusableLog` if the log lacks rows that no trim has dropped."""
+        """Raises `UnusableLog` if the log lacks rows that no trim has deleted."""
         if await self.first_kept() <= self.reader.missing_up_to:
             raise UnusableLog(
                 f"The shared log {self.name} lacks rows from before its first snapshot: records are missing. Restore "
@@ -244,16 +246,17 @@ class IndexedLog:
     # --- other nodes
 
     async def broadcast_heartbeat(self, token: str = "") -> None:
-        """Send a heartbeat to the other nodes. A token says that this node leads. A lost heartbeat does no harm."""
+        """Send a heartbeat to the other nodes. It contains a token if this node leads. A lost heartbeat does no
+        harm."""
         owner = self.owner_digest if token else ""
         heartbeat = Heartbeat(self.node_name, self.reader.end, token, owner, self.now_ms())
         with suppress(LedgerError):
             await self.shared.broadcast(heartbeat.write())
 
     async def find_claim(self, timeout_s: float, *, is_expected: bool) -> str:
-        """Return the name of the node that has claimed the log since this one read it. Empty if no claim is found in
-        time. With ``is_expected`` wait for a future claim, else read up to the present end."""
-        # A reader of its own: the shared one must stay where the index is.
+        """Return the name of the node that has claimed the log since this node read it. Empty if no claim is found in
+        time. With ``is_expected`` wait for a future claim. Otherwise read up to the current end."""
+        # Use a separate reader: the shared one must stay at the index's position.
         reader = LogReader(self.reader.end, self.reader.end_digest)
         with suppress(LedgerError, TimeoutError):
             async with asyncio.timeout(timeout_s), self.follow(reader.end) as records:
@@ -266,10 +269,11 @@ class IndexedLog:
 
 
 async def find_beginning(shared: SharedLog) -> LogReader:
-    """Return a reader at the first record from which the log can be read: its first one, or else its oldest snapshot.
+    """Return a reader at the first record from which the log can be read: its first record, or else its oldest
+    snapshot.
 
-    A drop of older records that was killed leaves some of them before the snapshot; they are skipped. Raises
-    `UnusableLog` where there is no snapshot.
+    A killed drop may leave some older records before the snapshot. These are skipped. Raises `UnusableLog` if there is
+    no snapshot.
     """
     first, end = await shared.first(), await shared.end()
     if first == 1:

@@ -1,8 +1,9 @@
-"""`JetStreamLog`: the shared log in a stream of NATS JetStream, by its official client.
+"""`JetStreamLog`: the shared log in a stream of NATS JetStream, accessed with its official client.
 
-One stream per network, on file storage. A full stream refuses records instead of dropping old ones. Each record is
-published with the sequence that the stream's last record has to have (``Nats-Expected-Last-Sequence``), so that of two
-writers one is refused. It also has an id, so that a record whose answer was lost can be published again.
+There is one stream per network, on file storage. A full stream refuses records instead of dropping old ones. Each
+record is published with the sequence number that the stream's last record must have (``Nats-Expected-Last-Sequence``).
+So if two nodes write at the same time, one is refused. The record also has an id, so that a record whose answer was
+lost can be published again.
 """
 
 from __future__ import annotations
@@ -48,36 +49,38 @@ with needs("cluster"):
 WRONG_LAST_SEQUENCE = (10071, 10164)
 """The record does not follow the last one."""
 STILL_STORING = 10158
-"""An earlier attempt to store the record is not finished."""
+"""An earlier attempt to store the record has not finished."""
 NO_LEADER = 10008
 """The servers are electing their leader."""
 FULL = (10023, 10047, 10077)
-"""The stream or the server has no room. The status is 503 as for passing failures, but these do not pass."""
+"""The stream or the server has no room. The status is 503, as for temporary failures, but these failures do not
+pass."""
 NOT_ENABLED = (10039, 10076)
 TOO_FEW_SERVERS = (10005, 10074)
 """There are fewer servers than replicas."""
 
 CONNECT_S = 5
 CONNECT_ALL_S = 10.0
-"""Timeout of the first connection, over all servers."""
+"""Timeout of the first connection, over all servers, in seconds."""
 RECONNECTS = 5
-"""Attempts per server until a connection is given up. The user of the log opens it again then."""
+"""Attempts per server until a connection is given up. The log is then opened again."""
 APPEND_S = 2.0
-"""Timeout of one attempt to append a record."""
+"""Timeout of one attempt to append a record, in seconds."""
 PATIENCE_S = 10.0
-"""Maximum time for all attempts to append a record: the servers may have to elect a leader meanwhile."""
+"""Maximum time for all attempts to append a record, in seconds. The servers may have to elect a leader meanwhile."""
 FOLLOW_S = 5.0
-"""Time without a record after which a follower asks whether there is one."""
+"""Time without a record after which a follower asks whether there is one, in seconds."""
 AWAY_S = 4.0
-"""Silence after which a replica counts as away. Replicas contact the stream's leader each second."""
+"""Silence in seconds after which a replica counts as away. Replicas contact the stream's leader each second."""
 HEARTBEAT_S = 5.0
-"""Interval of the server's heartbeats for a consumer. The client creates the consumer again when two are missing."""
+"""Interval of the server's heartbeats for a consumer, in seconds. The client creates the consumer again when two are
+missing."""
 CLOSE_S = 2.0
 MONITOR_S = 1.0
-"""Timeout of a request to a server's monitoring port."""
+"""Timeout of a request to a server's monitoring port, in seconds."""
 MAX_ANSWER_BYTES = 1 << 20
 MAX_BROADCASTS = 64
-"""Unread broadcasts that are kept. The oldest are dropped."""
+"""Maximum number of unread broadcasts that are kept. The oldest are dropped."""
 MIN_RECORD_BYTES = 64 * 1024
 UNBOUNDED = 1 << 62
 ALWAYS = "always"
@@ -91,11 +94,11 @@ class _NotEncryptedError(NatsError):
 
 
 class _EncryptedClient(Client):
-    """Sends no credentials to a server that does not encrypt. The client of NATS would send them in the clear to a
+    """Sends no credentials to a server that does not encrypt. The NATS client itself would send them unencrypted to a
     server that does not ask for TLS."""
 
     def _connect_command(self) -> bytes:
-        if not self._server_info.get("tls_required"):  # otherwise the connection is encrypted by now
+        if not self._server_info.get("tls_required"):  # otherwise the connection is already encrypted
             raise _NotEncryptedError("it does not encrypt, and tls:// asks for that")
         return super()._connect_command()
 
@@ -111,7 +114,7 @@ class JetStreamLog:
         self._has_broadcast = asyncio.Event()
         self._subject = f"roundelay.{address.stream}"
         self._syncs: dict[str, str] = {}
-        """By server name, how it syncs, as it has shown: ``always``, or how often."""
+        """Last known sync setting by server name: ``always``, or an interval."""
 
     async def open(self, *, create: bool = True) -> None:
         refusals = list[Exception]()
@@ -148,13 +151,13 @@ class JetStreamLog:
             raise
 
     async def _connect(self, refusals: list[Exception]) -> Client:
-        """Return a connected client. It adds what the servers refuse later to ``refusals``: most permission errors reach
-        no call, only this callback."""
+        """Return a connected client. Later refusals by the servers are appended to ``refusals``: most permission errors
+        are reported only to this callback, not to a call."""
         client = _EncryptedClient() if self._address.is_encrypted else Client()
 
         async def note_error(error: Exception) -> None:
             if isinstance(error, ssl.SSLError | _NotEncryptedError) and not client.is_reconnecting:
-                raise error  # otherwise the client would wait for ever for a TLS connection that failed
+                raise error  # otherwise the client would wait forever for a TLS connection that failed
             if "authorization" in str(error).lower() or "permissions" in str(error).lower():
                 refusals.append(error)
 
@@ -165,7 +168,7 @@ class JetStreamLog:
                 password=self._address.password,
                 token=self._address.user or None if self._address.password is None else None,
                 connect_timeout=CONNECT_S,
-                max_reconnect_attempts=RECONNECTS,  # with -1 the first connect would try for ever
+                max_reconnect_attempts=RECONNECTS,  # with -1 the first connect would try forever
                 reconnect_time_wait=1,
                 error_cb=note_error,
             )
@@ -195,7 +198,7 @@ class JetStreamLog:
         return client
 
     async def close(self) -> None:
-        # Forget it before the wait, so that nobody uses a client that is closing.
+        # Forget the client before the wait, so that nobody uses a client that is closing.
         client, self._nats = self._nats, None
         if client is not None:
             await _close_client(client)
@@ -209,7 +212,7 @@ class JetStreamLog:
 
     async def first(self) -> int:
         state = (await self._get_info()).state
-        # Purging from the front deletes nothing in between. A gap means that somebody removed single records.
+        # Purging from the front leaves no gaps. A gap means that somebody removed single records.
         if state.num_deleted:
             raise UnusableLog(
                 f"The shared log {self.name} lacks {state.num_deleted} records between its first and its last: records are "
@@ -231,7 +234,7 @@ class JetStreamLog:
         headers = {"Nats-Expected-Last-Sequence": str(after), "Nats-Msg-Id": f"{after + 1}-{digest(data)}"}
         loop = asyncio.get_running_loop()
         # Repeat under the same id and the same expected sequence: the server stores the record once, however often it
-        # comes.
+        # arrives.
         deadline = loop.time() + PATIENCE_S
         while True:
             try:
@@ -241,12 +244,12 @@ class JetStreamLog:
                 return (await _await_cancellable(answer)).seq
             except APIError as error:
                 if error.err_code in WRONG_LAST_SEQUENCE:
-                    # The answer was lost, or the server no longer remembers the id. Compare the record itself before
-                    # giving up the lead.
+                    # The answer was lost, or the server no longer remembers the id. Compare the stored record itself
+                    # before giving up leadership.
                     if await self._is_stored(data, after + 1):  # an earlier attempt has arrived
                         return after + 1
                     raise LeadershipLost(f"Somebody else has written to the shared log {self.name}.") from error
-                # Errors that do not pass are raised at once: waiting would only hold up the commit.
+                # Permanent errors are raised at once: waiting would only delay the commit.
                 if not _may_pass(error) or loop.time() > deadline:
                     raise self._failed(error) from error
             except FAILURES as error:
@@ -281,9 +284,10 @@ class JetStreamLog:
                         continue
                     metadata = message.metadata
                     position = metadata.sequence.stream
-                    # A gap: records were lost on their way. A repetition: the client has created its consumer again at
-                    # the beginning of the stream, because the server restarted before the first record came. In both
-                    # cases subscribe again behind the last record: a follower must neither miss nor repeat one.
+                    # A gap means that records were lost on their way. A repetition means that the client has created
+                    # its consumer again at the beginning of the stream, because the server restarted before the first
+                    # record came. In both cases subscribe again after the last record: a follower must neither miss nor
+                    # repeat a record.
                     if position <= after or (position != after + 1 and not is_first):
                         break
                     is_first = False
@@ -291,7 +295,8 @@ class JetStreamLog:
                     yield LogRecord(position, message.data, has_more=bool(metadata.num_pending))
             except FAILURES as error:
                 raise self._failed(error) from error
-            except asyncio.CancelledError as error:  # a client that gives up cancels too, and nobody has asked for that
+            # a client that gives up also cancels, although nobody has requested it
+            except asyncio.CancelledError as error:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
                     raise
@@ -320,7 +325,8 @@ class JetStreamLog:
         cluster = info.cluster
         names = [cluster.leader or ""] if cluster is not None else []
         peers = (cluster.replicas if cluster is not None else None) or []
-        # Every server that may acknowledge must be safe. One that syncs late can lose what a majority has acknowledged.
+        # Every server that may acknowledge must be safe. A server that syncs late can lose records that a majority has
+        # acknowledged.
         names += [
             peer.name or "" for peer in peers if not _is_away(peer)
         ]  # a replica that is away acknowledges nothing
@@ -333,7 +339,7 @@ class JetStreamLog:
         return "" if names else "its servers do not say which of them stores it"
 
     async def _ask_monitors(self) -> None:
-        """Ask each server how it syncs. For a server that does not answer its last answer holds."""
+        """Ask each server how it syncs. If a server does not answer, keep its last answer."""
         requests = (asyncio.to_thread(_fetch_sync_mode, host, port) for host, port in self._address.monitors)
         for modes in await asyncio.gather(*requests):
             self._syncs.update(modes)
@@ -342,7 +348,7 @@ class JetStreamLog:
         return await self._request(self._context().stream_info(self._address.stream))
 
     async def _request(self, work: Awaitable[_T]) -> _T:
-        """Await a request that is not tried again: raise its failure as a `LedgerError`."""
+        """Await a request that is not retried. Raise its failure as a `LedgerError`."""
         try:
             return await _await_cancellable(work)
         except FAILURES as error:
@@ -385,7 +391,7 @@ class JetStreamLog:
         )
 
     async def _make_stream(self, *, create: bool) -> None:
-        """Find or create the stream. Raises `LedgerError` for a stream that is not configured as a log has to be."""
+        """Find or create the stream. Raises `LedgerError` for a stream that is not configured as a log must be."""
         try:
             config = (await _await_cancellable(self._context().stream_info(self._address.stream))).config
         except NotFoundError:
@@ -395,14 +401,14 @@ class JetStreamLog:
         self._check_config(config)
 
     def _check_config(self, config: StreamConfig) -> None:
-        """Raises `LedgerError` for a stream that may lose or refuse records: somebody may have changed it."""
+        """Raises `LedgerError` for a stream that may lose or refuse records, because somebody may have changed it."""
         expected = self._expected_config()
         wrong = [
             name
             for name in ("subjects", "retention", "discard", "storage", "sealed")
             if getattr(config, name) != getattr(expected, name)
         ]
-        # more replicas than asked for are fine: an operator has scaled the stream
+        # more replicas than configured are fine: an operator has scaled the stream
         wrong += ["num_replicas"] if (config.num_replicas or 1) < self._address.replicas else []
         wrong += ["persist_mode"] if config.persist_mode == PersistMode.ASYNC else []  # acknowledges before it writes
         limits = ("max_age", "max_msgs", "max_msgs_per_subject", "max_msg_size")  # these drop or refuse records
@@ -415,7 +421,7 @@ class JetStreamLog:
             )
 
     async def _explain_silence(self, error: BaseException) -> LedgerError:
-        """Return why no append was answered: a server whose disk has refused a record answers everything else."""
+        """Return why no append was answered. A server whose disk has refused a record still answers everything else."""
         if isinstance(error, asyncio.TimeoutError):
             with suppress(LedgerError):
                 cluster = (await self._get_info()).cluster
@@ -467,8 +473,8 @@ async def _close_client(client: Client) -> None:
 async def _await_cancellable(work: Awaitable[_T]) -> _T:
     """Await ``work`` without losing a cancellation.
 
-    The client waits with `asyncio.wait_for`, which before Python 3.12 loses a cancellation that comes together with the
-    answer (https://github.com/python/cpython/issues/86296). A node that is told to stop would then run on.
+    The client waits with `asyncio.wait_for`. Before Python 3.12 it loses a cancellation that comes together with the
+    answer (https://github.com/python/cpython/issues/86296). A node that is told to stop would then continue to run.
     """
     task = asyncio.current_task()
     cancellations = 0 if task is None else task.cancelling()
@@ -480,7 +486,7 @@ async def _await_cancellable(work: Awaitable[_T]) -> _T:
 
 
 def _is_away(peer: PeerInfo) -> bool:
-    """Return whether the stream's leader has not heard a replica for long, or never since it leads."""
+    """Return whether the stream's leader has not heard from a replica for a long time, or never since it leads."""
     is_heard = bool(peer.current or peer.active)
     return bool(peer.offline) or not is_heard or (peer.active or 0) > AWAY_S * 1e9
 

@@ -1,9 +1,9 @@
 """`Leader`: one term in which this node writes the shared log.
 
 A term begins with a claim that the log accepted. The claim's writer id is the fencing token: every record names it, and
-followers apply records of the last claim only. The engine accepts a record only behind the last one that this node has
-read. So a leader that was replaced learns it at its next append, and has acknowledged nothing since. A leader without
-writes asks for the end of the log instead (`verify`).
+followers apply only records of the last claim. The engine accepts a record only after the last one that this node has
+read. So a replaced leader is refused at its next append, and has acknowledged nothing since. A leader without writes
+asks for the end of the log instead (`verify`).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ log = logging.getLogger(__name__)
 
 
 class Leader:
-    """One term of leadership. With ``keeps_old_rows`` it drops nothing because of its age: its clock is not that of the
-    leader before it, so one of the two is wrong."""
+    """One term of leadership. With ``keeps_old_rows`` it deletes nothing because of age: its clock differs from the
+    previous leader's clock, so one of the two is wrong."""
 
     def __init__(self, indexed: IndexedLog, durability: DurabilityCheck, token: str, *, keeps_old_rows: bool) -> None:
         self.log = indexed
         self.token = token
-        """Fencing token of this term. Empty once leadership is lost or released."""
+        """Fencing token of this term. Empty after leadership is lost or released."""
         self._durability = durability
         self._keeps_old_rows = keeps_old_rows
         self.lock = asyncio.Lock()
-        """Held from reading the end of the log to the record behind it, and while the index is not what the log is. One
-        record at a time, since each names the digest of the one before it."""
+        """Held from reading the end of the log until the next record is appended, and while the index differs from the
+        log. Records are written one at a time, because each record names the digest of the previous one."""
         self._failure: LedgerError | None = None
-        """Set where the log has something that the index does not have: the ledger has to be opened again."""
+        """Set if the log contains something that the index does not. The ledger must then be opened again."""
         self._heartbeats: asyncio.Task[None] | None = None
         self._trimmed_at = -settings.SMALL_TRIM_INTERVAL_S
         self._room_checked_at = 0.0
@@ -52,7 +52,7 @@ class Leader:
     # --- the term
 
     def start_heartbeats(self) -> None:
-        # A task of its own: a long commit must not keep followers without a sign of life.
+        # A separate task: during a long commit, followers must still get a sign of life.
         self._heartbeats = asyncio.create_task(self._send_heartbeats(), name="ledger-leads")
 
     async def _send_heartbeats(self) -> None:
@@ -61,13 +61,14 @@ class Leader:
             await asyncio.sleep(settings.HEARTBEAT_S)
 
     async def release(self) -> bool:
-        """Give up leadership. Return whether the log has the release. Otherwise the followers wait until heartbeats are missing."""
+        """Give up leadership. Return whether the release is in the log. Otherwise followers wait until heartbeats are
+        missing."""
         heartbeats, self._heartbeats = self._heartbeats, None
         if heartbeats is not None:
-            # Stop them first: a heartbeat after the release would make followers wait for a leader that is gone.
+            # Stop heartbeats first: a heartbeat after the release would make followers wait for a leader that is gone.
             heartbeats.cancel()
             await asyncio.gather(heartbeats, return_exceptions=True)
-        # from here on no commit is appended: followers would ignore a record behind the release
+        # from here on no commit is appended: followers would ignore a record after the release
         token, self.token = self.token, ""
         if token:
             with suppress(LedgerError, TimeoutError):
@@ -84,7 +85,7 @@ class Leader:
         return ""
 
     async def _has_follower(self) -> bool:
-        """Return whether another node was heard lately: each follower sends a heartbeat per second."""
+        """Return whether a heartbeat of another node was received lately. Each follower sends one per second."""
         with suppress(LedgerError, TimeoutError):
             async with asyncio.timeout(settings.BACKLOG_S):
                 while True:
@@ -94,10 +95,10 @@ class Leader:
         return False
 
     async def step_down(self, error: LeadershipLost) -> LeadershipLost:
-        """Stop leading. Return the error with the new leader, where the log names it."""
-        # first of all: a commit that waits for the lock must not be appended under the old token
+        """Stop leading. Return the error, with the new leader if the log names it."""
+        # do this first: a commit that waits for the lock must not be appended under the old token
         self.token = ""
-        # The claim that deposed this node is already in the log, so read no further than its present end.
+        # The claim that deposed this node is already in the log, so read no further than its current end.
         leader = await self.log.find_claim(settings.FIND_LEADER_TIMEOUT_S, is_expected=False)
         error.leader = leader if leader != self.log.node_name else ""
         if error.leader:
@@ -107,27 +108,28 @@ class Leader:
         return error
 
     async def verify(self) -> None:
-        """Check that this node still leads, and that log, index and disks are sound. Raises `LedgerError` otherwise.
+        """Check that this node still leads, and that log, index and disks work. Otherwise raise `LedgerError`.
 
         A leader without writes learns only here that another node leads, or that the log lacks its records.
         """
         if self._failure is not None:
             raise self._failure
-        # First, because it needs no engine: a deleted file must be reported even while the log is away.
+        # Check this first, because it needs no engine: a deleted file must be reported even while the log is away.
         await self.log.index.verify()
-        # Before the lock is looked at: under load a commit holds it at nearly every check, and the disks would never be
+        # Check before the lock: under load a commit holds the lock at nearly every check, and the disks would never be
         # checked.
         if self._durability.is_due:
             with suppress(LogUnavailable):
                 await self._durability.run()
                 await self.log.check_first()
                 await self._refresh_room()
-        if self.lock.locked():  # a commit under way finds out whether this node leads
+        if self.lock.locked():  # a commit in progress finds out whether this node leads
             return
         try:
             end = await self.log.fetch_end()
         except LogUnavailable:
-            # A short silence proves nothing: the engine's servers may be electing. Appends find out by themselves.
+            # A short silence proves nothing, because the engine's servers may be electing. Appends find out by
+            # themselves.
             if self.log.contact.silent_s < settings.UNREACHABLE_S:
                 return
             raise
@@ -140,7 +142,7 @@ class Leader:
     # --- commits
 
     async def append(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
-        """As `Ledger.append`. Raises `LeadershipLost` where another node leads."""
+        """Like `Ledger.append`. Raises `LeadershipLost` if another node leads."""
         if self._failure is not None:
             raise self._failure
         if not self.token:
@@ -153,25 +155,26 @@ class Leader:
             raise
         except (LedgerError, KeyTaken, Unstorable):
             raise
-        except Exception as error:  # a defect: the log may hold what the index does not
+        except Exception as error:  # a bug: the log may contain records that the index does not
             self._failure = LedgerError(f"Storing failed: {type(error).__name__}: {error}")
             raise self._failure from error
 
     async def _append_commit(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         """Write the commit to the index, then to the log, and then commit the index.
 
-        The index checks keys and seqs, and the log takes everything. So the index's transaction has all rows, and is
-        open, while the records are appended. A row that the index refuses never reaches the log, where every node
-        would fail at it. If the log refuses, the transaction is rolled back.
+        The index checks keys and seqs, while the log accepts everything. So the index's transaction contains all rows,
+        and is still open, while the records are appended. A row that the index refuses never reaches the log. In the
+        log, it would make every node fail. If the log refuses, the transaction is rolled back.
         """
         body = write_commit(rows, writes)
         records = write_records(body, self.token, self.log.reader.end_digest, self.log.shared.max_bytes)
         await self._refuse_without_room(sum(map(len, records)) + settings.RECORD_OVERHEAD_BYTES * len(records))
-        # The cursor names the last record before it exists: the engine accepts it at this position or not at all.
+        # The cursor names the last record before it exists: the engine accepts the record at this position or not at
+        # all.
         cursor = self.log.cursor_write_at(self.log.reader.end + len(records), digest(records[-1]), self.token)
         loop = asyncio.get_running_loop()
-        # Two futures carry the hand-over between the threads: `is_written` when the index has all rows, `logged` when
-        # the log has all records. The loop never blocks, and the index's thread waits in its open transaction.
+        # Two futures coordinate the threads. `is_written` is set when the index has all rows, and `logged` when the log
+        # has all records. The loop never blocks, and the index's thread waits in its open transaction.
         is_written: asyncio.Future[None] = loop.create_future()
         logged: concurrent.futures.Future[None] = concurrent.futures.Future()
 
@@ -186,17 +189,17 @@ class Leader:
 
         indexing = asyncio.ensure_future(self.log.index.append(rows, [*writes, cursor], before_commit=wait_for_log))
         try:
-            # The index may refuse first, a taken key for instance: then nothing is appended.
+            # The index may refuse first, for example because of a taken key: then nothing is appended.
             await asyncio.wait((indexing, is_written), return_when=asyncio.FIRST_COMPLETED)
             if not indexing.done():
                 await self._append_records(records)
                 logged.set_result(None)
         finally:
             if not logged.done():
-                # the index's thread waits for this future: without it the transaction would stay open for ever
+                # the index's thread waits for this future: without it the transaction would stay open forever
                 logged.set_exception(LedgerError("The shared log has not taken it."))
                 await asyncio.gather(indexing, return_exceptions=True)
-        await indexing  # the index commits, or raises what it refused
+        await indexing  # the index commits, or raises its refusal
 
     async def _append_records(self, records: Sequence[bytes]) -> None:
         for number, record in enumerate(records):
@@ -210,8 +213,8 @@ class Leader:
                 raise
 
     async def _refuse_without_room(self, size: int) -> None:
-        """Raises `LogFull` where a commit of ``size`` bytes would take from the reserve: without it nothing could be
-        appended that makes room."""
+        """Raises `LogFull` if a commit of ``size`` bytes would use the reserve. Without the reserve, no record that
+        makes room could be appended."""
         now = asyncio.get_running_loop().time()
         room = self.log.room
         if room.free - size < room.reserve and now - self._room_checked_at >= settings.ROOM_CHECK_S:
@@ -230,34 +233,34 @@ class Leader:
     # --- what is old
 
     async def trim(self, trim: Trim) -> Trimmed:
-        """As `Ledger.trim`. The log says first what is dropped, so that every node drops the same, also this one if it
-        is killed on the way."""
+        """Like `Ledger.trim`. The trim is first written to the log, so that every node deletes the same rows, even this
+        node if it is killed on the way."""
         if self._keeps_old_rows:
             trim = msgspec.structs.replace(trim, messages_before=None, records_before=None)
         index = self.log.index
         step, is_pinned = await index.plan_trim(trim)
         now = asyncio.get_running_loop().time()
-        # each trim is a record that every new node reads again, so small ones wait
+        # each trim is a record that every new node reads again, so small trims wait
         is_small = step is not None and step.is_last
         if step is None or (is_small and now - self._trimmed_at < settings.SMALL_TRIM_INTERVAL_S):
             return Trimmed(dropped=0, first_seq=index.first_seq, is_pinned=is_pinned)
         async with self.exclusive():
             await self.log.append_trim(step, self.token)
-            # Behind its record: a node that is killed here reads the record again, and drops the rest.
+            # After its record: a node that is killed here reads the record again, and deletes the rest.
             dropped = await self.log.drop(step)
         if is_small:
             self._trimmed_at = now
         return Trimmed(dropped=dropped, first_seq=index.first_seq, is_pinned=is_pinned)
 
     async def expire_calls(self, before: int) -> None:
-        """As `Ledger.expire_calls`. The deletions are a commit, so that every node keeps the same results. A full log
-        keeps them all."""
+        """Like `Ledger.expire_calls`. The deletions are a commit, so that every node keeps the same results. While the
+        log is full, all results are kept."""
         after: str | None = ""
         while after is not None:
             old, next_after = await self.log.index.find_old_calls(before, after)
             if old:
                 async with self.exclusive():
-                    # look again under the lock: a commit may have stored a new result for one of the keys
+                    # check again under the lock: a commit may have stored a new result for one of the keys
                     old, _ = await self.log.index.find_old_calls(before, after)
                     with suppress(LogFull):
                         await self._append_commit([], [TableWrite("call", key, None) for key in old])
@@ -265,10 +268,10 @@ class Leader:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Write to the log beside the hub's commits. Raises `LedgerError`.
+        """Write to the log in addition to the hub's commits. Raises `LedgerError`.
 
-        A failure ends this term: the log may have a record that the index has not followed. Every later append fails
-        until the ledger is opened again.
+        A failure ends this term, because the log may contain a record that the index has not followed. Every later
+        append fails until the ledger is opened again.
         """
         try:
             async with self.lock:

@@ -1,7 +1,7 @@
 """Copies between a shared log and databases, all with the same seqs and the same epoch.
 
-`compare` compares a database with its log. `fill_log` copies a database into a new log: its first record announces the
-copy, and no node leads before the last record ends it, so an interrupted copy can be continued. `rebuild_index` and
+`compare` compares a database with its log. `fill_log` copies a database into a new log. Its first record announces the
+copy, and no node leads before the last record ends it. So an interrupted copy can be continued. `rebuild_index` and
 `export_database` make a database from a log. Until an export is complete, its database is an index of the log.
 """
 
@@ -50,14 +50,14 @@ from .records import (
 from .shared_log import LogRecord, LogTruncated, SharedLog, follow_records
 
 COMPARE_ATTEMPTS = 4
-"""Attempts of a comparison while the leader drops records that are being read."""
+"""Number of attempts of a comparison if the leader drops records while they are read."""
 PAGE_ROWS = 1000
 ROW_EXPANSION = 2
-"""Upper bound of a row's size in a record, as a multiple of its data."""
+"""Upper limit of a row's size in a record, as a multiple of its data."""
 CURSOR = ("followed", "log")
 
 Progress = Callable[[int, int], None]
-"""Called with the rows that are done and the total, which is 0 if unknown."""
+"""Called with the number of rows that are done, and the total, which is 0 if unknown."""
 
 
 def _no_progress(_done: int, _total: int) -> None:
@@ -65,8 +65,8 @@ def _no_progress(_done: int, _total: int) -> None:
 
 
 class NodeSeen(Struct, frozen=True):
-    """A node whose heartbeat was heard. ``ahead_ms`` is about how far its clock is ahead of the local one; 0 for an
-    older release."""
+    """A node whose heartbeat was received. ``ahead_ms`` is approximately how far its clock is ahead of the local one. 0
+    for an older release."""
 
     node: str
     behind: int
@@ -75,7 +75,7 @@ class NodeSeen(Struct, frozen=True):
 
 
 class CopyResult(NamedTuple):
-    """Extent of a comparison or copy, and the first difference, if any."""
+    """Size of a comparison or copy, and the first difference, if any."""
 
     position: int
     rows: int
@@ -84,7 +84,7 @@ class CopyResult(NamedTuple):
 
 
 async def list_nodes(shared: SharedLog) -> list[NodeSeen]:
-    """Listen for heartbeats on an open log, and return the nodes that were heard, the leader first."""
+    """Listen for heartbeats on an open log. Return the nodes whose heartbeats were received, the leader first."""
     heard: dict[str, tuple[Heartbeat, int]] = {}
     try:
         async with asyncio.timeout(settings.PRESENCE_S + settings.LEADER_TIMEOUT_S / 2):
@@ -103,7 +103,7 @@ async def list_nodes(shared: SharedLog) -> list[NodeSeen]:
 
 
 async def _refuse_nodes(shared: SharedLog) -> None:
-    """Raises `LedgerError` if a node uses an open log."""
+    """Raises `LedgerError` if any node uses an open log."""
     if nodes := await list_nodes(shared):
         names = ", ".join(node.node for node in nodes)
         raise LedgerError(
@@ -128,10 +128,11 @@ async def _read_contents(shared: SharedLog, reader: LogReader, until: int) -> As
 
 
 async def compare(shared: SharedLog, db: Path, progress: Progress = _no_progress) -> CopyResult:
-    """Compare a database with the log up to the record that it has followed. A node may be using the database.
+    """Compare a database with the log up to the record that the database has followed. A node may be using the
+    database.
 
-    A database without a cursor is compared with the whole log: it was made of the log, or the log was filled from it. An
-    empty database has followed nothing. Opens and closes the log. Raises `LedgerError`.
+    A database without a cursor is compared with the whole log, because it was made from the log, or the log was filled
+    from it. An empty database has followed nothing. Opens and closes the log. Raises `LedgerError`.
     """
     await shared.open(create=False)
     try:
@@ -140,7 +141,7 @@ async def compare(shared: SharedLog, db: Path, progress: Progress = _no_progress
             with open_database(db) as database:
                 try:
                     return await _compare(shared, database, db, progress)
-                except LogTruncated:  # the log begins later now: read it from there
+                except LogTruncated:  # the log now begins later: read it from there
                     if not attempts_left:
                         raise
         raise AssertionError
@@ -150,7 +151,7 @@ async def compare(shared: SharedLog, db: Path, progress: Progress = _no_progress
 
 async def _compare(shared: SharedLog, database: DatabaseLog, db: Path, progress: Progress) -> CopyResult:
     values = {(table, key): value for table, key, value in database.values()}
-    # The cursor is the index's own and not in the log, so it is no difference.
+    # The cursor exists only in the index and not in the log, so it does not count as a difference.
     stored_cursor = values.pop(CURSOR, None)
     cursor = msgspec.json.decode(stored_cursor, type=IndexPosition) if stored_cursor is not None else None
     end = await shared.end()
@@ -178,7 +179,7 @@ async def _compare(shared: SharedLog, database: DatabaseLog, db: Path, progress:
         return CopyResult(
             position, rows, 0, f"{db} has row #{extra.seq}, and the log has none behind #{extra.seq - 1}"
         )  # fmt: skip
-    # The log has a trim before any node does it. A node that is doing the next one may have done a part of it.
+    # A trim is in the log before any node applies it. A node that is applying the next trim may have finished a part.
     next_step = comparison.step
     async for content in _read_contents(shared, reader, min(end, until + 1)):
         next_step = content if isinstance(content, TrimStep) else comparison.step
@@ -189,14 +190,14 @@ async def _compare(shared: SharedLog, database: DatabaseLog, db: Path, progress:
 
 
 class _Comparison:
-    """Compares a database row by row with what is read from the log."""
+    """Compares a database row by row with the records of the log."""
 
     def __init__(self, database: DatabaseLog, db: Path, reader: LogReader, progress: Progress) -> None:
         self._db = db
         self._reader = reader
         self._progress = progress
         self._dropped = TrimStep(database.head.first_seq, database.first_record_seq, is_last=False)
-        """The rows that the database has dropped."""
+        """The rows that the database has deleted."""
         # a log that begins at a snapshot has no older rows
         self._own_rows = (row for row in database.rows() if row.seq > reader.missing_up_to)
         self.step = TrimStep(1, 1, is_last=False)
@@ -208,13 +209,13 @@ class _Comparison:
         return next(self._own_rows, None)
 
     def compare_next(self, content: Commit | TrimStep) -> str:
-        """Compare the rows of a commit, and remember its table writes. Return the first difference."""
+        """Compare the rows of a commit, and store its table writes for later. Return the first difference."""
         if isinstance(content, TrimStep):
             self.step = content
             self.tables.drop(content)
             return ""
         for row in content.rows:
-            # Retention has dropped it from the database. The log keeps it until its next snapshot.
+            # Retention has deleted the row from the database. The log keeps it until its next snapshot.
             if row.seq < (self._dropped.records if row.type == "record" else self._dropped.messages):
                 continue
             own = self.next_row()
@@ -252,13 +253,13 @@ class _Comparison:
 
 
 class _LoggedTables:
-    """The values of the tables by the log, encoded."""
+    """The values of the tables according to the log, encoded."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[str, str], str] = {}
         self._first = 1
         self._kept_until: list[tuple[int, tuple[str, str]]] = []
-        """A heap of values by the seq of the message with which they are dropped."""
+        """A heap of values, by the seq of the message with which they are deleted."""
 
     def apply(self, writes: list[TableWrite]) -> None:
         for write in writes:
@@ -271,13 +272,13 @@ class _LoggedTables:
                 heappush(self._kept_until, (retention_seq(write.table, write.key, write.value), place))
 
     def drop(self, step: TrimStep) -> None:
-        """Drop what `retention.apply_trim` drops."""
+        """Delete the values that `retention.apply_trim` deletes."""
         if step.is_last and step.messages > self._first:
             self._first = step.messages
             self.forget(self.pop_dropped(step))
 
     def pop_dropped(self, step: TrimStep) -> set[tuple[str, str]]:
-        """Return the values that go with the messages of a step, each once."""
+        """Return the values that are deleted with the messages of a step, each once."""
         places = set()
         while self._kept_until and self._kept_until[0][0] < step.messages:
             _, (name, key) = heappop(self._kept_until)
@@ -293,7 +294,7 @@ class _LoggedTables:
 
 
 def _encode_anew(table: str, value: str | None) -> str | None:
-    """Encode a value as this release does: an earlier one may have written fewer fields."""
+    """Encode a value in this release's format: an earlier release may have written fewer fields."""
     if value is None:
         return None
     try:
@@ -306,11 +307,11 @@ def _encode_anew(table: str, value: str | None) -> str | None:
 
 
 async def fill_log(db: Path, shared: SharedLog, progress: Progress = _no_progress) -> CopyResult:
-    """Copy a database that no node uses into a new log, or continue an interrupted copy. The database stays as it is.
+    """Copy a database that no node uses into a new log, or continue an interrupted copy. The database is not changed.
 
     Opens and closes the log. Raises `LedgerError`.
     """
-    with open_database(db) as database:  # raises for a file that is missing, or is no database
+    with open_database(db) as database:  # raises for a missing file, or one that is not a database
         first, first_record = database.head.first_seq, database.first_record_seq
     ledger = SQLiteLedger(db, new_epoch=random_id)
     try:
@@ -322,7 +323,7 @@ async def fill_log(db: Path, shared: SharedLog, progress: Progress = _no_progres
         if await filler.start(meta.epoch, meta.name):
             await filler.add_rows(meta.head, dropped, progress)
             await filler.add_values([write async for write in _list_values(ledger, loaded)])
-            # Last of all: until this record nobody leads, so no node serves half of a history.
+            # Last of all: before this record nobody leads, so no node serves half of a history.
             await filler.append(Header(kind="filled", writer=filler.token, previous=filler.reader.end_digest))
     finally:
         await shared.close()
@@ -343,7 +344,7 @@ async def _list_values(ledger: SQLiteLedger, loaded: list[TableWrite]) -> AsyncI
 
 
 class _LogFiller:
-    """Writes into a log what it lacks of a database."""
+    """Writes the parts of a database that are missing in a log."""
 
     def __init__(self, shared: SharedLog, ledger: SQLiteLedger) -> None:
         self.token = random_id()
@@ -363,7 +364,7 @@ class _LogFiller:
         self.reader.read(LogRecord(position, record))
 
     async def start(self, epoch: str, name: str) -> bool:
-        """Begin the log, or read what is in it. Return False for a complete one. Raises `LedgerError` for a log of
+        """Begin the log, or read its content. Return False for a complete log. Raises `LedgerError` for a log of
         another network."""
         end, self.reader = await self._shared.end(), await find_beginning(self._shared)
         if end == 0:
@@ -398,8 +399,9 @@ class _LogFiller:
         self._newest = rows[-1].seq
 
     async def add_rows(self, head: int, dropped: TrimStep, progress: Progress) -> None:
-        """Append the rows that the log lacks, in order, and then a trim for those that retention has dropped before."""
-        # Below the marks, rows are missing by retention. From here on each seq has to exist.
+        """Append the rows that the log lacks, in order. Then append a trim for rows that retention has already
+        deleted."""
+        # Below the marks, rows are missing because of retention. From here on each seq must exist.
         dense_from = max(dropped.messages, dropped.records)
         max_bytes = (self._shared.max_bytes - HEADER_ROOM) // ROW_EXPANSION
         while rows := await self._ledger.rows(self._newest, PAGE_ROWS, max_bytes=max_bytes):
@@ -422,7 +424,7 @@ class _LogFiller:
             await self._append_record(write_trim(dropped, self.token, self.reader.end_digest))
 
     async def add_values(self, values: list[TableWrite]) -> None:
-        """Append the table writes after which the tables have exactly these values."""
+        """Append the table writes after which the log's tables equal the database's tables."""
         # Only differences are written, so that a continued copy does not append the same values again.
         wanted = {(write.table, write.key): write for write in values if write.table not in VOLATILE_TABLES}
         logged = self._tables.values
@@ -443,7 +445,7 @@ class _LogFiller:
 
 
 async def rebuild_index(shared: SharedLog, db: Path) -> LogReader:
-    """Bring an index up to the end of its log, or make it, without leading. Raises `LedgerError`."""
+    """Bring an index up to the end of its log, or create it, without leading. Raises `LedgerError`."""
     index = SQLiteLedger(db, new_epoch=random_id, durability="normal", is_index=True)
     return await _catch_up(shared, index)
 
@@ -453,7 +455,7 @@ async def _catch_up(shared: SharedLog, index: SQLiteLedger) -> LogReader:
 
 
 def _refuse_history(db: Path) -> None:
-    """Raises `LedgerError` if a database holds rows that no log has brought."""
+    """Raises `LedgerError` if a database contains rows that came from no log."""
     if not db.exists():
         return
     with open_database(db) as database:
@@ -465,13 +467,14 @@ def _refuse_history(db: Path) -> None:
 
 
 async def export_database(shared: SharedLog, db: Path, progress: Progress = _no_progress) -> CopyResult:
-    """Make an independent database from a log that no node uses, or continue. Raises `LedgerError`."""
+    """Make an independent database from a log that no node uses, or continue an interrupted export. Raises
+    `LedgerError`."""
     await asyncio.to_thread(_refuse_history, db)
     await shared.open(create=False)
     try:
         await _refuse_nodes(shared)
         first = await find_beginning(shared)
-        # Read the first record only: it names the epoch that the database must get.
+        # Read only the first record, which names the epoch for the database.
         async for _ in _read_contents(shared, first, min(first.end + 1, await shared.end())):
             pass
     finally:

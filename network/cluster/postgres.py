@@ -1,9 +1,9 @@
-"""`PostgresLog`: the shared log in a table of PostgreSQL, by asyncpg.
+"""`PostgresLog`: the shared log in a table of PostgreSQL, accessed with asyncpg.
 
-One table per network. A record's position is the primary key, so that of two writers one is refused. Row 0 holds the
-random id of the table, so that an append into another table of the same name is refused. If the answer to an
-append is lost, the writer looks whether the record behind its last one is its own. NOTIFY carries broadcasts, and tells
-followers that there is something to read. It is only a hint: followers also poll.
+There is one table per network. A record's position is the primary key, so if two nodes write at the same time, one is
+refused. Row 0 contains the random id of the table, so that an append into another table of the same name is refused. If
+the answer to an append is lost, the writer checks whether the record after its last one is its own. NOTIFY carries
+broadcasts, and tells followers that there is something to read. NOTIFY is only a hint: followers also poll.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ with needs("cluster"):
 OLDEST = 14
 """The oldest supported release of the server."""
 CONNECTIONS = 3
-"""Maximum connections per node, besides the one that listens."""
+"""Maximum number of connections per node, in addition to the connection that listens."""
 CONNECT_S = 5.0
 ASK_S = 3.0
-"""Timeout of one statement, with its answer."""
+"""Timeout of one statement with its answer, in seconds."""
 PATIENCE_S = 10.0
-"""Maximum time for all attempts to append a record: a server that was killed replays its journal first."""
+"""Maximum time for all attempts to append a record, in seconds. A server that was killed replays its journal first."""
 FOLLOW_S = 0.25
-"""Interval at which a follower polls without a hint."""
+"""Interval in seconds at which a follower polls without a hint."""
 HINT_S = 0.02
-"""Minimum time between two hints: each takes a lock that all databases of the server share."""
+"""Minimum time between two hints, in seconds. Each hint takes a lock that all databases of the server share."""
 LISTENING_S = 1.0
-"""Interval at which the listening connection is probed: a dead connection reports nothing."""
+"""Interval in seconds at which the listening connection is probed. A dead connection reports nothing."""
 CLOSE_S = 2.0
 MAX_BROADCASTS = 64
-"""Unread broadcasts that are kept. The oldest are dropped."""
+"""Maximum number of unread broadcasts that are kept. The oldest are dropped."""
 RECORD_BYTES = 512 * 1024
 PAGE, PAGE_BYTES = 256, 2 * 1024**2
-"""Maximum records of a page. No further record is read once the page has this many bytes."""
+"""Maximum number of records of a page. No further record is read after the page has this many bytes."""
 DROPPED = 500
-"""Records dropped per transaction."""
+"""Number of records dropped per transaction."""
 PAGE_S = 10.0
-"""Timeout of reading a page, for slow lines."""
+"""Timeout of reading a page, in seconds, for slow connections."""
 SETTINGS = {
     "synchronous_commit": "on",  # whatever the server's own default is
     "default_transaction_isolation": "read committed",
@@ -99,11 +99,12 @@ INSERT INTO {table} (position, data, total)
 SELECT position + 1, $2::bytea, total + length($2::bytea) FROM {table}
 WHERE position = $1 AND $1 = (SELECT max(position) FROM {table}) AND $3 = (SELECT data FROM {table} WHERE position = 0)
 RETURNING position"""
-# A write: it returns only after the server and its synchronous standbys have stored it, and with it the record before.
+# A write, not a read: it returns only after the server and its synchronous standbys have stored it, and with it the
+# record before.
 IS_OURS = "UPDATE {table} SET total = total WHERE position = $1 AND data = $2 RETURNING position"
 END = "SELECT max(position), (SELECT data FROM {table} WHERE position = 0) AS id FROM {table}"
 FIRST = "SELECT position FROM {table} WHERE position > 0 ORDER BY position LIMIT 1"
-# Subtract the dropped bytes from the newest total: each later total is computed from it.
+# Subtract the dropped bytes from the newest total, because each later total is computed from it.
 DROP = """\
 WITH gone AS (
     DELETE FROM {table} WHERE position IN (
@@ -160,7 +161,7 @@ class PostgresLog:
                 self._address.dsn,
                 min_size=0,  # otherwise the pool itself would fail while a server is away
                 max_size=CONNECTIONS,
-                # 0 keeps idle connections: opening another one would delay a commit.
+                # 0 keeps idle connections: opening a new connection would delay a commit.
                 max_inactive_connection_lifetime=0,
                 reset=_skip_reset,
                 **self._connect_options(),
@@ -209,7 +210,7 @@ class PostgresLog:
             )
 
     async def _find_table(self, connection: PoolConnectionProxy[asyncpg.Record], *, create: bool) -> None:
-        """Find or create the table. Raises `LedgerError` for a table that is no log."""
+        """Find or create the table. Raises `LedgerError` for a table that is not a log."""
         table = self._address.table
         oid = await connection.fetchval("SELECT to_regclass($1)::oid", table)
         if oid is None:
@@ -239,7 +240,7 @@ class PostgresLog:
     async def end(self) -> int:
         async with self._query() as connection:
             row = await connection.fetchrow(self._sql(END))
-        # A table that was dropped and made again has the same name but another history.
+        # A table that was dropped and created again has the same name but another history.
         if row is None or row["id"] != self._id:
             raise UnusableLog(f"The table of {self.name} was created anew, or has lost its first row: restore it.")
         return int(row["max"])
@@ -275,7 +276,8 @@ class PostgresLog:
             await asyncio.sleep(0.05)
 
     async def _try_append(self, data: bytes, after: int) -> bool:
-        """Append once. Return whether the log has this record there, also from an earlier attempt."""
+        """Append once. Return whether the log now has this record at this position, possibly from an earlier
+        attempt."""
         async with self._connection() as connection:
             with suppress(asyncpg.UniqueViolationError):  # another writer, or an earlier attempt, was faster
                 if await connection.fetchval(self._sql(APPEND), after, data, self._id) is not None:
@@ -284,13 +286,13 @@ class PostgresLog:
 
     async def follow(self, after: int) -> AsyncIterator[LogRecord]:
         while True:
-            # Clear before reading: a hint that comes during the read must lead to another one.
+            # Clear before reading: a hint that comes during the read must lead to another read.
             self._hinted.clear()
             async with self._query() as connection:
                 page = await connection.fetch(self._sql(READ), after, PAGE, PAGE_BYTES, timeout=PAGE_S)
             for left, (position, data) in zip(range(len(page) - 1, -1, -1), page, strict=True):
                 if position != after + 1:
-                    if position == await self.first():  # records before it were dropped, not lost
+                    if position == await self.first():  # earlier records were dropped, not lost
                         raise LogTruncated(
                             f"The shared log {self.name} begins at {position} by now, and record {after + 1} was requested."
                         )
@@ -300,7 +302,7 @@ class PostgresLog:
                     )
                 yield LogRecord(position, data, has_more=left > 0)
                 after = position
-            # Wait only at the end of the log. A follower that is behind reads on at once.
+            # Wait only at the end of the log. A follower that is behind continues to read at once.
             if not page:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FOLLOW_S):
@@ -358,8 +360,8 @@ class PostgresLog:
             self._hinted.set()
 
     def _hint(self) -> None:
-        """Tell followers soon that there is something to read. Not in the append's transaction: a NOTIFY there
-        would hold a lock of the whole server until the record is synced."""
+        """Notify followers soon that there is something to read. Do not do this in the append's transaction: a NOTIFY
+        in it would hold a lock of the whole server until the record is synced."""
         self._is_hint_due = True
         if self._hinting is None or self._hinting.done():
             self._hinting = asyncio.create_task(self._send_hints(), name="shared-log-hints")
@@ -390,7 +392,7 @@ class PostgresLog:
                     async with asyncio.timeout(LISTENING_S):
                         await self._is_disconnected.wait()
                 try:
-                    # A connection that was cut without a FIN reports nothing. The probe finds it.
+                    # A connection that was cut without a FIN reports nothing. The probe detects it.
                     await self._listener.execute("SELECT 1")
                 except FAILURES:
                     self._stop_listening()
@@ -407,7 +409,7 @@ class PostgresLog:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[PoolConnectionProxy[asyncpg.Record]]:
-        """Borrow a connection. Without an answer of the server it is closed, and not used again."""
+        """Borrow a connection. If the server does not answer, the connection is closed and not used again."""
         pool = self._pool
         if pool is None:
             raise LedgerError(f"The shared log {self.name} is closed.")
@@ -418,19 +420,19 @@ class PostgresLog:
             yield connection
             is_answered = True
         except (asyncpg.PostgresError, LedgerError) as error:
-            # An error of the statement is an answer: the connection is as good as before.
+            # An error of the statement is an answer, so the connection still works.
             is_answered = not isinstance(error, PASSING)
             raise
         finally:
             if not is_answered:
-                # Not a close: it would wait for a server that does not answer.
+                # Do not close: closing would wait for a server that does not answer.
                 connection.terminate()
             with suppress(asyncpg.InterfaceError):  # the log was closed meanwhile
                 await pool.release(connection)
 
     @asynccontextmanager
     async def _query(self) -> AsyncIterator[PoolConnectionProxy[asyncpg.Record]]:
-        """Borrow a connection for statements that are not tried again: raise their failure as a `LedgerError`."""
+        """Borrow a connection for statements that are not retried. Raise their failure as a `LedgerError`."""
         try:
             async with self._connection() as connection:
                 yield connection
@@ -489,7 +491,8 @@ class PostgresLog:
 
 
 async def _skip_reset(connection: object) -> None:
-    """Do nothing: no setting is changed after a connection was made. asyncpg's own reset would cost a request."""
+    """Do nothing, because no setting is changed after a connection was made. asyncpg's own reset would cost a
+    request."""
 
 
 def _describe(error: BaseException) -> str:

@@ -1,7 +1,7 @@
-"""Reads of a node's index of a shared log.
+"""Reads from a node's index of a shared log.
 
-`IndexReads` is the part of a `Ledger` that the index answers as it is. `ReadOnlyIndex` is the whole `Ledger` of a hub
-that serves reads while the node follows, and `ReadReplica` the seam to that hub.
+`IndexReads` has the methods of a `Ledger` that the index answers directly. `ReadOnlyIndex` is the whole `Ledger` of a
+hub that serves reads while the node follows. `ReadReplica` is the interface to that hub.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ReadOnlyIndex(IndexReads):
     def __init__(self, index: SQLiteLedger, *, epoch: str, name: str, describe_leader: Callable[[], Follows]) -> None:
         super().__init__(index)
         self.describe_leader = describe_leader
-        """Returns the leader, and the time (ms) as of which the index is complete."""
+        """Returns the leader, and the time (ms) up to which the index is complete."""
         self._epoch = epoch
         self._name = name
 
@@ -69,44 +69,44 @@ class ReadOnlyIndex(IndexReads):
         """Do nothing: the follower still uses the index."""
 
     async def verify(self) -> None:
-        """Do nothing: the follower finds out what is wrong with the log or the index."""
+        """Do nothing: the follower detects problems of the log or the index."""
 
     async def lookup(self, _request: LookupRequest) -> Facts:
-        """Return nothing: lookups are for what is to be stored."""
+        """Return nothing: lookups are only for batches that will be stored."""
         return Facts()
 
     async def append(self, _rows: Sequence[Row], _writes: Sequence[TableWrite]) -> None:
         raise LedgerError("This node follows, and stores nothing.")
 
     async def expire_calls(self, _before: int) -> None:
-        """Do nothing: the leader decides what expires."""
+        """Do nothing: the leader decides which results expire."""
 
     async def forget_dropped(self) -> None:
-        """Do nothing: the leader decides what is dropped."""
+        """Do nothing: the leader decides what is deleted."""
 
     async def trim(self, _trim: Trim) -> Trimmed:
         raise LedgerError("This node follows, and drops nothing.")
 
 
 class ReadReplica(Protocol):
-    """Serves reads of this node's index while the node follows. Its methods raise nothing: a replica that fails stops
-    serving, and the node follows on."""
+    """Serves reads from this node's index while the node follows. Its methods raise nothing: a replica that fails stops
+    serving, and the node continues to follow."""
 
     @property
     def is_serving(self) -> bool:
-        """Whether clients may read here."""
+        """Whether clients may read from this node."""
 
     async def start(self, index: ReadOnlyIndex) -> None:
-        """Serve reads of an index that holds what the log held a moment ago."""
+        """Serve reads of an index that had the log's newest state a moment ago."""
 
     async def apply(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         """Publish rows and table writes that the index has just stored."""
 
     async def drop_before(self, first_seq: int) -> None:
-        """Forget messages below ``first_seq``: the index has dropped them."""
+        """Forget messages below ``first_seq``, because the index has deleted them."""
 
     async def stop(self) -> None:
-        """Stop serving: the node no longer follows. Idempotent."""
+        """Stop serving, because the node no longer follows. Idempotent."""
 
 
 class NoReadReplica:

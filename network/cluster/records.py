@@ -1,7 +1,7 @@
-"""The content of the records of a shared log, and `LogReader`, which reads them in order.
+"""The content of the records of a shared log, and `LogReader`, which reads records in order.
 
-A record is one line of JSON, the `Header`, and a body. Each header has the digest of the record before it, so a follower
-notices a log that was changed or exchanged. Records are written by the leader alone: whoever may write to the engine can
+A record is one line of JSON, the `Header`, and a body. Each header has the digest of the previous record, so a follower
+detects a log that was changed or exchanged. Only the leader writes records. But anybody who may write to the engine can
 forge one, so the reader refuses each record that a leader cannot have written. No IO.
 """
 
@@ -32,7 +32,7 @@ HEADER_ROOM = 1024
 """Bytes reserved for the header of a record."""
 _NODE_NAME = re.compile("[!-~]{1,255}")
 _UNREADABLE = (msgspec.MsgspecError, RecursionError)
-"""Raised for JSON that somebody else wrote. `RecursionError` is for endless nesting."""
+"""Errors for invalid JSON of other writers. `RecursionError` is for endless nesting."""
 _UPGRADE = "A newer release may have written it: upgrade this node. Or the record is damaged: restore the log."
 _RESTORE = "The leader did not write this record: restore the log."
 
@@ -67,8 +67,8 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
 
 def _safe_name(node: str) -> str:
-    """Return a node's name if it is safe in an HTTP header and on a terminal, else nothing: anybody who may write to
-    the engine can send one."""
+    """Return a node's name if it is safe in an HTTP header and on a terminal. Otherwise return an empty string: anybody
+    who may write to the engine can send a name."""
     return node if _NODE_NAME.fullmatch(node) else ""
 
 
@@ -79,7 +79,7 @@ class Claim(Struct, frozen=True):
 
     @classmethod
     def read(cls, body: bytes) -> Claim:
-        """Read a body. An unreadable one, such as that of an older release, has no name."""
+        """Read a body. An unreadable body, such as that of an older release, gives no name."""
         try:
             return cls(_safe_name(msgspec.json.decode(body, type=cls).node))
         except _UNREADABLE:
@@ -91,7 +91,7 @@ class Claim(Struct, frozen=True):
 
 class Heartbeat(Struct, frozen=True, omit_defaults=True):
     """A broadcast of a node: its name, its position in the log, and its fencing token while it leads. ``owner`` is a
-    digest of its owner's token, ``at`` its clock in ms (0: an older release)."""
+    digest of the owner's token. ``at`` is the node's clock in ms (0: an older release)."""
 
     node: str = ""
     position: int = 0
@@ -101,9 +101,9 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def read(cls, text: str) -> Heartbeat:
-        """Read a broadcast. An unreadable one gives an empty heartbeat."""
+        """Read a broadcast. An unreadable broadcast gives an empty heartbeat."""
         try:
-            # Anybody who may publish can send a broadcast, so its size is checked before it is decoded.
+            # Anybody who may publish can send a broadcast, so check its size before decoding it.
             heartbeat = msgspec.json.decode(text, type=cls) if len(text) <= MAX_HEARTBEAT_CHARS else cls()
         except _UNREADABLE:
             return cls()
@@ -126,7 +126,7 @@ class _CommitBody(Struct, frozen=True):
 
 
 def digest(record: bytes) -> str:
-    """Return the digest that the next record has to name."""
+    """Return the digest that the next record must name."""
     return hashlib.sha256(record).hexdigest()[:32]
 
 
@@ -136,7 +136,7 @@ def write_record(header: Header, body: bytes = b"") -> bytes:
 
 @contextmanager
 def naming_record(position: int) -> Iterator[None]:
-    """Add the position to what is wrong with a record."""
+    """Add the position of the record to errors about it."""
     try:
         yield
     except UnusableLog as error:
@@ -150,7 +150,7 @@ def read_record(record: bytes) -> tuple[Header, bytes]:
         header = msgspec.json.decode(line, type=Header)
     except _UNREADABLE as error:
         raise UnusableLog(f"This is no record of a Roundelay network: {error}.") from error
-    # Refused and not skipped: a record that this release does not understand may change what follows.
+    # Refused, not skipped: a record that this release does not understand may change the meaning of later records.
     if header.format != FORMAT:
         raise UnusableLog(f"Its format is {header.format}. This Roundelay reads {FORMAT}: upgrade it.")
     return header, body
@@ -170,7 +170,7 @@ def write_commit(rows: Sequence[Row], writes: Sequence[TableWrite]) -> bytes:
 
 
 def read_commit(body: bytes) -> Commit:
-    """Read the body of a commit. Raises `UnusableLog` for what this release cannot have written."""
+    """Read the body of a commit. Raises `UnusableLog` for a body that this release cannot have written."""
     try:
         decoded = msgspec.json.decode(body, type=_CommitBody)
         writes = [
@@ -179,7 +179,7 @@ def read_commit(body: bytes) -> Commit:
         ]
         return Commit([decode_row(bytes(row)) for row in decoded.rows], writes)
     except (*_UNREADABLE, ValueError, KeyError) as error:
-        raise UnusableLog(f"This Roundelay cannot read that commit ({error}). {_UPGRADE}") from error
+        raise UnusableLog(f"This version of Roundelay cannot read the commit ({error}). {_UPGRADE}") from error
 
 
 def write_trim(step: TrimStep, writer: str, previous: str) -> bytes:
@@ -190,7 +190,7 @@ def _read_trim(body: bytes) -> TrimStep:
     try:
         return msgspec.json.decode(body, type=TrimStep)
     except _UNREADABLE as error:
-        raise UnusableLog(f"This Roundelay cannot read that trim ({error}). {_UPGRADE}") from error
+        raise UnusableLog(f"This version of Roundelay cannot read the trim ({error}). {_UPGRADE}") from error
 
 
 def write_records(
@@ -198,18 +198,18 @@ def write_records(
 ) -> list[bytes]:
     """Return the records of one commit, or of one chunk of a snapshot, each of at most ``max_bytes``.
 
-    ``previous`` is the digest of the record before them. Raises `LedgerError` for an engine with a tiny maximum.
+    ``previous`` is the digest of the previous record. Raises `LedgerError` for an engine with a tiny maximum.
     """
     if max_bytes <= 2 * HEADER_ROOM:
         raise LedgerError(
             f"The server of the shared log takes messages of at most {max_bytes} bytes, which is too small. Raise "
             "max_payload."
         )
-    # Reserve a fixed size: the length of the header depends on the digest and the number of parts.
+    # Reserve a fixed size, because the length of the header depends on the digest and the number of parts.
     room = max_bytes - HEADER_ROOM
     parts = [body[start : start + room] for start in range(0, len(body), room)] or [b""]
     records: list[bytes] = []
-    # Each record names the digest of the one before, so the parts are made one after the other.
+    # Each record names the digest of the previous one, so the parts are made one after the other.
     for number, part in enumerate(parts, 1):
         header = Header(kind=kind, writer=writer, previous=previous, left=len(parts) - number)
         records.append(write_record(header, part))
@@ -218,10 +218,10 @@ def write_records(
 
 
 class LogReader:
-    """Reads records one after the other: `read` joins a commit's parts, `decode` checks what they contain.
+    """Reads records one after the other. `read` joins a commit's parts, and `decode` checks their content.
 
-    ``position`` and ``digest`` name the last whole commit or other record. ``head`` is the newest row up to there. If it is
-    None, the next rows are accepted with any seq.
+    ``position`` and ``digest`` name the last whole commit or other record. ``head`` is the newest row up to that
+    record. If ``head`` is None, the next rows are accepted with any seq.
     """
 
     def __init__(self, position: int = 0, last_digest: str = "", head: int | None = None) -> None:
@@ -239,9 +239,9 @@ class LogReader:
         """Position and head of the newest complete snapshot."""
         self.open_snapshot: int | None = None if position else 0
         self.open_snapshot_head = 0
-        """Position and head of the snapshot that the leader has begun. None where that is not known."""
+        """Position and head of the snapshot that the leader has begun. None if unknown."""
         self.missing_up_to = 0
-        """Head of the snapshot with which the log begins. Rows up to there are not in the log."""
+        """Head of the snapshot with which the log begins. Rows up to this seq are not in the log."""
         self._parts: list[bytes] = []
         self._end = position, last_digest
         self._begins_at_snapshot = False
@@ -255,28 +255,28 @@ class LogReader:
 
     @property
     def end(self) -> int:
-        """Position of the last record that was read, also inside of a commit."""
+        """Position of the last record that was read, which may be inside a commit."""
         return self._end[0]
 
     @property
     def end_digest(self) -> str:
-        """Digest of that record. The next record has to name it."""
+        """Digest of that record. The next record must name it."""
         return self._end[1]
 
     def read(self, stored: LogRecord) -> bytes | TrimStep | None:
-        """Read the next record. Return the body of a commit once it is complete, or what a trim drops.
+        """Read the next record. Return the body of a commit once it is complete, or the step of a trim.
 
-        Raises `UnusableLog` where the record does not follow from those that were read.
+        Raises `UnusableLog` if the record does not follow from the records that were read.
         """
         header, body = self._check_order(stored)
         self._end = stored.position, digest(stored.data)
-        # The fence for readers: a deposed leader's record may still be in the log, and counts for nothing.
+        # The fence for readers: a deposed leader's record may still be in the log, but is ignored.
         is_by_leader = header.writer == self.leader_token
-        # chunks of a snapshot repeat what older records say: only a reader that lacks those records needs them
+        # chunks of a snapshot repeat older records: only a reader without those records needs the chunks
         is_applied = header.kind == "commit" or (header.kind == "values" and self.is_filling)
         if is_applied and is_by_leader:
             self._parts.append(body)
-            # `position` stays before the commit, so that a node that is killed here reads all of its parts again.
+            # `position` stays before the commit, so that a node that is killed here reads all parts again.
             if header.left:
                 return None
             self.position, self.digest = self._end
@@ -301,8 +301,8 @@ class LogReader:
         with naming_record(position + 1):
             header, body = read_record(stored.data)
         if self._begins_at_snapshot and header.kind == "base":
-            # The record that this one names as the one before it was dropped, so its digest cannot be compared
-            # A snapshot repeats what the dropped records said: the history, its name, and who leads.
+            # The previous record was dropped, so its digest cannot be compared. A snapshot repeats the content of the
+            # dropped records: the history, its name, and the leader.
             self.epoch, self.name, self.leader_token = header.epoch, header.name, header.writer
             self.missing_up_to = self.head = header.head
         elif self._begins_at_snapshot:
@@ -319,7 +319,7 @@ class LogReader:
         return header, body
 
     def _change_state(self, header: Header, body: bytes, position: int, *, is_by_leader: bool) -> None:
-        """Note who leads, which snapshot is complete, and whether the log is filled."""
+        """Record who leads, which snapshot is complete, and whether the log is filled."""
         if header.kind == "begin":
             self.epoch, self.name, self.is_filling = header.epoch, header.name, header.is_filled_later
         if header.kind == "filled":
@@ -334,7 +334,8 @@ class LogReader:
             self.open_snapshot, self.open_snapshot_head = position, header.head
         elif header.kind == "based" and is_by_leader:
             begun = self.open_snapshot, self.open_snapshot_head
-            # Checked against what this reader saw. A forged end could make nodes drop records that are still needed.
+            # Checked against the records that this reader has seen. A forged end could make nodes drop records that are
+            # still needed.
             if self.open_snapshot is not None and (header.base, header.head) != begun:
                 raise UnusableLog(
                     f"The record {position} of the shared log ends a snapshot at {header.base} that its writer has not "
@@ -343,8 +344,8 @@ class LogReader:
             self.snapshot, self.snapshot_head, self.is_filling = header.base, header.head, False
 
     def decode(self, content: bytes | TrimStep) -> Commit | TrimStep:
-        """Decode the body of a commit, or check what is to be dropped. Raises `UnusableLog` for what no leader writes:
-        anybody who may write to the engine can forge a record in the leader's name."""
+        """Decode the body of a commit, or check the step of a trim. Raises `UnusableLog` for content that no leader
+        writes: anybody who may write to the engine can forge a record in the leader's name."""
         with naming_record(self.position):
             if isinstance(content, TrimStep):
                 if self.head is not None and max(content.messages, content.records) > self.head + 1:
@@ -356,9 +357,9 @@ class LogReader:
             return commit
 
     def _check_seqs(self, seqs: list[int]) -> None:
-        """Refuse rows that do not follow the newest one, since each would overwrite or skip one in every index."""
+        """Refuse rows that do not follow the newest row, because each would overwrite or skip a row in every index."""
         first = seqs[0] if self.head is None else self.head + 1
-        if self.is_filling:  # copied from a database, which may lack dropped rows
+        if self.is_filling:  # copied from a database, which may lack deleted rows
             is_next = seqs[0] >= first and seqs == sorted(set(seqs))
         else:
             is_next = seqs == list(range(first, first + len(seqs)))

@@ -1,8 +1,8 @@
-"""`ReplicatedLedger`: a `Ledger` whose truth is a shared log, and whose SQLite file is one node's index of it.
+"""`ReplicatedLedger`: a `Ledger` stored in a shared log, with a SQLite file as this node's index of the log.
 
-One node leads: it appends each commit to the log and to its index (`leader`). The others apply the log to their indexes
-and wait in `open` (`follower`). When nobody leads, the node that claims the log first becomes the
-leader (`election`).
+One node leads: it appends each commit to the log and to its index (`leader`). The other nodes apply the log to their
+indexes and wait in `open` (`follower`). When nobody leads, the first node that claims the log becomes the leader
+(`election`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ log = logging.getLogger(__name__)
 
 
 class ReplicatedLedger(IndexReads):
-    """A `Ledger` over a shared log and an index. ``open`` returns when this node leads; until then it follows.
+    """A `Ledger` over a shared log and an index. ``open`` returns when this node leads. Until then the node follows.
 
-    ``new_id`` makes fencing tokens, and the epoch of a new log. ``report`` is given sentences for the operator. With
-    ``requires_full`` nothing is acknowledged unless the engine shows that it is on disks. ``replica`` serves reads while this
-    node follows.
+    ``new_id`` makes fencing tokens, and the epoch of a new log. ``report`` receives sentences for the operator. With
+    ``requires_full`` nothing is acknowledged unless the engine shows that it is on disks. ``replica`` serves reads while
+    this node follows.
     """
 
     def __init__(
@@ -62,17 +62,17 @@ class ReplicatedLedger(IndexReads):
         self._follower = Follower(self._log, self.replica)
         self._election = Election(self._log, self._follower, self._durability, new_id=new_id, network=name)
         self._leader: Leader | None = None
-        """The last term of this node, which may be over."""
+        """The last term of this node, which may have ended."""
 
     def set_identity(self, node: str, owner: str = "") -> None:
-        """Set the node's name (HOST:PORT), and the digest that tells its owner's token from another one."""
+        """Set the node's name (HOST:PORT), and the digest that distinguishes its owner's token from another one."""
         self._log.node_name, self._log.owner_digest = node, owner
 
     # --- status
 
     @property
     def leader_node(self) -> str:
-        """Name of the leader, as far as this node knows."""
+        """Name of the leader. Empty if unknown."""
         return self._follower.leader_name
 
     @property
@@ -82,18 +82,18 @@ class ReplicatedLedger(IndexReads):
 
     @property
     def durability(self) -> str:
-        """``full`` where the engine shows that acknowledged records are on disks, else ``replicated``."""
+        """``full`` if the engine shows that acknowledged records are on disks, else ``replicated``."""
         return self._durability.level
 
     def describe_leader(self) -> Follows:
-        """Return the leader that this node follows, and the time (ms) as of which its index is complete."""
+        """Return the leader that this node follows, and the time (ms) up to which its index is complete."""
         return self._follower.describe_leader()
 
     @property
     def status(self) -> LogStatus:
         """This node's role in the log."""
         leads = self._leader is not None and bool(self._leader.token)
-        # this node's own name is that of its last term, which is over
+        # this node's own name may remain from its last term, which has ended
         leader = "" if leads or self.leader_node == self._log.node_name else self.leader_node
         behind = 0 if leads else self._follower.behind
         answered_s = self._log.contact.silent_s if self._log.contact.answered_at else None
@@ -103,7 +103,7 @@ class ReplicatedLedger(IndexReads):
     # --- lifetime
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
-        """Follow the log until nobody leads, claim it, and return what the index holds then."""
+        """Follow the log until nobody leads, claim it, and return the content of the index."""
         try:
             self._leader = None
             await self._log.index.open()
@@ -128,31 +128,32 @@ class ReplicatedLedger(IndexReads):
         return msgspec.structs.replace(meta, epoch=reader.epoch, name=reader.name), writes
 
     async def _open_log(self) -> LedgerError | None:
-        """Open the log. Return a failure that a later attempt may not meet; raise any other one."""
+        """Open the log. Return a failure that a later attempt may not meet. Raise any other failure."""
         loop = asyncio.get_running_loop()
         notice = f"The shared log {self._log.name} does not answer yet."
         timer = loop.call_later(settings.QUIET_START_S, self._log.report, notice)
         try:
             await self._log.open_shared()
         except (LogElectionPending, LogIncomplete) as error:
-            # Any other `LogUnavailable` is raised: at a first start it is more likely a wrong address.
+            # Any other `LogUnavailable` is raised: at a first start it probably means a wrong address.
             return self._election.judge(error)
         finally:
             timer.cancel()
         return None
 
     async def hand_over(self) -> str:
-        """Give up leadership for good. Return the name of the successor, if one claims the log within a moment."""
+        """Give up leadership for good. Return the name of the successor, if another node claims the log within a
+        moment."""
         return "" if self._leader is None else await self._leader.hand_over()
 
     async def close(self) -> None:
         """Give up leadership, and close log and index."""
         if self._leader is not None:
-            # Before the log is closed: the release tells followers at once, and spares them the wait for missing
+            # Before the log is closed: the release notifies followers at once, so they need not wait for missing
             # heartbeats.
             await self._leader.release()
-        self._follower.behind = None  # until it looks again it follows nobody
-        # Nobody is followed any more. A replica that went on serving would show an index that nobody updates.
+        self._follower.behind = None  # until its next check, this node follows nobody
+        # This node follows nobody any more. A replica that continued to serve would show an index that nobody updates.
         await self._follower.feed.stop()
         await self._log.shared.close()
         await self._log.index.close()
@@ -172,7 +173,7 @@ class ReplicatedLedger(IndexReads):
         await self._require_leader().expire_calls(before)
 
     async def forget_dropped(self) -> None:
-        """As `Ledger.forget_dropped`. Also shorten the log, where nothing in its oldest records is needed any more."""
+        """Like `Ledger.forget_dropped`. Also shorten the log if its oldest records are no longer needed."""
         # The index first: it must not depend on the engine, which may be away.
         await self._log.index.forget_dropped()
         if self._leader is not None and self._leader.token:

@@ -1,7 +1,8 @@
 """`SharedLog`, the protocol of a log that several nodes share: its records, its errors, and a node's status.
 
 An engine (`jetstream`, `postgres`) stores records in one order. It accepts a record only directly after the position
-that the writer names, so that of two writers one is refused. The module `records` defines their content. No IO.
+that the writer names, so if two nodes write at the same time, one is refused. The module `records` defines the content
+of records. No IO.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from roundelay.network.ledger import LogFull
 
 
 class LogUnavailable(LedgerError):
-    """The engine does not answer now, and may answer later."""
+    """The engine does not answer now, but may answer later."""
 
 
 class LogElectionPending(LogUnavailable):
-    """The engine's servers are electing their leader. They answer afterwards."""
+    """The engine's servers are electing their leader, and will answer afterwards."""
 
 
 class LogIncomplete(LogUnavailable):
-    """The engine answers as if records were lost. Just after an election of its servers the answer may be wrong; if the
-    engine repeats it, the records are lost."""
+    """The engine answers as if records were lost. Just after an election of its servers this answer may be wrong. If
+    the engine repeats it, the records are lost."""
 
 
 class LogTruncated(LedgerError):
-    """The requested records were dropped: the log begins later now."""
+    """The requested records were dropped, because the log now begins later."""
 
 
 class UnusableLog(LedgerError):
@@ -36,7 +37,7 @@ class UnusableLog(LedgerError):
 
 
 def missing_log(name: str) -> LogIncomplete:
-    """Return the error for a log that has to exist and does not."""
+    """Return the error for a required log that does not exist."""
     return LogIncomplete(
         f"There is no log {name}. A node that already knows a log never creates a new one: the new log would be a "
         "different history. Check the name, or restore the log. A node with a new file for --db creates one."
@@ -44,7 +45,7 @@ def missing_log(name: str) -> LogIncomplete:
 
 
 def describe_wait(error: LedgerError) -> str:
-    """Return why a node waits, for everybody: without the address of the log."""
+    """Return why a node waits, in a form for clients: without the address of the log."""
     match error:
         case LogFull():
             return "the log has no room"
@@ -67,12 +68,12 @@ class LogRecord(NamedTuple):
 
 class SharedLog(Protocol):
     """The operations of an engine. Every method raises `LedgerError` with a sentence for an operator, or
-    `LogUnavailable` where a later call may succeed."""
+    `LogUnavailable` if a later call may succeed."""
 
     name: str
     """Address of the log without secrets, for operators."""
     network: str
-    """Name of the network alone, without the address."""
+    """Name of the network, without the address."""
 
     async def open(self, *, create: bool = True) -> None:
         """Connect. Create a missing log, or raise `LogIncomplete` without ``create``."""
@@ -91,7 +92,8 @@ class SharedLog(Protocol):
         """Return the position of the oldest record. For an empty log it is the position of the next record."""
 
     async def drop(self, before: int) -> bool:
-        """Drop the records below a position, or some of the oldest. Return whether none is left. For leaders only."""
+        """Drop the records below a position, or only some of the oldest. Return whether none is left. Only for
+        leaders."""
 
     async def room(self) -> tuple[int, int]:
         """Return the free bytes and the maximum size of the log."""
@@ -103,41 +105,42 @@ class SharedLog(Protocol):
         """
 
     def follow(self, after: int) -> AsyncIterator[LogRecord]:
-        """Yield the records above a position, ascending without a gap, and future ones. Close the iterator."""
+        """Yield the records above a position, ascending without a gap, and future records. The caller must close the
+        iterator."""
 
     async def broadcast(self, text: str) -> None:
         """Send a text to all connected nodes. Broadcasts may be lost."""
 
     async def next_broadcast(self) -> str:
-        """Wait for the next broadcast. Own broadcasts come back too."""
+        """Wait for the next broadcast. Includes the node's own broadcasts."""
 
     async def find_sync_risk(self) -> str:
-        """Return why an acknowledged record may not be on disks, in a sentence. Empty where the engine itself shows that
-        it is."""
+        """Return why an acknowledged record may not be on disks, in a sentence. Empty if the engine itself shows that
+        it is on disks."""
 
     async def describe(self) -> dict[str, Any]:
         """Describe the engine for operators, as JSON: its size, its limits, its servers."""
 
 
 def follow_records(shared: SharedLog, after: int) -> aclosing[AsyncGenerator[LogRecord, None]]:
-    """Follow the records above a position, in an ``async with``."""
+    """Follow the records above a position, for use in an ``async with``."""
     return aclosing(cast(AsyncGenerator[LogRecord, None], shared.follow(after)))
 
 
 class LogStatus(NamedTuple):
-    """Role of a node among those that share its log. ``str`` gives the text of `/readyz`."""
+    """Role of a node among the nodes that share its log. ``str`` returns the text of `/readyz`."""
 
     leads: bool
     leader: str
-    """Address of the leader, where another node leads and its address is known."""
+    """Address of the leader, if another node leads and its address is known."""
     behind: int | None
-    """Records that were left to follow at the last look. None at the start."""
+    """Number of records left to follow at the last check. None at the start."""
     answered_s: float | None
     """Seconds since the last answer of the log."""
     log: str
     durability: str
     waits: str = ""
-    """Why the node neither leads nor follows any more."""
+    """Why the node neither leads nor follows."""
 
     def __str__(self) -> str:
         if self.waits and not self.leads:

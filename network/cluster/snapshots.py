@@ -1,8 +1,9 @@
 """Snapshots: the leader writes every value of every table to the log again, so that older records can be dropped.
 
-A snapshot has a begin, chunks, and an end. Commits may come between: a chunk is read from the index under the leader's
-lock, so it holds what the log said so far, and later commits override it. A snapshot without its end is none. The log
-may begin at a complete snapshot once no row up to its head is kept, because rows are not part of it.
+A snapshot has a begin, chunks, and an end. Commits may come between. A chunk is read from the index under the leader's
+lock. So it contains the state at its own position in the log, and later commits override it. A snapshot without its end
+is ignored. The log may begin at a complete snapshot if no row up to its head is kept, because rows are not part of a
+snapshot.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ async def shorten_log(leader: Leader) -> None:
     indexed = leader.log
     first, (free, total) = await indexed.shared.first(), await indexed.shared.room()
     records = indexed.reader.end - first
-    # A complete snapshot is there. Use it before another one is written.
+    # There is a complete snapshot. Use it before writing another one.
     if indexed.reader.snapshot > first:
         await drop_before_snapshot(indexed, first, leader)
         return
     is_filling_up = records >= settings.SNAPSHOT_MIN_RECORDS and total - free >= total // settings.SNAPSHOT_FILL_DIVISOR
-    # damaged values would be missing in the snapshot, and with the older records they would be gone for every node
+    # damaged values would be missing in the snapshot, and without the older records every node would lose them
     if (records >= settings.SNAPSHOT_EVERY_RECORDS or is_filling_up) and not indexed.index.damaged:
         await _write_snapshot(leader)
 
@@ -41,17 +42,17 @@ async def shorten_log(leader: Leader) -> None:
 async def drop_before_snapshot(indexed: IndexedLog, first: int, leader: Leader | None) -> None:
     """Drop the records before the newest snapshot, if nothing in them is needed any more.
 
-    A drop that is refused, or killed on the way, is tried another time: the log is as good as before. A candidate
-    without a term yet (``leader`` is None) calls this too, to make room for its claim.
+    A drop that was refused or killed on the way is tried again later, because the log is still valid. A candidate
+    without a term yet (``leader`` is None) also calls this, to make room for its claim.
     """
     reader = indexed.reader
     snapshot, head = reader.snapshot, reader.snapshot_head
-    # Rows are not part of a snapshot. As long as one is kept, a new node has to read it from the older records.
+    # Rows are not part of a snapshot. As long as one of them is kept, a new node must read it from the older records.
     if snapshot <= first or await indexed.index.holds_up_to(head):
         return
     if await indexed.first_kept() <= head:
-        # No row up to the head is left, but the marks are still lower. A node that begins at the snapshot would take
-        # the rows for missing, so a trim moves the marks first.
+        # No row up to the head is left, but the marks are still lower. A node that begins at the snapshot would
+        # consider the rows missing, so a trim moves the marks first.
         if leader is None or not leader.token:
             return
         async with leader.exclusive():
@@ -66,7 +67,7 @@ async def drop_before_snapshot(indexed: IndexedLog, first: int, leader: Leader |
     while not is_done:
         async with lock:  # one step at a time, so that commits come between
             try:
-                # Dropping is idempotent and leaves the snapshot itself, so a kill between two steps does no harm.
+                # Dropping is idempotent and keeps the snapshot itself, so a kill between two steps does no harm.
                 is_done = await indexed.shared.drop(snapshot)
             except LedgerError as error:
                 log.warning("old records stay in the shared log: %s", error)
@@ -81,21 +82,21 @@ async def _write_snapshot(leader: Leader) -> None:
         position, head = reader.end + 1, indexed.index.head
         begin = await indexed.index.read_beginning()
         await indexed.append("base", leader.token, epoch=reader.epoch, name=reader.name, head=head)
-        # a node that begins here has to know which rows are dropped already
+        # a node that begins here has to know which rows are already deleted
         await indexed.append_trim(begin, leader.token)
     for table in (*LOADED_TABLES, *sorted(COLD_TABLES - VOLATILE_TABLES - {"followed"})):
         await _write_table(leader, cast(Table, table))
     async with leader.exclusive():
-        # Last: without this record the chunks are none, and a reader that begins there knows that the snapshot is
+        # Last: without this record the chunks do not count, and a reader that begins there knows that the snapshot is
         # incomplete.
         await indexed.append("based", leader.token, base=position, head=head)
-        # Store the cursor now: a drop must not remove the record at which the index stands.
+        # Store the cursor now: a drop must not remove the record at the index's position.
         await indexed.index.append([], [indexed.cursor_write()])
 
 
 async def _write_table(leader: Leader, table: Table) -> None:
-    """Write the values of a table in chunks. Reading and writing a chunk is one step under the lock: a commit between
-    them would be overridden by older values."""
+    """Write the values of a table in chunks. Reading and writing a chunk is one step under the lock. Otherwise a commit
+    between them would be overridden by older values."""
     indexed, after = leader.log, ""
     while True:
         async with leader.exclusive():
