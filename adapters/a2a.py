@@ -410,9 +410,9 @@ class _RemoteTask:
         if is_new and self._streamed_artifact is not None:
             self._stream("\n\n" if self._streamed else "")
             self._streamed_artifact = name
+        # Streamed text cannot be changed afterwards, so only text that continues it is streamed. The final answer shows
+        # all text.
         if (
-            # Streamed text cannot be changed afterwards. Only text at its end is streamed; the final answer shows the
-            # rest.
             self._streamed_artifact == name
             and (is_append or is_new)
             and all(part.HasField("text") for part in artifact.parts)

@@ -170,8 +170,8 @@ class CallModel:
 
     def place_parts(self) -> CallModel:
         """Return the step with the parts in their default positions, unless a template has already placed them."""
-        step = replace(self, parts=())
         # Placed parts leave `parts`. Middleware that runs later would otherwise place them a second time.
+        step = replace(self, parts=())
         texts = [text for part in self.parts for text in (part.fenced, part.user) if text]
         return step.add_to_prompt("\n\n".join(texts)) if texts else step
 
@@ -215,8 +215,8 @@ class Around:
     def report(self, text: str) -> Iterator[None]:
         """Show people the progress of the work until the block ends. The model does not read it."""
         self.emit(Progress(self.reaction, self.state.turn, replace_surrogates(text), path=self.path))
+        # End the report in any case. Without that, people would see the work as going on after an error.
         try:
-            # End the report in any case. Without that, people would see the work as going on after an error.
             yield
         finally:
             self.emit(Progress(self.reaction, self.state.turn, "", is_done=True, path=self.path))

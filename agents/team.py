@@ -427,7 +427,7 @@ def build_runner(
             url=url,
             token=token,
             on_event=on_event,
-            # The model was made for this runner alone, so the runner closes it at the end.
+            # No other runner shares the model, so this runner closes it at its end.
             owns_model=True,
         )
     except ToolError as error:  # two tools with the same name

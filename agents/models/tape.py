@@ -221,7 +221,6 @@ def _describe_tools(names: Sequence[str], one: str, many: str) -> list[str]:
 def _compare_messages(recorded: Fingerprint, now: _Hashes, messages: Sequence[ChatMessage]) -> str | None:
     recorded_messages = recorded.get("messages") or ""
     then = _split(recorded_messages, 1 + SHORT_CHARS) if isinstance(recorded_messages, str) else list(recorded_messages)
-    # Cut to the recorded length, which differs between versions of the fingerprint.
     present = [digest[: len(then[0])] for digest in now.messages] if then else list(now.messages)
     for index, (was, digest) in enumerate(zip(then, present, strict=False)):
         if was == digest:
@@ -257,7 +256,6 @@ def _compare_lines(then: Sequence[str], text: str) -> str:
     """Name the first line that differs in a message."""
     lines = text.split("\n")
     present = _print_lines(text, is_long=any(len(line) == LONG_LINE_CHARS for line in then))
-    # Equal lines in another order point to an unsorted source of the prompt, such as a set.
     note = "the same lines in a different order; " if Counter(then) == Counter(present) else ""
     # Without autojunk: it would ignore lines that repeat often, and could name the wrong one.
     for kind, start, end, first, last in SequenceMatcher(None, then, present, autojunk=False).get_opcodes():
@@ -437,7 +435,6 @@ def write_tape(path: Path, agent_id: str, turns: Iterable[TapedTurn]) -> None:
         ordered = {"run": turn.run, "turn": turn.turn, **value}
         lines.append(json.dumps(ordered, ensure_ascii=False))
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Replace the file at once: an interrupted recording must not destroy the tape that tests use.
     with replace_file(path) as file:
         file.write("\n".join(lines) + "\n")
 
@@ -452,7 +449,6 @@ def read_tape(path: Path) -> list[TapedTurn]:
         ) from error
     turns = []
     for number, line in enumerate(lines, 1):
-        # People write comments and blank lines into tapes, and line numbers in errors must still be right.
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         try:
@@ -492,7 +488,6 @@ class TapeModel:
         turns = read_tape(tape) if isinstance(tape, Path) else list(tape)
         by_run: dict[str, list[TapedTurn]] = {}
         for number, turn in enumerate(turns):
-            # A line without a run is a reaction of one turn: the simplest tape is a list of answers.
             by_run.setdefault(turn.run or f"line {number}", []).append(turn)
         self._waiting = [_Run(run_turns) for run_turns in by_run.values()]
         self._bound: dict[tuple[str, str], _Run] = {}
@@ -598,7 +593,6 @@ def _parse_arguments(arguments: str) -> dict[str, Any] | str:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
         return arguments
-    # Spaces and the order of keys belong to the request of the next turn, whose hash covers them.
     return value if isinstance(value, dict) and _write_arguments(value) == arguments else arguments
 
 
