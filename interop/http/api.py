@@ -172,7 +172,7 @@ async def _send(call: HttpCall) -> tuple[int, Any]:
     if key is not None and body.message_id not in (None, key):
         raise InvalidFrame("message_id and the header Idempotency-Key name different ids. Send only one of them.")
     options = body.model_dump(exclude={"to", "content", "message_id"}, exclude_none=True)
-    # The frame has no such value: leaving it out means the same.
+    # `NetworkClient.send` takes no False: leaving the option out means the same.
     if options.get("requires_response") is False:
         del options["requires_response"]
     # A new id for each request without one: such a request is not idempotent, and a retry sends again.

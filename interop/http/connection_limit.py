@@ -53,7 +53,6 @@ class RefusalLog:
             return
         counts = ", ".join(f"{reason} ({number})" for reason, number in sorted(self._counts.items()))
         log.warning("connections of callers were refused: %s", counts)
-        # Clear before the timer starts, so that each refusal is in exactly one line.
         self._counts.clear()
         self._due = asyncio.get_running_loop().call_later(self._period_s, self._write)
 
@@ -106,7 +105,7 @@ class LimitedConnection(H11Protocol):
         super().connection_made(transport)
         self._due = self.loop.call_later(HEAD_TIMEOUT_S, transport.abort)
         self.source = source_of(transport.get_extra_info("peername"))
-        # It counts from the start: a connection that never sends a request takes a place like any other.
+        # Count the connection from the start: it takes a place even if it never sends a request.
         self._limit.limiter.add(self)
 
     def evict(self) -> None:

@@ -50,7 +50,7 @@ def describe_activity(reading: Reading, participant: Participant, *, is_online: 
     # A caller must not learn from an agent's activity that somebody else writes to it.
     opened = [reaction for reaction in oldest if reads(reading, reaction.trigger_head)]
     work = [(reaction, _find_activity(state, participant, reaction, is_online=is_online)) for reaction in opened]
-    # The agent has used up its answers without a person. It stays stopped until a person writes to it.
+    # Once it is reported that an agent used up its answers without a person, it stays stopped until a person writes.
     answers = state.bucket(participant.agent_id).answer_count
     if not is_online:
         activity = "gone"
