@@ -124,7 +124,7 @@ class A2AAgent(AdaptedAgent):
         tags = [*self.tags, *dict.fromkeys(tag for skill in card.skills for tag in skill.tags)]
         return {
             **own,
-            # The card is a stranger's text and every participant receives it, so each part of it has a limit.
+            # The card is a stranger's text that every participant receives, so each part of it has a limit.
             "description": self.description or card.description[:2000],
             "tags": [tag[:MAX_NAME] for tag in tags[:MAX_NAMED]],
             "tools": [skill.name[:MAX_NAME] for skill in card.skills[:MAX_NAMED]],
@@ -138,7 +138,7 @@ class A2AAgent(AdaptedAgent):
 
     async def answer(self, turn: IncomingTurn) -> str:
         now = asyncio.get_running_loop().time
-        # A timeout and the end of the process both arrive as a cancellation. The clock tells them apart.
+        # A timeout and the end of the process both arrive as a cancellation. The clock distinguishes them.
         until_s = now() + self.policy.model_timeout_s
         try:
             progress = _RemoteTask(turn)
@@ -182,7 +182,7 @@ class A2AAgent(AdaptedAgent):
             raise ModelError(
                 f"{self.address} did not send its card within {CARD_TIMEOUT_S:g} s", reason="timeout"
             ) from error
-        # gRPC is left out: it would open connections of its own, past the transport that bounds hosts and sizes.
+        # Exclude gRPC: it would open separate connections, outside of the transport that limits hosts and sizes.
         config = ClientConfig(httpx_client=connection.http, supported_protocol_bindings=["JSONRPC", "HTTP+JSON"])
         try:
             connection.client = ClientFactory(config).create(card)
@@ -253,14 +253,14 @@ class A2AAgent(AdaptedAgent):
             await turn.keep("continues", self._waiting.pop(context, None) or await self._find_waiting(client, context))
         message = turn.message
         if message.kind == "direct":
-            # A direct message is for this agent alone, so it goes out unchanged, with its files and data.
+            # A direct message is only for this agent, so send it unchanged, with its files and data.
             parts = make_parts(message.content)
         else:
-            # In a channel the agent missed what others wrote, so it gets the news as text, each with its sender.
+            # In a channel the agent missed messages of others, so it gets them as text, each with its sender.
             parts = [Part(text="\n\n".join([turn.guide, *map(mark, turn.news)]))]
         return SendMessageRequest(
             message=Message(
-                # The same id for each attempt: an agent that already has the message can recognize the repetition.
+                # Use the same id for each attempt. An agent that already has the message can then recognize the repeat.
                 message_id=turn.reaction,
                 context_id=context,
                 task_id=str(turn.kept.get("continues") or ""),
@@ -283,7 +283,7 @@ class A2AAgent(AdaptedAgent):
 
     async def _resume(self, client: Client, task_id: str) -> AsyncIterator[StreamResponse]:
         task = await client.get_task(GetTaskRequest(id=task_id))
-        # Yield the whole task first: updates that were sent while nobody listened are only in there.
+        # Yield the complete task first, because it includes updates that were sent while no connection was open.
         yield StreamResponse(task=task)
         assert self._card is not None, "connected before"
         if task.status.state not in OVER and self._card.capabilities.streaming:
@@ -295,8 +295,8 @@ class A2AAgent(AdaptedAgent):
         try:
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
                 with _as_a2a():
-                    # A stop may come before the first update. The id is then unknown here, but the remote task runs and
-                    # costs.
+                    # A stop may come before the first update. The task's id is then unknown here, but the remote task
+                    # is already running and costs money.
                     task_id = task_id or await self._find_started(client, turn)
                     if task_id:
                         await client.cancel_task(CancelTaskRequest(id=task_id))
@@ -309,7 +309,7 @@ class A2AAgent(AdaptedAgent):
         wanted = ListTasksRequest(context_id=_context_of(turn), page_size=5)
         for attempt in (1, 2, 3):  # the message may still be in transit
             for task in (await client.list_tasks(wanted)).tasks:
-                # Other tasks of this context must go on, so only the task that contains this message is cancelled.
+                # Other tasks of this context must continue, so cancel only the task that contains this message.
                 if any(message.message_id == turn.reaction for message in task.history):
                     return str(task.id)
             await asyncio.sleep(RETRY_BACKOFF.delay_s(attempt))
@@ -424,7 +424,7 @@ class _RemoteTask:
     def _store(self, artifact: Artifact, *, is_append: bool = False) -> None:
         name, size = artifact.artifact_id, artifact.ByteSize()
         previous = self._sizes.get(name, 0)
-        # A replaced artifact frees its old size. Without that, an agent that rewrites its draft would reach the limit.
+        # A replaced artifact frees its previous size. Otherwise an agent that rewrites its draft would reach the limit.
         self._sizes[name] = previous + size if is_append else size
         self._size += self._sizes[name] - previous
         self._check_size(self._size)
@@ -433,7 +433,7 @@ class _RemoteTask:
         self._artifacts.setdefault(name, []).extend(artifact.parts)
 
     def _check_size(self, size: int) -> None:
-        # This bounds the memory, not the answer: the size counts bytes and metadata, and a character takes up to 4
+        # This limits the memory, not the answer. The size counts bytes and metadata, and a character takes up to 4
         # bytes.
         if size > 8 * self._turn.max_chars:
             raise ModelError("The agent's answer is longer than a message may be.", reason="broken_reply")
@@ -454,7 +454,8 @@ class _RemoteTask:
             case TaskState.TASK_STATE_AUTH_REQUIRED:
                 raise ModelError(f"The agent's task needs an authorization. {status_text}", reason="unauthorized")
             case TaskState.TASK_STATE_INPUT_REQUIRED:
-                # The question is in the status, and the work so far in the artifacts. The person needs both to answer.
+                # The status contains the question, and the artifacts contain the work so far. The person needs both to
+                # answer.
                 return "\n\n".join(text for text in (self._read_artifacts(), status_text) if text)
             case _:
                 # Artifacts are the result of a task in A2A. The status text is the answer only if there is no artifact.
@@ -550,6 +551,6 @@ def _classify(error: A2AError) -> ModelFailure:
             return "unreachable"
         if isinstance(cause, BROKEN):
             return "broken_reply"
-        # The SDK wraps errors of httpx in its own. The reason that decides about a retry is further down.
+        # The SDK wraps errors of httpx. The cause that decides about a retry is further down in the chain.
         cause = cause.__cause__
     return "not_found" if isinstance(error, TaskNotFoundError) else "rejected"

@@ -92,7 +92,7 @@ class Agent(AgentView):
         # while nothing changes.
         if [*map(id, tools.values())] == [*map(id, self._tools.values())]:
             return self
-        # A copy: a turn that is still running must keep the tools that its model was offered.
+        # Use a copy: a running turn must keep the tools that its model was offered.
         fresh = copy(self)
         fresh._set_tools(tools)
         return fresh
@@ -247,7 +247,7 @@ def _limit(agent: Agent, turns: int | None, calls: int | None) -> Agent:
     policy = agent.policy
     lowered: AgentPolicy = replace(
         policy,
-        # Not below what middleware needs, or a stranger's message could switch a reviewer off.
+        # Never go below the minimum of the middleware. Otherwise a stranger's message could switch a reviewer off.
         max_turns=max(
             min(policy.max_turns, turns or policy.max_turns), *(layer.min_turns for layer in agent.middleware), 1
         ),

@@ -175,7 +175,7 @@ def template_instruction(source: str) -> Instruction:
     environment = BoundedEnvironment(undefined=StrictUndefined)
     try:
         template = environment.from_string(source)
-        # Render once now: an unknown name would otherwise fail at the first message.
+        # Render once now. Otherwise an unknown name would fail only at the first message.
         template.render(_name_facts(TurnState("a", 1, 2)))
     except TemplateError as error:
         raise ConfigError(f"the instruction's template is wrong: {error}") from error

@@ -298,7 +298,7 @@ async def _answer_late(client: NetworkClient, decision: AnyMessage) -> None:
     if said is None or request is None:
         return
     approval, has_ended = request
-    # The decision that counted, delivered again: there is nothing to say.
+    # This is the decision that counted, delivered again. There is nothing to answer.
     if approval is not None and decision.seq in {approval.seq, *(vote.seq for vote in approval.votes)}:
         return
     seq = find_request(decision)

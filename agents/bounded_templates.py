@@ -91,7 +91,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
-            # Wrapped in the parsed template: no option of jinja's sandbox sees a round of a loop.
+            # Wrap loops in the parsed template, because no option of jinja's sandbox sees the rounds of a loop.
             loop.iter = _through(_COUNT, loop.iter)
         for joined in list(tree.find_all(nodes.Concat)):
             joined.nodes = [_through(_MEASURE, node) for node in joined.nodes]
@@ -198,7 +198,8 @@ def _check_size(size: int) -> None:
 def _check_operands(operator: str, left: Any, right: Any) -> None:
     match operator, left, right:
         case "**", int(), int():
-            # Estimated from the operands: computing the power first would take the time that the limit should save.
+            # Estimate the size from the operands. Computing the power first would take the time that the limit should
+            # save.
             if left.bit_length() * max(right, 0) > MAX_BITS:
                 raise TemplateTooLarge(f"the result of ** has more than {MAX_BITS:,} bits")
         case "*", int(), int():
@@ -229,7 +230,7 @@ def _check_format(form: str, values: Iterable[Any]) -> None:
         if ("*" in form or "{" in form) and any(_is_wide(part) for part in parts):
             raise TemplateTooLarge(f"it pads a text to more than {MAX_WIDTH:,} characters")
     places = form.count("%") + form.count("{") + 1
-    # A format may use one value at every place, so the values share the room.
+    # A format may use one value at several positions, so the values share the remaining size.
     _measure(values, MAX_CHARS // places)
 
 

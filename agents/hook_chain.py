@@ -243,7 +243,7 @@ class HookChain:
                 raise TypeError(
                     f"a reviewer gave a {type(result).__name__} and must give the answer, as text or as Answer(...)"
                 )
-            # Names of checks are collected from all reviewers. `update` alone would keep those of the last one only.
+            # Collect names of checks from all reviewers. `update` alone would keep only the names of the last reviewer.
             metadata.update({name: value for name, value in result.metadata.items() if name != PASSED_CHECKS})
             if isinstance(names := result.metadata.get(PASSED_CHECKS), list):
                 passed.extend(map(str, names))
@@ -260,7 +260,7 @@ class HookChain:
                 notes += [note, *result.notes]
             else:
                 answer = read_answer(result)
-        # All corrections at once: one at a time, each would cost a turn, and the limit would be reached sooner.
+        # Send all corrections together. One at a time, each would cost a turn, and the limit would be reached sooner.
         if corrections and can_correct:
             return Reviewed(answer, "\n".join(correction.instruction for correction in corrections), notes=tuple(notes))
         if failed := [correction.name for correction in corrections if correction.name]:

@@ -225,7 +225,7 @@ class ActivityReporter:
             at = self._lengths.get(stream, 0)
             self._lengths[stream] = at + len(text)
         last = self._pieces[-1] if self._pieces else None
-        # Join adjoining pieces of one stream: a model's tokens would otherwise fill a signal with overhead.
+        # Join adjacent pieces of one stream. Otherwise a model's tokens would fill a signal with overhead.
         if last is not None and last.stream == stream and last.at + len(last.text) == at and stream[2] != "progress":
             last.text += text
             self._size += len(text)
@@ -274,7 +274,8 @@ def _shorten(pieces: list[_Piece]) -> list[_Piece]:
         if room <= 0:
             break
         if len(piece.text) > room:
-            # The beginning is cut, so the piece starts later. With the old position screens would place it wrongly.
+            # The beginning is dropped, so the piece starts later. With the old offset, screens would show it at the
+            # wrong position.
             piece.at += len(piece.text) - room
             piece.text = piece.text[-room:]
         room -= max(len(piece.text), PIECE_CHARS)
@@ -380,7 +381,7 @@ class RemoteActivity:
         self._wants_signals = True
         session = self._client.welcome.session_id
         if self._watching != session:
-            # Set before the await, so that parallel calls ask once. It is reset below if the hub refuses.
+            # Set this before the await, so that parallel calls ask only once. It is reset below if the hub refuses.
             self._watching = session
             try:
                 await self._client.call("network.watch", {"signals": True})

@@ -23,7 +23,7 @@ MAX_MESSAGE_CHARS = 1000
 
 @tool(idempotent=True)
 async def why(context: ToolContext) -> str:
-    """Tell what the incoming message follows from: the messages before it, back to the one that began it all."""
+    """Show the messages that led to the incoming message, back to the first one."""
     value = await context.client.call("network.why", {"seq": context.trigger.seq})
     incoming, *before = [_write(message_from_wire(it)) for it in value["chain"] if "message_id" in it]
     return "\n".join(["The incoming message:", incoming, *(["It followed from:", *before] if before else [])])
@@ -54,7 +54,7 @@ async def search_history(
     limit: Annotated[int, Field(ge=1, le=50, description="How many messages, the newest of them")] = 10,
     before: Annotated[int, Field(ge=0, description="Only messages before the one of this number; 0 for all")] = 0,
 ) -> str:
-    """Find earlier messages by the words in them, however long ago they were said."""
+    """Find earlier messages by the words in them. Old messages are included."""
     args = {"query": query, "limit": limit, "thread_id": thread_id or None, "before": before or None}
     page = await context.client.call("network.search", {k: value for k, value in args.items() if value is not None})
     messages = [message_from_wire(it) for it in page["messages"]]

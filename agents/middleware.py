@@ -237,7 +237,8 @@ class Around:
         """
         schema = tidy_schema(kind.model_json_schema())
         request = ModelRequest(
-            # Facts may contain words of other participants. As JSON strings, they cannot end the data and give orders.
+            # Facts may contain text of other participants. Encoded as JSON strings, this text cannot end the data and
+            # give orders.
             (SystemMessage(instruction), UserMessage(json.dumps(facts, ensure_ascii=False, indent=1))),
             (ToolSpec(tool, (kind.__doc__ or "").strip(), schema),),
             # Force the tool: its schema keeps the reply in the requested form.

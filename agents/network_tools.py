@@ -204,7 +204,7 @@ async def put_question(
             if agent_id == context.agent_id:
                 problems[agent_id] = "was not asked: that is you."
                 continue
-            # Both would wait for each other until the timeout.
+            # Both agents would wait for each other until the timeout.
             if agent_id in read_waiting(context.trigger):
                 problems[agent_id] = "was not asked, because it waits for your answer. Answer it instead."
                 continue
@@ -215,7 +215,8 @@ async def put_question(
             except RequestError as error:
                 problems[agent_id] = f"was not asked: {error.code}: {error}"
                 continue
-            # Before the next send: the first agent may answer while the others are still being asked.
+            # Expect the reply before the next send, because the first agent may answer while the others are still being
+            # asked.
             context.waiter.expect(stored.seq)
             questions[agent_id] = stored
         replies = await context.waiter.wait(questions, timeout_s, is_watched=is_seen)

@@ -124,7 +124,7 @@ def checked(
             given = signature.bind(owner, *args, **kwargs).arguments
             (_, *named), form = given.items(), form_of(hold)
             told: dict[str, Any] = {**dict.fromkeys(several, ()), **dict(named)}
-            # Values that only a program can give, such as functions, pass by the form unchecked.
+            # Values that only a program can give, such as functions, bypass the form unchecked.
             code = {name: told.pop(name) for name in [*told] if name not in form.model_fields}
             options = {**code, **read_form(bind_values(form, type(owner).__name__, told))}
             init(owner, *[it for name in several for it in options.pop(name)], **options)

@@ -40,7 +40,7 @@ def check_environment() -> None:
         variable, url = _read(name)
         if not url:
             continue
-        # Before any error can quote the address: its password must not reach a log.
+        # Do this before any error can quote the address, because its password must not reach a log.
         remember_url(url)
         if url != url.strip():
             raise ConfigError(f"{variable} has white space around the address of its proxy: remove it.")

@@ -60,7 +60,7 @@ class GrowingWindow:
         """Return how many of ``total`` messages are shown. The result depends only on ``total``."""
         if total <= self.most:
             return total
-        # A function of the number alone: a resumed reaction, and every machine, cuts at the same messages.
+        # Use only the number: a resumed reaction on any machine must shrink the window at the same messages.
         return self.least + (total - self.least) % (self.most - self.least + 1)
 
 

@@ -253,7 +253,7 @@ class AgentRunner(ABC):
         epoch = client.welcome.network.epoch
         scheduler = self._scheduler = ReactionScheduler(self, client, self._activity, group)
         self.check_network(client)
-        # Before anything that may wait, so that a stop also ends an agent that hangs at its channels.
+        # Start this before any step that may wait, so that a stop also ends an agent that hangs while joining channels.
         group.create_task(self._end_when_stopped())
         group.create_task(self._activity.send(client))
         await self.join_channels(client)
@@ -309,7 +309,7 @@ class _Readiness:
 
     async def wait(self) -> None:
         """Wait until the agent is ready. Raises the error that ended the run before that."""
-        # Shielded: a caller that gives up must not cancel the future for the others.
+        # Shield the future: a cancelled caller must not cancel it for the others.
         await asyncio.shield(self._get_future())
 
     def reach(self) -> None:

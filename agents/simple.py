@@ -171,7 +171,7 @@ class SimpleAgentRunner(AgentRunner):
             threads = keep_recorded(threads, incoming_message, manifest)
             prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
             prompt_hash = hash_text(prompt)
-        # From the whole thread, not from what middleware left of it: the keeper's message may be filtered out.
+        # Use the whole thread, because middleware may have filtered out the message that names the owner.
         keeper = self._find_keeper(agent, message_threads.get(incoming_thread_id))
         message = incoming_message
         setup = ReactionSetup(
@@ -209,7 +209,7 @@ class SimpleAgentRunner(AgentRunner):
 
     async def close(self) -> None:
         """Close the middleware, and the model if the runner owns it. Close every object even if another one raises."""
-        # By identity: agents may share middleware, which must be closed once.
+        # Compare by identity: agents may share middleware, which must be closed once.
         layers = {id(layer): layer for agent in list_agents(self.agent) for layer in agent.middleware}
         async with AsyncExitStack() as held:
             if self._owns_model and (close := getattr(self.model, "close", None)) is not None:

@@ -98,7 +98,8 @@ def load_custom(spec: str) -> Middleware:
     """Return the middleware that ``module:callable`` creates. Raises `ConfigError`."""
     make = import_callable(spec, "middleware")
     try:
-        # Call it now, once: an error then names the file and the line, and not the first message of a person.
+        # Call the function now: an error then names the file and the line, and does not appear at a person's first
+        # message.
         made = make()
     except Exception as error:  # the user's code may raise any exception
         raise ConfigError(f"the middleware {spec!r} cannot be made ({type(error).__name__}: {error})") from error
@@ -145,8 +146,8 @@ class _Choice(Strict):
         if len(self.model_fields_set) != 1:
             raise ValueError(f"must be exactly one of {', '.join(type(self).model_fields)}")
         if getattr(self, self.name) is None:
-            # `budget:` alone is null in YAML. Nobody could tell whether the defaults are meant or the options were
-            # forgotten.
+            # `budget:` without a value is null in YAML. It is unclear whether the defaults are meant or the options
+            # were forgotten.
             wanted = "module:callable" if self.name == "custom" else "{}"
             raise ValueError(f"has no options: write {self.name}: {wanted}")
         return self
@@ -248,7 +249,7 @@ class ToolChoice(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         rule = self.rule
-        # Either half could be the mistake. Guessing could run a tool that somebody meant to protect.
+        # Either part could be the mistake. Guessing could run a tool that should be protected.
         if self.needs_approval is False and rule != ApprovalRule():
             raise ValueError("needs no approval, and says who approves: leave out needs_approval, or the rest")
         return self
@@ -267,9 +268,9 @@ class ToolChoice(Strict):
     def load(self) -> Tool:
         """Import the tool. Raises `ToolError`."""
         loaded, rule = load_tool(self.tool), self.rule
-        # Only what the item states: an empty value must not erase the rule in the tool's own code.
+        # Include only fields that the item states. An empty value must not erase the rule in the tool's own code.
         given = {field.name: value for field in fields(rule) if (value := getattr(rule, field.name)) not in (None, ())}
-        # A stated rule switches the approval on. A list of approvers whom nobody asks would be a false safety.
+        # A stated rule requires approval. A list of approvers whom nobody asks would give false safety.
         needs = loaded.needs_approval if self.needs_approval is None else self.needs_approval
         return replace(loaded, needs_approval=needs or bool(given), approval=replace(loaded.approval, **given))
 
@@ -427,7 +428,7 @@ def build_runner(
             url=url,
             token=token,
             on_event=on_event,
-            # No other runner shares the model, so this runner closes it at its end.
+            # The model was created only for this runner, so the runner closes it at the end.
             owns_model=True,
         )
     except ToolError as error:  # two tools with the same name
@@ -470,7 +471,7 @@ def _build_adapted(spec: AgentSpec, **more: Unpack[RunnerOptions]) -> SimpleAgen
 def _make_elsewhere(spec: AgentSpec, choice: ElsewhereChoice, options: RunnerOptions) -> SimpleAgentRunner:
     make = import_callable("roundelay.adapters.a2a:A2AAgent", "adapter")
     token = _read_token(spec, choice)
-    # Other headers, such as an API key, hold the bare token.
+    # Other headers, such as an API key, contain the bare token.
     told = f"Bearer {token}" if choice.header.lower() == "authorization" else token
     made: SimpleAgentRunner = make(spec.id, choice.url, headers={choice.header: told} if token else {}, **options)
     return made
@@ -484,7 +485,7 @@ def _make_adapted(spec: AgentSpec, options: RunnerOptions) -> SimpleAgentRunner:
         raise ConfigError(f"the adapter {spec.adapter!r} fails ({type(error).__name__}: {error})") from error
     if not isinstance(made, SimpleAgentRunner):
         raise ConfigError(f"the adapter {spec.adapter!r} gives a {type(made).__name__}, no agent of roundelay.adapters")
-    # Under another id the agent would join as somebody else, with a token that is not its own.
+    # With another id the agent would join as another participant, with a token of a different id.
     if made.agent_id != spec.id:
         raise ConfigError(
             f"the adapter {spec.adapter!r} gives the agent {made.agent_id}: pass on the id it is called with"
@@ -501,7 +502,7 @@ def _read_token(spec: AgentSpec, choice: ElsewhereChoice) -> str:
     else:
         return ""
     token = read_secret(token, source)
-    # Fail at the start: otherwise each message would fail at the remote agent, whose error names no variable.
+    # Fail at the start. Otherwise each message would fail at the remote agent, whose error names no variable.
     if not token:
         raise ConfigError(f"{source} is missing or empty, and has to hold the token")
     return token

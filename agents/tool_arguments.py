@@ -56,7 +56,7 @@ def read_signature(function: Callable[..., object], name: str, context_type: typ
     config = ConfigDict(extra="forbid", alias_generator=lambda field: field.removeprefix(_FIELD_PREFIX))
     try:
         model: type[BaseModel] = create_model(name, __config__=config, **fields)  # type: ignore[call-overload]
-        # Some types have a validator and no schema. Find out now, not when a model is asked.
+        # Some types have a validator but no schema. Report this now instead of when a model is asked.
         model.model_json_schema()
     except PydanticUserError as error:
         raise ToolError(

@@ -127,7 +127,7 @@ class Attachments(Middleware):
         omitted: list[tuple[str, str]] = []
         room = self._max_bytes
         for attachment in attachments:
-            # Kinds that nobody configured are skipped silently: the conversation names them as text already.
+            # Skip kinds that are not configured without a note, because the conversation already names them as text.
             if not any(fnmatchcase(attachment.media_type, kind) for kind in self._takes):
                 continue
             is_image = attachment.media_type.startswith("image/")

@@ -135,7 +135,7 @@ class Budget(Middleware):
 
     async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         spent = await self._ask_hub(around) if self._asks_hub else {}
-        # Estimated, because the provider counts only afterwards, when the tokens are spent.
+        # Use an estimate, because the provider counts only after the tokens are spent.
         expected = Usage(count_request(request.messages, request.tools, self._count), self._reserve)
         claims = [self._make_claim(around, key, spent, expected) for key in self._limits]
         for claim in claims:  # no await from here to the reservation: another call could take the same amount
@@ -146,8 +146,8 @@ class Budget(Middleware):
         try:
             reply = await proceed(request)
         finally:
-            # Released in any case: the records have the real usage from here on, and counting both would refuse too
-            # early.
+            # Always release the reservation. From now on the records have the real usage, and counting both would
+            # refuse calls too early.
             _reserve(claims, -1)
         if not reply.usage.prompt_tokens and not reply.usage.completion_tokens:  # the server reports no usage
             output_tokens = count_message(AssistantMessage(reply.text, reply.tool_calls), self._count)
@@ -182,7 +182,7 @@ class Budget(Middleware):
             case _:
                 owner = around.reaction if scope == "reaction" else owner
                 used = self._add_up(around, unit, spent[f"of_{scope}"])
-        # Part of the key: one process may serve agents of several networks, with the same ids.
+        # Include the epoch in the key, because one process may serve agents of several networks with the same ids.
         epoch = around.context.client.welcome.network.epoch
         needed = self._convert(unit, expected, 1, list_names(around.model), list_names(around.agent.model))
         needed = round(needed, 9)  # so that adding and removing reservations ends at exactly 0
@@ -226,7 +226,7 @@ class Budget(Middleware):
         for names in choices:
             costs = [cost for name in names if (cost := self._prices.cost(name, usage, calls)) is not None]
             if costs:
-                # The most expensive: which of several fallback models answers is known only afterwards.
+                # Use the most expensive model, because the answering fallback model is known only afterwards.
                 return max(costs)
         sentence = (
             f'The price of the model "{" or ".join(choices[-1])}" is unknown, and a budget in dollars needs it. '

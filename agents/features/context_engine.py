@@ -168,7 +168,7 @@ class ContextEngine(Middleware):
         if summary is not None and summary.turns > applied:  # written in this turn, before an interruption
             parts = apply_summary(parts, summary, beyond=applied)
         if not self._fits(state, parts, request.tools):
-            # One summary per turn: if the request is still too long with it, another one would not help.
+            # Write one summary per turn. If the request is still too long, another summary would not help.
             if "summary" in self._layouts and (summary is None or summary.made_in != state.turn):
                 parts = await self._summarize(around, request, parts, summary)
             if not self._fits(state, parts, request.tools):
@@ -184,7 +184,7 @@ class ContextEngine(Middleware):
         summarized = previous.turns if previous is not None else 0
         target = int(self.limit * SHARE_AFTER)
         turns = 0
-        # Never the newest block: the model must read the results that it has just asked for.
+        # Never summarize the newest block, because the model must read the results that it has just requested.
         while turns < len(parts.blocks) - 1:
             turns += 1
             rest = SplitRequest(parts.head, parts.blocks[turns:])
@@ -336,7 +336,7 @@ def apply_summary(parts: SplitRequest, summary: Summary, *, beyond: int = 0) -> 
     ``beyond`` blocks."""
     head = list(parts.head)
     if beyond and head and isinstance(head[-1], UserMessage):
-        # The new summary covers the old one. Both together would cost the tokens that this layout saves.
+        # The new summary includes the old one. Keeping both would cost the tokens that this layout saves.
         head[-1] = replace(head[-1], content=head[-1].content.rpartition(f"\n\n{_OPEN}")[0])
     append_user_text(head, write_summary(summary))
     return SplitRequest(tuple(head), parts.blocks[summary.turns - beyond :])

@@ -228,7 +228,7 @@ class DataPolicy(Middleware):
             case bool() | None:
                 return value
             case int() | float():
-                # Numbers too: a card or phone number may be a JSON number.
+                # Redact numbers too, because a card or phone number may be a JSON number.
                 redacted = self._redact(str(value))
                 return value if redacted == str(value) else redacted
             case Mapping():
@@ -270,7 +270,7 @@ def _as_redaction(redaction: Redaction) -> Callable[[str], str]:
         check_plain("What redacts for DataPolicy", redaction)
         return redaction
     pattern = BoundedPattern.of(redaction) if isinstance(redaction, re.Pattern) else compile_pattern(redaction)
-    # Such a pattern would put a mark between all characters.
+    # Such a pattern would insert a replacement between all characters.
     if pattern.search(""):
         raise ValueError(f"the pattern {pattern.source!r} matches the empty text. Replace * by +")
 

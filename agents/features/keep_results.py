@@ -58,7 +58,7 @@ class KeepResults(Middleware):
 
     async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         values = around.state.values
-        # Once, in the first turn: later turns and a resumed run read the note, so that all prompts agree.
+        # Search only in the first turn. Later turns and a resumed run read the note, so that all prompts agree.
         if KEPT not in values and not around.path and around.state.own_turn == 1:
             # A replay must show the results of the recorded run, because there may be more records now.
             results = around.replayed(KEPT)

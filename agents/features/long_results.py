@@ -164,7 +164,7 @@ class LongResults(Middleware):
             rest = f"[end of the result: {len(whole)} characters]"
         piece = whole[offset:end]
         numbers = find_citations(piece)
-        # Only sources that this part cites: their numbers are assigned when they are shown.
+        # Include only sources that this part cites, because their numbers are assigned when they are shown.
         cited: list[JsonValue] = [
             source for source in kept.cited if isinstance(source, dict) and source.get("n") in numbers
         ]

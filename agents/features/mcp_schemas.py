@@ -374,7 +374,7 @@ class SchemaCheck:
             *command, stdin=pipe, stdout=pipe, stderr=devnull, start_new_session=True
         )
         assert process.stdout is not None
-        # Its first line says that the slow imports are done, so `CHECK_S` bounds checks alone.
+        # The first line says that the slow imports are done, so `CHECK_S` limits only the checks.
         async with asyncio.timeout(START_S):
             await process.stdout.readline()
         return process

@@ -83,8 +83,8 @@ class McpServers(Middleware):
         return self._options
 
     async def around_reaction(self, around: Around, proceed: RunReaction) -> Finish:
-        # Before the first turn, so that its request already has the tools. All at once: one slow server must not delay
-        # the others.
+        # Connect before the first turn, so that its request already has the tools. Connect in parallel, so that one
+        # slow server does not delay the others.
         await asyncio.gather(*(session.open(now=False) for session in self._sessions.values()))
         return await proceed()
 
@@ -147,7 +147,7 @@ def _make_tool(session: ServerSession, name: str, offered: OfferedTool, timeout_
             details = f", {write_line(message, MAX_ERROR_CHARS)}" if message else ""
             context.report(f"{name}:{share}{details}")
 
-        # Against the server's own schema: the model saw a simplified one, which may accept more.
+        # Check against the server's own schema. The model saw a simplified schema, which may accept more.
         await session.schemas.check(name, offered.parameters, arguments)
         result = await session.request("call_tool", offered.name, dict(arguments), progress_callback=report)
         text = _write_content(result)

@@ -175,7 +175,7 @@ class ServerSession:
                 self._attempt = asyncio.get_running_loop().create_future()
                 self._task = asyncio.create_task(self._run(self._attempt), name=f"mcp-{self.name}")
         if self._attempt is not None:
-            # Shielded: other calls wait for the same attempt, and one that gives up must not cancel it.
+            # Shield the attempt: other calls wait for it too, and a cancelled call must not cancel it.
             await asyncio.shield(self._attempt)
 
     async def close(self) -> None:
@@ -240,7 +240,7 @@ class ServerSession:
                 async with asyncio.timeout(self._options.connect_timeout_s) as deadline:
                     async with self._connect(stderr) as client:
                         await self._read_offer(client)
-                        # The deadline is for connecting. The session itself has no end.
+                        # The deadline applies to connecting. The session itself has no time limit.
                         deadline.reschedule(None)
                         self._client, self.failure = client, None
                         _resolve(attempt)
@@ -290,7 +290,7 @@ class ServerSession:
         headers = {"Accept-Encoding": "identity", **_read_headers(self.name, options)}
         hooks = {"response": [_bound_reply]}
         check_environment()
-        # No limit for reading: an event stream may be silent for hours.
+        # Do not limit reading, because an event stream may be silent for hours.
         time = httpx2.Timeout(timeout_s, read=None)
         async with httpx2.AsyncClient(
             headers=headers, timeout=time, event_hooks=hooks, verify=load_certificates()
@@ -357,7 +357,7 @@ class ServerSession:
         # Disable the SDK's validation: it would run patterns of the server's schema in the event loop.
         setattr(client.session, "validate_tool_result", _skip_validation)  # noqa: B010  # assigned, mypy refuses it
         offered = await _read_pages(partial(client.list_tools, cache_mode="bypass"), "tools")
-        # Started here, so that the first call of a tool does not wait for the process.
+        # Start the process here, so that the first call of a tool does not wait for it.
         await self.schemas.open()
         chosen = self._options.tools
         self.tools, left_out = read_offer(item for item in offered if chosen is None or item.name in chosen)

@@ -112,8 +112,8 @@ class Memory(Middleware):
         try:
             ask = partial(around.context.client.call, "network.memory", {"threads": list(cut_off)})
             memories = {memory["thread_id"]: memory for memory in (await retry_later(ask))["memories"]}
-            # Only the incoming thread is summarized further: a summary costs a model call, and other threads have
-            # reactions of their own.
+            # Summarize only the trigger's thread: a summary costs a model call, and other threads have separate
+            # reactions.
             if incoming in cut_off:
                 newest = await self._extend_summary(around, request, cut_off[incoming], memories.pop(incoming, None))
                 memories = {incoming: newest, **memories} if newest is not None else memories
@@ -148,7 +148,8 @@ class Memory(Middleware):
             return previous
         seqs = [message.seq for message in messages]
         body = {"thread_id": thread_id, "seqs": seqs, "earlier": previous["seq"] if previous is not None else None}
-        # Filtered as a note would be: this record goes around the journal, and so around its store hook.
+        # Apply the store hook here, because this record does not go through the journal, which applies the hook to
+        # notes.
         stored = around.agent.chain.store("note", {"name": MEMORY, "value": text}).get("value")
         if isinstance(stored, str) and stored:  # a data policy may remove the text
             # A derived id: if this process is killed after the call, the repeated record is stored once.

@@ -91,7 +91,7 @@ class PromptBudget(Middleware):
         text, room = message.text, max_tokens - MESSAGE_TOKENS
         if self._count(text) <= room:
             return message
-        # Search by halves: counting tokens is the slow part, and a text may have a million characters.
+        # Use a binary search: counting tokens is slow, and a text may have a million characters.
         low, high = 0, len(text)
         while low < high:
             middle = (low + high + 1) // 2

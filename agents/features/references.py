@@ -362,7 +362,7 @@ def merge_sources(answers: Sequence[tuple[str, JsonValue]]) -> tuple[list[str], 
 def fit_sources(sources: list[JsonValue]) -> list[JsonValue]:
     """Fit sources into a record: shorten their texts, drop the texts, or drop the last sources."""
     fitting = sources
-    # Texts first: a source without its text can still be cited, a dropped one cannot.
+    # Drop the texts first: a source without its text can still be cited, but a dropped source cannot.
     for share in (4000, 1000, 0):
         if len(json.dumps(fitting)) <= MAX_SOURCES_CHARS:
             return fitting

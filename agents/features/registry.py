@@ -107,7 +107,7 @@ class ToolRegistry(Middleware):
         registered = as_tool(tool)
         if registered.name == FINISH:
             raise ToolError(f'A registered tool cannot be named "{FINISH}". Rename it with @tool(name=...).')
-        # A new mapping each time: a turn that is iterating over the old one is not disturbed.
+        # Create a new mapping each time, so that a turn that iterates over the old one is not disturbed.
         self._tools = {
             **self._tools,
             registered.name: registered,

@@ -107,7 +107,7 @@ class Draft:
         index = choice.get("index")
         if self._choice is None:
             self._choice = index
-        # A server that was asked for one choice may send several. Mixed together they would be no text at all.
+        # A server that was asked for one choice may send several. Their texts must not be mixed.
         elif index is not None and index != self._choice:
             return ModelDelta()
         self._add_usage(choice)  # Kimi sends the usage here: https://github.com/earendil-works/pi/issues/2017
@@ -129,7 +129,8 @@ class Draft:
         text, reasoning = self._tags.close()
         self.text.write(text)
         self.reasoning.write(reasoning)
-        # Only at the end: until then the closing tag may still come, and the text before it was shown as text.
+        # Do this only at the end. Until then the closing tag may still arrive, and the text before it was shown as
+        # text.
         self._extract_unopened_reasoning()
         return [ModelDelta(text, reasoning)] if text or reasoning else []
 

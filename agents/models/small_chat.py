@@ -71,7 +71,7 @@ def remove_echoes(reply: str, said: Iterable[str], before: Iterable[str] = (), *
     old = {tuple(_list_words(sentence)) for text in before for sentence in _list_sentences(text)}
     new = [sentence for words, sentence in kept.items() if words not in old]
     answer = " ".join((new or [*kept.values()])[:MAX_SENTENCES])
-    # Once more for the whole: short sentences that pass alone may add up to the question.
+    # Check the whole reply too: short sentences that pass separately may together repeat the question.
     return "" if any(_repeats(_list_words(answer), sentence) for sentence in heard) else answer
 
 

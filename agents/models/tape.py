@@ -84,7 +84,8 @@ def fingerprint_request(model: Model, request: ModelRequest) -> dict[str, Any]:
         fingerprint["tool_choice"] = hashes.choice
     if hashes.attached:
         fingerprint["attached"] = [digest[:SHORT_CHARS] for digest in hashes.attached]
-    # Details only in the first turn: later turns repeat the same tools and prompt, and each record would grow by them.
+    # Store details only in the first turn. Later turns repeat the same tools and prompt, so each record would grow by
+    # them.
     if not any(isinstance(message, AssistantMessage) for message in request.messages):
         fingerprint["tools"] = ",".join(f"{name}={value[:SHORT_CHARS]}" for name, value in hashes.tools.items())
         fingerprint["lines"] = " ".join(
@@ -147,7 +148,7 @@ class _Hashes:
 
     @property
     def whole(self) -> str:
-        # The model and its settings are left out: they are compared by name, so that the error can name the setting.
+        # Exclude the model and its settings. They are compared by name, so that the error can name the setting.
         return _digest(self.choice, self.all_tools, *self.messages, *self.attached)
 
 
@@ -226,7 +227,7 @@ def _compare_messages(recorded: Fingerprint, now: _Hashes, messages: Sequence[Ch
         if was == digest:
             continue
         name, content = f"message {index} ({_ROLES.get(digest[:1], 'unknown')})", messages[index].content
-        # Both exist further on, so the order changed. To report two changed texts would mislead.
+        # Both messages exist further on, so only the order changed. Reporting two changed texts would mislead.
         if was in present[index:] and digest in then[index:]:
             return f"{name} has moved; it is now: {_show(content)}"
         if was[:1] != digest[:1]:
@@ -519,7 +520,7 @@ class TapeModel:
         run = self._bound.get(reaction_key)
         if run is not None and request_key in run.answered:
             return run.answered[request_key]
-        # A first turn that is not answered yet starts a run of its own, even for a known reaction.
+        # A first turn that is not answered yet starts a new run, even for a known reaction.
         if run is None or request.turn == 1:
             run = self._bind(reaction_key, request)
         # Stop instead of starting over: a repeated answer could make an agent loop without end.

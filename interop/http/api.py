@@ -175,7 +175,7 @@ async def _send(call: HttpCall) -> tuple[int, Any]:
     # `NetworkClient.send` takes no False: leaving the option out means the same.
     if options.get("requires_response") is False:
         del options["requires_response"]
-    # A new id for each request without one: such a request is not idempotent, and a retry sends again.
+    # Without an id, each request gets a new one. Such a request is not idempotent, and a retry sends the message again.
     message_id = key or body.message_id or ordered_id()
     stored = await call.client.send(body.to, body.content, message_id=message_id, **options)
     value = {"seq": stored.seq, "thread_id": stored.thread_id, "message_id": message_id}
@@ -298,7 +298,7 @@ async def _answer(pool: SessionPool, rows: Mapping[str, Endpoint[Any]], request:
     endpoint = rows[request.method]
     try:
         credentials = read_authorization(request.headers.get("authorization"))
-        # Read the body before a session is taken: a slow sender must not hold a session of the pool.
+        # Read the body before taking a session, so that a slow sender does not occupy a session of the pool.
         async with asyncio.timeout(PATIENCE_S):
             arguments = await _read_body_or_query(endpoint, request)
             place = dict(request.path_params)

@@ -58,7 +58,7 @@ class RefusalLog:
 
     def close(self) -> None:
         if self._due is not None:
-            # Write what was counted since the last line: the end of a flood would otherwise not be logged.
+            # Log the refusals since the last line. Otherwise the end of a flood would not be logged.
             self._due.cancel()
             self._write()
         if self._due is not None:
@@ -105,7 +105,7 @@ class LimitedConnection(H11Protocol):
         super().connection_made(transport)
         self._due = self.loop.call_later(HEAD_TIMEOUT_S, transport.abort)
         self.source = source_of(transport.get_extra_info("peername"))
-        # Count the connection from the start: it takes a place even if it never sends a request.
+        # Count a connection from the start: a connection that never sends a request occupies a slot too.
         self._limit.limiter.add(self)
 
     def evict(self) -> None:
@@ -128,14 +128,14 @@ class LimitedConnection(H11Protocol):
         elif self._due is None:
             self._due = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
 
-    # A token counts for its own request only. An idle connection after it could otherwise stay uncounted for ever.
+    # A token counts only for its own request. Otherwise an idle connection could stay uncounted forever.
     def on_response_complete(self) -> None:
         if not self.transport.is_closing():
             self._limit.limiter.add(self)
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # Forget the connection at once: a lost one in a counted place would evict a live one for nothing.
+        # Forget the connection at once. A lost connection in a counted slot would evict a live connection for nothing.
         self._limit.limiter.remove(self)
         self._cancel_timeout()
         super().connection_lost(exc)

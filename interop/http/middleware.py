@@ -126,7 +126,7 @@ def make_mcp_error_response(error: RoundelayError) -> JSONResponse:
     needed.
     """
     response = make_error_response(error)
-    # Other refusals keep their text: a hint at tokens would mislead the reader.
+    # Other refusals keep their text, because a hint about tokens would mislead the reader.
     if response.status_code != 401:
         return response
     problem = {"code": error.code, "message": f"{error} {NO_OAUTH}"}
@@ -148,5 +148,5 @@ class CancelOnDisconnect:
         except RoundelayError as error:
             await make_error_response(error)(scope, receive, send)
             return
-        # A call of a client that has disconnected would go on, and nobody would read its result.
+        # Otherwise the call of a disconnected client would continue, although nobody reads its result.
         await serve_while_connected(self._app, scope, receive, send, body)

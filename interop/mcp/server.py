@@ -122,7 +122,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
 
     @server.tool(annotations=_READS, structured_output=False)
     async def whoami(context: Context[Any, Any]) -> str:
-        """Say who you are in which network, and how many messages wait for you."""
+        """Show your id, the name of the network, and the number of messages that wait for you."""
         async with calling(context) as client:
             page = await client.call("network.receive", {"limit": 500, "peek": True})
             number = len(page["messages"])
@@ -132,7 +132,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
 
     @server.tool(annotations=_READS, structured_output=False)
     async def list_agents(context: Context[Any, Any], online: bool | None = None) -> str:
-        """List the participants: agents, people and services, with what they say of themselves."""
+        """List the participants (agents, people and services) with their own descriptions."""
         async with calling(context) as client:
             args = {"online": online} if online is not None else {}
             page = await client.call("network.list_agents", {**args, "limit": 200})
@@ -171,8 +171,8 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         decided: Annotated[ElicitationResult[PersonsDecision], Resolve(ask_person)],
         message_id: MessageId = None,
     ) -> str:
-        """Answer a message where it was said; whoever reads that, reads this. Where the message asks a person to
-        approve a call, the person at this host is asked, and what that person answers is sent in place of the text."""
+        """Reply to a message in its thread. All readers of the thread see the reply. If the message asks a person to
+        approve a call, this host asks its person, and the person's answer is sent instead of the text."""
         async with calling(context) as client:
             message = await _find_message(client, seq)
             if not isinstance(decided, AcceptedElicitation):
@@ -194,7 +194,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         message_id: MessageId = None,
         conversation: Conversation = None,
     ) -> str:
-        """Ask a participant and wait for its answer. Where it takes longer, wait(after=...) goes on waiting."""
+        """Ask a participant and wait for its answer. If the answer takes longer, continue with wait(after=...)."""
         async with calling(context) as client:
             stored = await client.send(
                 f"agent:{agent_id}",
@@ -207,7 +207,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
 
     @server.tool(annotations=_READS, structured_output=False)
     async def check(context: Context[Any, Any], limit: Limit = 20) -> str:
-        """Show the oldest messages to you that you have not handled yet (ack), without waiting."""
+        """Show the oldest messages that you have not acknowledged yet (ack), without waiting."""
         async with calling(context) as client:
             return format_page(await client.call("network.receive", {"limit": limit}), "Nothing waits for you.")
 
@@ -218,7 +218,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         wait_s: WaitS = MAX_WAIT_S,
         limit: Limit = 20,
     ) -> str:
-        """Wait for messages to you, and show them. Without after: what is not handled yet."""
+        """Wait for messages to you, and show them. Without `after`, show the messages that you have not acknowledged."""
         async with calling(context) as client:
             page = await receive_messages(client, after=after, limit=limit, wait_s=wait_s)
             return format_page(page, f"Nothing has come within {wait_s:g} s; wait(after={page['next']}) goes on.")
@@ -246,7 +246,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         query: Annotated[str, Field(min_length=1, description="Words that stand in the text; work* for a beginning")],
         limit: Limit = 20,
     ) -> str:
-        """Find messages that you may read by their words, the newest."""
+        """Find the newest messages that contain these words, among those that you may read."""
         async with calling(context) as client:
             page = await client.call("network.search", {"query": query, "limit": limit})
             return format_messages(page["messages"], "No message has these words.")
@@ -256,14 +256,14 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         context: Context[Any, Any],
         seqs: Annotated[list[int], Field(min_length=1, max_length=500, description="Messages that you have handled")],
     ) -> str:
-        """Say which messages you have handled: they are not shown again, and their senders see it."""
+        """Acknowledge the messages that you have handled. They are not shown again, and their senders see it."""
         async with calling(context) as client:
             done = await client.call("network.acknowledge", {"seqs": seqs})
             return f"{done['acknowledged']} of {len(seqs)} were open and are handled now."
 
     @server.tool(annotations=_READS, structured_output=False)
     async def why(context: Context[Any, Any], seq: MessageSeq) -> str:
-        """Show what a message follows from, back to the message that began it."""
+        """Show the messages that led to a message, back to the first one."""
         async with calling(context) as client:
             chain = (await client.call("network.why", {"seq": seq}))["chain"]
             return format_messages([entry for entry in chain if "message_id" in entry], "")

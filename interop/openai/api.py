@@ -124,7 +124,7 @@ class _OpenAIApi:
     async def _list_models(self, request: Request) -> Response:
         async with self._pool.session(_credentials(request)) as client:
             pages = client.pages("network.list_agents", {"kind": "agent"})
-            # All pages: clients choose a model from this list, and OpenAI's API has no paging for it.
+            # Read all pages: clients choose a model from this list, and OpenAI's API has no paging for it.
             agents = [agent["agent_id"] async for page in pages for agent in page["agents"]]
             network = client.welcome.network.name
             return JSONResponse({"object": "list", "data": [describe_model(agent, network) for agent in agents]})
@@ -183,8 +183,8 @@ class _OpenAIApi:
             return EventStream(exchange, self._stream_response(exchange, ResponseStream(exchange.about)))
         async with exchange.stack:
             if agent_request.is_background:
-                # The client leaves on purpose and reads the answer later. Without this, its leaving would cancel the
-                # reaction.
+                # The client disconnects on purpose and reads the answer later. Otherwise the disconnect would cancel
+                # the reaction.
                 exchange.keeps_on = True
                 return JSONResponse(make_response(exchange.about, "queued", []))
             await exchange.follow(request)
@@ -251,7 +251,8 @@ class _OpenAIApi:
             following = conversations.follow(name_of(message.to), make_stored(message))
             question = await stack.enter_async_context(following)
             about = _describe_answering(message, question)
-            # The exchange leaves the stack now. The timeout above is for the start only, and must not end the stream.
+            # The exchange takes over the stack. The timeout above applies only to the start, and must not end the
+            # stream.
             exchange = Exchange(credentials, conversations.client, question, about, stack.pop_all())
         return EventStream(exchange, self._stream_response(exchange, ResponseStream(about)))
 
@@ -323,7 +324,8 @@ class _OpenAIApi:
         key = _read_key(request)
         credentials = _credentials(request)
         async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
-            # A stack, not a with-block: the session must outlive this function if the response is a stream.
+            # Use a stack instead of a with-block, because the session must outlive this function if the response is a
+            # stream.
             conversations = await stack.enter_async_context(self._pool.conversations(credentials))
             client = conversations.client
             agent_id = await find_model(client, agent_request.model)
@@ -366,8 +368,8 @@ class _OpenAIApi:
                         raise
             if question is None:
                 assert sent is not None
-                # A key that is used for another question must fail. The answer to the earlier question would look
-                # right.
+                # A key that was used for another question must fail. Otherwise the answer to the earlier question would
+                # look right.
                 if read_own(sent).get("request") != agent_request.digest:
                     raise ApiProblem(409, "A different request was made with this Idempotency-Key.", code="id_conflict")
                 question = await stack.enter_async_context(conversations.follow(agent_id, make_stored(sent)))
@@ -394,7 +396,7 @@ class _OpenAIApi:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="openai")
         self._cleanups.add(task)
-        # The loop holds tasks only weakly: without this set, one could vanish before it has run.
+        # The event loop has only weak references to tasks. Without this set, a task could vanish before it has run.
         task.add_done_callback(self._cleanups.discard)
 
     async def _cancel_later(self, exchange: Exchange, waiting: tuple[str, int]) -> None:

@@ -75,7 +75,7 @@ class ConversationRecord:
 
     @property
     def metadata(self) -> dict[str, str]:
-        # The newest note counts: an update replaces all metadata, as at OpenAI.
+        # The newest note applies, because an update replaces all metadata, as at OpenAI.
         notes = [
             note for message in self.messages if isinstance(note := _read_record_note(message).get("metadata"), dict)
         ]
@@ -93,7 +93,7 @@ async def read_record(client: NetworkClient, name: str) -> ConversationRecord | 
     if not own:
         return None
     record = ConversationRecord(own)
-    # A deleted conversation never comes back under its name: its notes stay in the ledger.
+    # A deleted conversation never returns under its name, because its notes stay in the ledger.
     if record.is_deleted:
         raise _unknown(name)
     return record
@@ -178,7 +178,7 @@ def show_input(message: AnyMessage) -> ConversationItem:
     text, new_chars = message.text, _read_note(message).get("new_chars")
     if isinstance(content.get("text"), str):
         text = content["text"]
-    # The caller may have written the metadata by another protocol, so a wrong length shows the whole text.
+    # The caller may have written the metadata through another protocol. A wrong length shows the whole text.
     if isinstance(new_chars, int) and 0 <= new_chars < len(text):
         text = text[len(text) - new_chars :]
     parts: list[dict[str, Any]] = [{"type": "input_text", "text": text}] if text else []
@@ -227,7 +227,7 @@ def make_list(items: Sequence[ConversationItem], *, has_more: bool) -> dict[str,
 async def read_whole_thread(client: NetworkClient, thread_id: str) -> list[AnyMessage]:
     """Return all messages of a thread, oldest first. The list is empty if the thread does not exist."""
     messages: list[AnyMessage] = []
-    # A thread without messages is unknown to the hub, and here it is only empty.
+    # The hub does not know a thread without messages. Treat it as empty here.
     with suppress(UnknownMessage):
         async for page in client.pages("network.history", {"thread_id": thread_id, "limit": PAGE}):
             # Pages come newest first, and each page is in ledger order.

@@ -145,7 +145,8 @@ class AgentRequest:
     @property
     def asked_before(self) -> str | None:
         """The `digest` of the request whose answer ends the history, or None without a history."""
-        # Without the last answer, the history is what the client sent then. Its digest leads to the earlier message.
+        # Without the last answer, the history equals the client's earlier request. Its digest leads to the earlier
+        # message.
         return digest_of(self.earlier[:-1]) if self.earlier and self.has_history else None
 
     @property
@@ -162,7 +163,8 @@ class AgentRequest:
     @property
     def new_chars(self) -> int:
         """Length of the user's new text, which comes last in the text of the message (`compose`)."""
-        # Stored with the message: instructions and history precede the question, and must not show as its text.
+        # Store the length with the message: instructions and history precede the question, and must not be shown as its
+        # text.
         return len(_join(item.text for item in self.new if item.role == "user"))
 
 
@@ -237,7 +239,7 @@ def read_response(body: object) -> AgentRequest:
         raise ApiProblem(400, "conversation must be a text, or an object with a text as its id.", param="conversation")
     if conversation and fields.previous_response_id:
         raise ApiProblem(400, "Give either conversation or previous_response_id.", param="previous_response_id")
-    # A background request returns at once, so there is nobody to read its stream.
+    # A background request returns at once, so nobody could read its stream.
     if fields.background and fields.stream:
         raise ApiProblem(400, "A background response cannot be streamed. Read it by its id.", param="background")
     previous = fields.previous_response_id or None
