@@ -48,7 +48,7 @@ class SteadyClock:
 
     def __call__(self) -> int:
         seen = self._source()
-        # A jump back counts as no time. Half of each later step is added until the source has caught up.
+        # A jump back counts as no elapsed time. Half of each later step is added until the source has caught up.
         elapsed, self._seen = max(0, seen - self._seen), seen
         self._time = max(seen, self._time + elapsed / 2)
         return int(self._time)

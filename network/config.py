@@ -351,7 +351,7 @@ def resolve_config(
             flag = "--" + field.replace("limits.", "").replace(".", "-").replace("_", "-")
             values[field] = _check(field, value, flag)
             origins[field] = f"flag {flag}"
-    # Not strict: the environment has only texts. Values of the file were bound strictly before.
+    # Not strict: environment variables are always text. Values of the file were already bound strictly.
     config = NodeConfig.model_validate(_nest(values), strict=False)
     record_bytes, record_origin = config.limits.max_record_bytes, origins["limits.max_record_bytes"]
     # Check only a limit that the user has set. If only the frame limit was lowered, the default record limit is merely

@@ -81,7 +81,7 @@ def remember_secret(secret: str) -> None:
     """Register a secret, so that `hide_secrets` removes it from texts, in each form in which code and servers write
     it."""
     for text in {secret, *secret.splitlines()}:
-        # Errors quote a secret as an address, as JSON or as Python writes it, and each form has to be found.
+        # Errors quote a secret as in a URL, as in JSON or as Python writes it, and each form must be found.
         forms = (text, quote(text, safe=""), quote(text), json.dumps(text)[1:-1], repr(text)[1:-1])
         for form in (*forms, repr(text.encode("utf-8", "surrogatepass"))[2:-1]):
             if len(form) >= MIN_SECRET_CHARS:

@@ -24,7 +24,7 @@ def needs(extra: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        # A missing module of this package is a defect, and no extra would add it.
+        # A missing module of this package is a bug, and no extra would add it.
         if error.name is None or error.name.partition(".")[0] == "roundelay" or isinstance(error, MissingExtra):
             raise
         raise MissingExtra(describe_missing(extra, error.name)) from error

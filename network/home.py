@@ -47,7 +47,7 @@ class RunningNode(Struct, frozen=True):
     """Start of the node's process (`find_process_start`), which tells it from a later process with the same pid."""
 
     def is_alive(self) -> bool:
-        # Process ids are used again. Without this a stranger's process would pass for a node that has died.
+        # Process ids are reused. Without this, an unrelated process could be taken for a node that has died.
         if self.started and find_process_start(self.pid) != self.started:
             return False
         return is_process_alive(self.pid)
@@ -219,7 +219,7 @@ def _read_or_make(path: Path, make: Callable[[], str]) -> str:
         return read_token(path)
     token = make()
     try:
-        # Saved before it is shown to anybody: a token that the hub has bound and nobody has saved locks the agent out.
+        # Save before anybody sees the token: a token that the hub has bound and nobody has saved locks the agent out.
         save_new(path, f"{token}\n".encode("ascii"))
     except FileExistsError:  # another process was faster
         return _read_or_make(path, make)

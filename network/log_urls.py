@@ -95,7 +95,7 @@ def _split(url: str) -> _Parts:
     if any("@" in value for name in query.keys() - _OPTIONS for value in query[name]):
         # perhaps an unescaped ? in a password: do not show the rest of the password as an option's name
         raise _wrong_form()
-    # Which of two values counts would depend on the reader, so neither is taken.
+    # Which of two values counts would depend on the parser, so refuse both.
     if repeated := [name for name, values in query.items() if len(values) > 1]:
         raise ConfigError(f"The shared log's address has the option {repeated[0]} twice.")
     options = {name: value for name, (value,) in query.items()}
@@ -137,7 +137,7 @@ def _read_nats(parts: _Parts) -> NatsAddress:
         raise ConfigError("monitor is one port for all servers of a shared log, or one for each, in their order.")
     servers = tuple(f"{parts.scheme}://{host}" for host in parts.hosts)
     names = (urlsplit(server).hostname or "" for server in servers)
-    # One port stands for all servers: they usually run with the same configuration.
+    # One port applies to all servers, which usually have the same configuration.
     monitors = tuple(zip(names, ports * len(servers) if len(ports) == 1 else ports, strict=False))
     user, colon, password = parts.user.partition(":")
     return NatsAddress(

@@ -38,7 +38,8 @@ def write_content(content: object) -> str:
         return "\n".join(_write_lines(content, 0))
     rest = dict(content)
     parts: list[str] = []
-    # Taken out of the rest: what remains is data, and is written as lines below the text and its files.
+    # Remove them from the content: the remaining fields are data, and are written as lines below the text and its
+    # files.
     if isinstance(content.get("text"), str):
         parts.append(rest.pop("text"))
     for key, word in (("files", "file"), ("images", "image")):
@@ -57,7 +58,7 @@ def _write_file(word: str, file: object) -> str:
     if not isinstance(file, dict):
         return f"[{word} {_write_value(file)}]"
     name, kind, location = (_pick(file, keys) for keys in (_NAMES, _TYPES, _PLACES))
-    # The address is the file itself, and may have megabytes. Its type is all that can be shown.
+    # The address contains the file itself, and may have megabytes. So show only its type.
     if location.startswith("data:"):
         kind, location = kind or location[5:].partition(";")[0].partition(",")[0], ""
     size = next((file[key] for key in _SIZES if isinstance(file.get(key), int)), None)

@@ -293,7 +293,7 @@ def load_yaml(path: Path) -> YamlNode:
     import yaml
 
     try:
-        # What a node was started with counts, even if somebody has edited the file since.
+        # Use the content with which the node was started, even if somebody has edited the file since.
         data = _AS_LOADED.get(path) or _read_bounded(path)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()

@@ -21,7 +21,7 @@ def check_right(state: State, origin: Origin, verb: Verb, thing: str = "", to_ki
     """Raise `Forbidden` unless the node's rights allow the action. Operators and mods are exempt. ``thing`` and
     ``to_kind`` are the arguments of `Rights.decide`."""
     rights = state.rights
-    # An empty session id is a mod's own entry. Mods are installed by the operator, so they need no rights.
+    # An empty session id means a mod's own entry. Operators install mods, so mods need no rights.
     if rights is None or origin.is_operator or not origin.session_id:
         return
     decision = rights.decide(verb, origin.agent_id, origin.kind, thing, to_kind)
@@ -79,7 +79,7 @@ def find_channel(state: State, origin: Origin, name: str) -> Channel:
     """Return the channel. Raises `UnknownRecipient` if it does not exist or is closed to this origin. Both cases have
     the same error text."""
     channel = state.channel(name)
-    # The same error in both cases: otherwise anybody could find out the names of closed channels.
+    # Both cases give the same error. Otherwise anybody could find out the names of closed channels.
     if channel is None or not is_found(state, origin, channel):
         raise UnknownRecipient(
             f"There is no channel {name!r}. channels.list lists channels, channels.create creates one."

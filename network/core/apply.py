@@ -94,7 +94,8 @@ def build_lookup(entries: list[Entry]) -> LookupRequest:
 
 def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
     """Return what the next entry causes. Does not change its arguments."""
-    # Decide first, then refuse what would store something: the client gets the same refusals as from the leader.
+    # Decide first, then refuse outcomes that would store something: the client gets the same refusals as from the
+    # leader.
     outcome = _apply(rules, state, facts, entry)
     if rules.follows is None or not outcome.stores:
         return outcome

@@ -135,7 +135,7 @@ def track_calls(opened: OpenReaction, kind: str, call: str, life: int, awaited: 
     elif kind == "tool_result":
         calls = {place: waits for place, waits in calls.items() if place != call and not _is_inside(place, call)}
     elif kind in CALL_KINDS:
-        # The empty place never waits, so a reaction with too many calls counts as working until it ends.
+        # The empty path never waits, so a reaction with too many calls counts as working until it ends.
         if call not in calls and len(calls) >= MAX_CALLS:
             calls = {**calls, "": False}
         else:

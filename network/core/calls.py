@@ -29,7 +29,7 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
     origin = entry.origin
     key = f"{origin.agent_id}/{entry.call_id}"
     previous: CallResult | None = state.get("call", key) or facts.cold.get(("call", key))
-    # The state holds results of this batch, `facts` those that are stored.
+    # The state contains the results of this batch, and `facts` contains stored results.
     if previous is not None and state.stamp - previous.at < RESULT_TTL_MS:
         if previous.digest != entry.digest:
             raise repeat_error("call", entry.call_id, None, is_damaged=False)
@@ -46,7 +46,7 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
         raise repeat_error("call", entry.call_id, None, is_damaged=True)
     operation = rules.operations[entry.op]
     change = ChangeSet(rules, state, facts, origin, mod_id=entry.op.partition(".")[0], call_id=entry.call_id)
-    # Only now: a repeat gets its answer even if the session was superseded since.
+    # Check the session only now: a repeat gets its answer even if the session was superseded meanwhile.
     check_session(state, origin)
     check_right(state, origin, "call", entry.op)
     change.count_send()

@@ -130,7 +130,7 @@ class ChangeSet:
         repeat."""
         for actor, key in keys:
             for number, row in enumerate(self._rows):
-                # Only a row without a key: a message keeps the key of its own id.
+                # Only set it on a row without a key: a message keeps the key of its own id.
                 if row.actor == actor and not row.key:
                     self._rows[number] = msgspec.structs.replace(row, key=key, digest=digest)
                     return
@@ -155,7 +155,7 @@ class ChangeSet:
             change = ChangeSet(self.rules, self.state, self.facts, self.origin, mod_id=mod.id)
             try:
                 mod.ended(change, reaction)
-                # Nobody is there to be refused: the whole change of this mod is dropped instead.
+                # Nobody could receive a refusal, so the whole change of this mod is dropped instead.
                 if change._deferred_refusal is not None:
                     raise change._deferred_refusal
             except Exception:
@@ -316,7 +316,7 @@ class ChangeSet:
             data=encode({"channel": name, "agent_id": agent_id, "event": "removed"}),
         )
         self.effects.append(NotifyMembership(name, agent_id))
-        # The spans stay, so that a removed member can still read what was sent while it was there.
+        # The spans stay, so that a removed member can still read messages from the time of its membership.
         spans = member.left(row.seq).spans if member.is_in else member.spans
         self.set_value("member", f"{name}/{agent_id}", Member(spans, "removed"))
         if agent_id == (channel.created_by if channel.owner is None else channel.owner):
@@ -412,7 +412,7 @@ def refuse_entry(rules: Rules, state: State, entry: AnsweredEntry, error: Rounde
     """
     origin = entry.origin
     writes: list[TableWrite] = []
-    # "Later" is no fault of the sender, who would pay twice for the same request.
+    # `RetryLater` is not the sender's fault, and the sender would pay twice for the same request.
     if not isinstance(error, RetryLater):
         try:
             writes = [count_entry(rules.limits, state, origin.agent_id)]
@@ -474,7 +474,7 @@ def _stop_agent(state: State, origin: Origin, error: BudgetExceeded, refused: Ou
     wrote to it last get a message."""
     head = error.head
     bucket: Bucket = refused.writes[0].value if refused.writes else state.bucket(origin.agent_id)
-    # Once per stop: a loop would otherwise send its operators a message for each refused answer.
+    # Notify once per stop: a loop would otherwise send its operators a message for each refused answer.
     if bucket.answer_count.is_reported:
         return refused
     stopped = msgspec.structs.replace(

@@ -84,7 +84,7 @@ def charge_budget(
         parties = {**parties, spender: parties[spender] + 1}
         for name in addressed:
             if name not in parties and len(parties) < MAX_SPENDERS:
-                # The count moves along. Starting from 0 would give the participant a second share.
+                # The count moves to the other table. Starting from 0 would give the participant a second share.
                 parties[name] = others.get(name, 0)
                 others = {other_id: count for other_id, count in others.items() if other_id != name}
     else:

@@ -73,7 +73,7 @@ def apply_lost(rules: Rules, state: State, entry: SessionLost) -> Outcome:
     """Mark an agent's process as lost if it leaves open reactions."""
     agent_id = entry.origin.agent_id
     participant = state.participant(agent_id)
-    # A newer session has taken over meanwhile: the agent is not lost.
+    # A newer session has taken over meanwhile, so the agent is not lost.
     if participant is None or participant.fence != entry.origin.fencing_token or not state.reactions_of(agent_id):
         return NOTHING
     change = ChangeSet(rules, state, Facts(), entry.origin)
@@ -104,7 +104,8 @@ def reset_failures(change: ChangeSet, opened: OpenReaction) -> None:
     key = f"{opened.agent_id}/{opened.trigger}"
     attempt: Attempt | None = change.state.get("attempt", key)
     if attempt is not None and attempt.failures:
-        # A revived letter keeps its attempt: without it the ack cursor would say that the message is handled.
+        # A restored dead letter keeps its attempt. Without the attempt the ack cursor would say that the message is
+        # handled.
         change.set_value("attempt", key, msgspec.structs.replace(attempt, failures=0) if attempt.is_revived else None)
 
 
@@ -177,7 +178,7 @@ def count_failure(
     open_reactions = {it.reaction: key for key, it in change.state.reactions_to(agent_id, seq).items()}
     for reaction, reaction_key in open_reactions.items():
         change.set_value("reaction", reaction_key, None)
-        # Remembered by reaction: the agent may still be alive, and may still send ``finished``.
+        # Store the dead letter by reaction: the agent may still be alive, and may still send ``finished``.
         change.set_value("given_up", f"{agent_id}/{reaction}", AbandonedReaction(seq, sender_id or "", failures))
     letter = DeadLetter(agent_id, seq, reason, failures, stamp, tuple(open_reactions), sender_id or "")
     cursor = change.state.ack_cursor(agent_id)

@@ -105,7 +105,7 @@ def record_failure(
 
 def record_finished(change: ChangeSet, agent_id: str, seq: int, reaction: str, body: FinishedBody) -> None:
     """Record or clear an agent's fault, depending on how a reaction ended."""
-    # Failures of one conversation are no fault of the agent, which can still answer everybody else.
+    # Failures of one conversation are not a fault of the agent, which can still answer everybody else.
     if body.status == "failed" and body.failure not in CONVERSATION_FAILURES:
         cause: FaultCause = "model" if body.failure not in ("", "error") else "error"
         failure = body.failure if cause == "model" else ""

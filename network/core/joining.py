@@ -95,7 +95,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     # A token above the newest one belongs to a ledger that was lost or replaced.
     if shown is not None and shown > newest:
         raise Forbidden(f"The fence {shown} was never given out. The newest is {newest}. Join without a fence.")
-    # Given out here, in the log's order. So two nodes or batches can never give out the same token.
+    # Tokens are issued here, in the log's order. So two nodes or batches can never issue the same token.
     fence = newest + 1 if is_reactor else None
     rights = state.rights
     administers = rights is not None and rights.decide("administer", hello.agent_id, hello.joins_as).allowed
@@ -116,8 +116,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     if fence is not None:
         instance = hello.instance if hello.instance is not UNSET else ""
         is_same = bool(instance) and instance == participant.instance  # the same process as before the reconnect
-        # Another process has taken the place of the lost one. Only now is it certain that the old one will not
-        # continue.
+        # Another process has replaced the lost one. Only now is it certain that the old process will not continue.
         if participant.is_lost and not is_same:
             count_lost_reactions(change, participant)
             counted = change.state.participant(hello.agent_id)  # a new dead letter changes the agent's fault
@@ -163,7 +162,7 @@ def _find_kind(state: State, entry: Join) -> HelloFrame:
 def bind_credentials(state: State, entry: BindCredentials) -> tuple[TableWrite, ...]:
     """Return the writes for credentials that the node itself binds. Expired logins are deleted."""
     tokens = (TableWrite("token", key, Token(agent_id, "agent", state.stamp)) for agent_id, key in entry.tokens.items())
-    # Expired logins are removed when new ones are made: no timer does it.
+    # Expired logins are removed when new ones are made, because no timer does it.
     expired = (TableWrite("login", key, None) for key in find_expired_logins(state)) if entry.logins else ()
     return (*tokens, *expired, *(TableWrite("login", key, login) for key, login in entry.logins.items()))
 

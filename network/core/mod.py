@@ -154,7 +154,7 @@ class Operation(Struct, frozen=True):
     def call(self, context: Any, args: Struct) -> Any:
         """Run the operation with a `Change` or a `Reading`, and decoded arguments. A reading operation returns an
         awaitable."""
-        # Checked here, at the one place that every call passes, and not in each operation.
+        # Check here, where every call passes, instead of in each operation.
         if self.is_for_operators and not context.origin.is_operator:
             raise Forbidden(
                 "Only operators may call this operation. Use the owner's token, or a token made by: roundelay token create "
@@ -249,7 +249,7 @@ def _read_declaration(mod: str, name: str, method: Callable[..., Any], skipped: 
         has_default = parameter.default is not inspect.Parameter.empty
         fields.append((parameter.name, hint, parameter.default) if has_default else (parameter.name, hint))
     title = "".join(part.title() for part in f"{mod}_{name}".split("_"))
-    # Unknown arguments are refused: a model's misspelled one would otherwise have no effect, and nobody would notice.
+    # Refuse unknown arguments. Otherwise a model's misspelled argument would have no effect, and nobody would notice.
     args_type = msgspec.defstruct(title, fields, forbid_unknown_fields=True, kw_only=True, frozen=True)
     return description, args_type
 
@@ -320,7 +320,7 @@ def add_mod_folder(folder: Path | None) -> None:
     """Let mods be imported from the folder of the node's file. This folder has the lowest priority on the import
     path."""
     if folder is not None and str(folder.resolve()) not in sys.path:
-        # At the end: a file beside the node's must not replace a module of the same name.
+        # At the end: a file in the node's folder must not replace a module of the same name.
         sys.path.append(str(folder.resolve()))
 
 
@@ -336,7 +336,7 @@ def _import_mod(name: str) -> Callable[[], Mod]:
     try:
         target: object = getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:
-        # The mod itself exists and fails at an import of its own. That error says more than "not found".
+        # The mod exists, but one of its own imports fails. That error is more useful than "not found".
         if error.name != module_name:
             raise
         raise ModError(

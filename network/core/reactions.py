@@ -86,7 +86,7 @@ def _store_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Ou
     try:
         change.count_stored()
     except BudgetExhausted as error:
-        # Only the end is let through. A runner that could not end its reaction would repeat the record forever.
+        # Only the end is accepted. A runner that could not end its reaction would repeat the record forever.
         if frame.kind != "finished" or opened is None or len(body) > MAX_END_BYTES:
             raise
         change.count_stored(is_bounded=False)
@@ -196,7 +196,7 @@ def _start_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
     check_may_start(state, head)
     most = change.rules.limits.max_reactions_per_message
     key = f"{agent_id}/{reaction}"
-    # A reaction that is open already continues. Counting it again would refuse a runner that resumes.
+    # A reaction that is already open continues. Counting it again would refuse a runner that resumes.
     if state.get("reaction", key) is None and len(state.reactions_to(agent_id, trigger)) >= most:
         raise Forbidden(
             f"{agent_id} has {most} open reactions to message {trigger}, the maximum (max_reactions_per_message). "
@@ -212,7 +212,7 @@ def _start_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
     earlier: TriggeredReactions | None = change.lookup_cold("triggered", key)
     started = TriggeredReactions(reaction, row.seq) if earlier is None else earlier.with_started(reaction, row.seq)
     change.set_value("triggered", key, started)
-    # The reaction is stored, so the delivery has done its work. From here on the reaction is resumed, not redelivered.
+    # The reaction is stored, so the delivery is complete. From here on the reaction is resumed, not delivered again.
     change.effects.append(MarkHandled(agent_id, trigger))
 
 

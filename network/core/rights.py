@@ -138,7 +138,8 @@ def compile_rights(page: Mapping[str, Role], operations: Collection[str], mods: 
             names = {"role": page, "mod": mods}.get(sort, ()) if colon else None
             if names is not None and not any(map(_compile(wanted).fullmatch, names)):
                 raise WrongRuleError(f'"{wanted}" is no {sort}{_suggest(wanted, names)}', name, "send", index)
-        # Whoever uses an agent's id first has it. A right by that kind would make any newcomer an operator.
+        # The first client that uses an agent's id owns it. A right by the kind `agent` would make any new client an
+        # operator.
         if role.administer and set(role.kinds) == {"agent"} and not role.ids:
             raise WrongRuleError(
                 "is for people and services: whoever comes first has an agent's id", name, "administer", 0

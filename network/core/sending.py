@@ -105,7 +105,8 @@ def is_same_send(stored: StoredKey, frame: SendFrame) -> bool:
         == (frame.text_representation, frame.reply_to, frame.cause, frame.requires_response)
         and stored.digest == excluded_digest(frame)
         and (frame.conversation is UNSET or frame.conversation == conversation_of(message.thread_id))
-        # Without a conversation and a parent the message starts in the plain thread, so a stored one elsewhere differs.
+        # Without a conversation and a parent the message starts in the plain thread, so a stored message in another
+        # thread differs.
         and (frame.conversation is not UNSET or frame.reply_to is not UNSET or not conversation_of(message.thread_id))
     )
 

@@ -131,7 +131,7 @@ def check_may_answer(state: State, origin: Origin, thread_id: str, cause: int | 
         raise thread_held_error(takeover)
     if cause is None:
         return
-    # The newest of several reactions to one cause: an answer does not say which of them sent it.
+    # Take the newest of several reactions to one cause: an answer does not say which reaction sent it.
     started_at = max((reaction.seq for reaction in state.reactions_to(origin.agent_id, cause).values()), default=None)
     is_outdated = cause < takeover.taken if started_at is None else started_at < takeover.given
     if is_outdated:

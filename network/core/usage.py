@@ -81,7 +81,7 @@ def parse_usage(kind: str, body: bytes) -> Mapping[str, TokenUsage] | None:
     reply = report.reply if kind == "model_reply" else None
     parts = [(part.model, TokenUsage(1, *msgspec.structs.astuple(part.usage))) for part in report.used]
     usage = reply.usage if reply is not None else report.usage
-    # The total covers the parts that are split by model. Count only what is left, or they would count twice.
+    # The total includes the parts that are split by model. Count only the remainder, or these parts would count twice.
     if usage is not None:
         rest = _subtract(
             TokenUsage(0, *msgspec.structs.astuple(usage)),
@@ -117,7 +117,7 @@ def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, 
     by_model = {model: _limit(used, most) for model, used in spent.items() if used != TokenUsage()}
     if not by_model:
         return
-    # By the stored trigger, not by the record: a runner cannot book its tokens to another conversation.
+    # Use the stored trigger, not the record: a runner must not charge its tokens to another conversation.
     root = opened.trigger_head.root
     budget = find_budget(change.state, change.facts, root, opened.trigger_head)
     claims = budget.claims

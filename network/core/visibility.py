@@ -115,7 +115,8 @@ def _gets(state: State, channel: str, member: Member, head: MessageHead) -> bool
     sent and when its reply thread began. In an open channel only the first condition applies."""
     if not member.was_in(head.seq):
         return False
-    # A reply quotes what it answers, so it stays with those who could read the beginning of its thread.
+    # A reply quotes the message that it answers, so only participants who could read the beginning of the thread may
+    # read it.
     start = thread_start(head.thread_id)
     return start is None or member.was_in(start) or _is_open(state, channel)
 
@@ -207,8 +208,7 @@ def audience(state: State, label: MessageHead, at_seq: int) -> frozenset[str]:
     People who left the thread by ``at_seq`` are not included, and neither are people who joined too late to read the
     label's message.
     """
-    # Everybody who may read the label, also those who have left since: they decide whether people are concerned at
-    # all.
+    # Includes everybody who could read the label and has left since: they also decide whether people are concerned.
     readers = frozenset(_people_reading(state, label))
     people = frozenset(agent_id for agent_id in readers if _is_still_in(state, agent_id, label, at_seq))
     # Keep participants who left. Without them, their private messages would go to everybody who is still in the thread.
@@ -368,7 +368,7 @@ class PromptFilter:
         if label.kind == "broadcast":
             return participant.registered_seq, agent_id
         spans = self._state.member(name_of(label.to), agent_id).spans
-        # Members who came and went may read older messages than the seq of their last join says.
+        # Members who left and came back may read messages from before their last join.
         stays = len(spans) == 1 and spans[0][1] is None and spans[0][0] < self._trigger.seq
         return spans[0][0] if stays else None, agent_id
 

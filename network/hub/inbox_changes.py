@@ -46,7 +46,7 @@ def find_inbox_changes(state: State, draft: State) -> InboxChanges | None:
     for key, now in tables.get("reaction", {}).items():
         before: OpenReaction | None = state.get("reaction", key)
         reaction = now if now is not None else before
-        # Compare the requests, not the reactions: these change with every record.
+        # Compare the requests, not the reactions, because reactions change with every record.
         if reaction is not None and _requests(before) != _requests(now):
             changes.heads.append(reaction.trigger_head)
             changes.agent_ids |= _deciders(before) | _deciders(now)

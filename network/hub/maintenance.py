@@ -119,10 +119,10 @@ class Maintenance:
             if handled.writes:
                 self._pending.add(handled)
             if self._status.is_open and not self._is_read_only:
-                # Ended by an entry, in the log's order: a replay must end the takeover at the same place.
+                # End it by an entry, in the log's order: a replay must end the takeover at the same position.
                 for thread_id in list_expired(self._registry.state, self._clock()):
                     self._pending.add(EndTakeover(thread_id))
-            # Here, and not when the last session leaves: many clients only reconnect.
+            # Drop idle participants here, and not when the last session leaves: many clients only reconnect.
             self._registry.participants.drop_idle()
             self._log_slow_ledger()
 
@@ -139,7 +139,7 @@ class Maintenance:
         """Check the ledger's files while nobody writes. A write checks them itself."""
         while True:
             await asyncio.sleep(VERIFY_S)
-            # The writer recovers already, and opens the file itself.
+            # The writer is already recovering, and opens the file itself.
             if not self._status.is_open:
                 continue
             try:

@@ -91,7 +91,7 @@ class PendingEntries:
                 queue.bytes -= size
                 self.bytes -= size
                 batch_cost += cost
-            # To the end of the line with what is left, credit included.
+            # Move the owner to the end of the line, with its remaining entries and its credit.
             if queue.entries:
                 self._turns.append(queue)
             else:

@@ -46,7 +46,7 @@ class RequestHead:
             if len(method) == len(data):  # the method is not complete yet
                 self._pending = data
                 return b"", b""
-            # Anything else goes to the library, which answers that it is no HTTP.
+            # Anything else goes to the library, which answers that the request is not HTTP.
             is_method = method.isalpha() and method.isupper() and len(method) < MAX_METHOD_CHARS
             if method not in (b"GET", b"HEAD") and is_method:
                 raise UnsupportedMethodError(method.decode())

@@ -123,7 +123,8 @@ class Signals:
         # Take the state only now: members may have left while the ledger was read.
         state, head = self._registry.state, heads[0]
         is_private = head.kind in ("direct", "mod")
-        # Start from those who may be near: asking the rules about every participant would cost too much per signal.
+        # Start from participants who may be near: asking the rules about every participant would cost too much per
+        # signal.
         near = parties(head) if is_private else self._registry.subscriptions.list_signal_readers(head.to)
         readers = [agent_id for agent_id in dict.fromkeys(near) if follows_live(state, agent_id, heads)]
         if state.rights is not None:
@@ -155,7 +156,7 @@ class Signals:
         newest = row.head if row is not None else None
         page = None
         if newest is not None and not may_read(self._registry.state, sender, newest):
-            # The sender may read older messages only, as a member who has left.
+            # The sender may only be able to read older messages, like a member who has left.
             page = await self._ledger.thread(thread_id, before=newest.seq, limit=MAX_MESSAGES_BACK)
         state = self._registry.state
         # The smaller group: either may have thousands, and the result has to be in both.

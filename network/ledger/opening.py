@@ -108,7 +108,7 @@ def mark_open(
         lock.start_head(head_file._replace(base=0))
     base = random_number()
     db.execute(f"PRAGMA application_id = {base}")
-    # busy while somebody reads: then the number may be in the WAL alone, and cannot be compared
+    # busy while another connection reads: then the number may be only in the WAL, and cannot be compared
     (is_busy, *_) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     # before `meta` has the epoch: a crash between the two leaves another epoch in FILE.head, and so a new history
     lock.start_head(HeadFile(epoch, head, 0 if is_busy else base))

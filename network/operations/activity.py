@@ -72,7 +72,7 @@ def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any]
     state, agent_id = reading.hub.state, participant.agent_id
     fault = participant.fault
     if fault is UNSET:
-        # The agent has come back, or its session ended without open work: nothing keeps it from working.
+        # The agent has come back, or its session ended without open work. So nothing keeps the agent from working.
         if not participant.is_lost or reading.hub.is_online(agent_id):
             return None
         opened = state.reactions_of(agent_id).values()
@@ -102,7 +102,7 @@ def _find_activity(state: State, participant: Participant, opened: OpenReaction,
         return "stopping"
     if is_at_work(opened, participant.life):
         return "works"
-    # A wait of an earlier life is over: that process is gone, and the next one has not begun the work again.
+    # A wait from an earlier process has ended: that process is gone, and the next one has not resumed the work.
     return "waits" if opened.life == participant.life else "queued"
 
 
@@ -115,7 +115,7 @@ def _describe(opened: OpenReaction, activity: Activity) -> dict[str, Any]:
         "activity": activity,
         **({"at": opened.at} if opened.at else {}),
     }
-    # Only while it waits: a call that has ended names nobody any more.
+    # Only while the call waits: a call that has ended names nobody any more.
     if activity == "waits":
         waits = [opened.awaits[call] for call in innermost_calls(opened) if call in opened.awaits]
         entry |= _list("waits_for", (name for wait in waits for name in wait.to))

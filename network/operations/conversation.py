@@ -263,7 +263,7 @@ async def list_threads(
         wanted = limit - len(page.entries) + 1
         # The page may need several rounds: threads whose newest message the caller may not read are left out.
         summaries = await _threads(reading, before, wanted, among)
-        # One more than the page was asked for, so a short answer is the end.
+        # Request one more than the page holds, so a shorter answer means the end.
         is_at_end = len(summaries) < wanted
         # use one snapshot, so that all entries show the same moment
         marks = dict(reading.hub.state.read_states_of(reading.origin.agent_id))
@@ -349,7 +349,7 @@ async def _describe_thread(
 def _may_take(reading: Reading, newest: MessageHead) -> bool:
     """Return whether the caller may take over a thread, judged by the thread's newest message."""
     state, origin = reading.hub.state, reading.origin
-    # By the next message, not the newest: a member who has left may read the newest one, and is no longer in the
+    # Use the next message, not the newest: a member who has left may read the newest message, but is no longer in the
     # thread.
     is_in = origin.is_operator or may_read(state, origin.agent_id, next_message_head(state, newest))
     return newest.kind != "mod" and is_in and may_take(state, origin, newest)
@@ -451,7 +451,7 @@ async def _describe_recipient(
     tried: AttemptCount | None = cold.get(("tried", f"{agent_id}/{seq:016d}"))
     started, is_in_prompt = triggered.first if triggered is not None else None, triggered is not None
     if started is None:
-        # No reaction of its own: the message may have been read within a later one.
+        # There is no reaction for this message alone: it may have been read within a later one.
         started, is_in_prompt = await _reaction_with(reading, agent_id, seq)
     attempts = now.attempts
     if tried is not None and now.is_over:

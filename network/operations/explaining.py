@@ -112,7 +112,8 @@ def _open(reading: Reading) -> tuple[RunReader, Call, int]:
         size += len(data) if op != "network.usage" else 0
         if size > MAX_RESULTS_READ * max_bytes:
             raise TooLarge(_TOO_LARGE)
-        # As a client would get it: the reader works on JSON, and the same code explains a recording without a hub.
+        # Return the value as a client would get it: the reader works on JSON, and the same code explains a recording
+        # without a hub.
         return msgspec.json.decode(data)
 
     return reader, call, max_bytes

@@ -77,8 +77,7 @@ class Grouping:
         if head.kind not in _PAIRS:
             self.count += 1
             return HeadGroup(head, label, None, is_settled=False)
-        # Everything that visibility rules look at. A field that is missing here would let two messages share a wrong
-        # answer.
+        # All fields that visibility rules use. A missing field would let two messages share a wrong answer.
         rule = (_describe(head), None if label is head else _describe(label))
         group = self._known.get((head.thread_id, rule))
         if group is None:
@@ -239,7 +238,7 @@ class RecentHeads:
             newer = await read(after, at_most + 1)
             if heads is None or len(newer) > at_most:  # nothing cached would be left
                 new_heads = await self._make(ledger, newer, at_most, until)
-                # Nobody has replaced it during the read. Otherwise the newer value stays.
+                # Store only if nobody has replaced the value during the read. Otherwise the newer value stays.
                 if self._kept.get(key) is heads:
                     self.store(key, new_heads)
             else:

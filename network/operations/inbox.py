@@ -80,7 +80,7 @@ async def inbox(
     """What waits for the caller, newest first: calls to decide on, questions, failed messages, stopped conversations,
     exceeded budgets. To continue, pass the answer's `next` as `before`."""
     stored: DismissedItems = reading.hub.state.get("dismissed", reading.origin.agent_id) or DismissedItems()
-    # By time: an item that arises again after it was dismissed is shown again.
+    # Compare times: an item that arises again after it was dismissed is shown again.
     dismissed = {(kind, seq): at for kind, seq, at in stored.items}
     items = [each for each in await _list_items(reading) if each.at > dismissed.get(_dismissal_key(each), -1)]
     if before is not None:
@@ -124,13 +124,13 @@ def _describe(reading: Reading, item: WaitingItem, row: Row | None) -> dict[str,
         return None
     rights: dict[str, Any] = {}
     if item.request is not None:
-        # The rights are checked again with the message's own head. Only the agent's records named it so far.
+        # Check the rights again with the message's own head. Until now only the agent's records have named the message.
         if not item.request.may_be_shown(reading, row.head):
             return None
         rights = item.request.describe_rights(reading, row.head)
         if not rights["may_call"]:
             return None
-        # Deciding by a reply is the rule in an inbox, so only the exception is named.
+        # In an inbox, most decisions are made by a reply, so only the exception is named.
         if rights["may_decide"]:
             del rights["may_call"]
         del rights["may_decide"]

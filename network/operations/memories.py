@@ -75,7 +75,7 @@ async def _find_newest(reading: Reading, view: View, thread_id: str) -> dict[str
         newest = memories.find_newest(view)
         if newest is None:
             return None
-        # Only the facts are cached. The text is read when it is shown.
+        # Only the heads are cached. The text is read when it is shown.
         rows = await reading.hub.ledger.rows(newest.seq - 1, 1)
         body = _read(rows[0]) if rows and rows[0].seq == newest.seq else None
         if body is not None:
@@ -131,7 +131,7 @@ class _Memories:
         earlier = None if body.earlier is None else self._known.get(body.earlier)
         if (body.earlier is not None and earlier is None) or not all(covered in heads for covered in body.seqs):
             return
-        # Agents write these records, so their number bounds nothing. A record beyond the limit is ignored.
+        # Agents write these records, so their number is not limited. A record beyond the limit is ignored.
         if self._grouping.count + len(body.seqs) > MAX_GROUPS:
             return
         groups = frozenset(self._find_group(heads[covered], labels) for covered in dict.fromkeys(body.seqs))
@@ -139,7 +139,7 @@ class _Memories:
         if memory.messages:
             self._known[seq] = memory
         if len(self._known) > MAX_KNOWN:
-            # Memories that continue it lose nothing: each holds its predecessor itself.
+            # Memories that continue the removed one lose nothing: each refers to its predecessor directly.
             self._known.popitem(last=False)
 
     def _find_group(self, head: MessageHead, labels: Mapping[int, MessageHead]) -> HeadGroup:

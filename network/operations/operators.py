@@ -271,7 +271,7 @@ def _take_dead_letter(change: ChangeSet, agent_id: str | None, seq: int) -> Dead
     change.set_value("dead", key, None)
     if letter.sender_id:
         change.set_value("undelivered", undelivered_key(letter.sender_id, seq, owner), None)
-    # A reaction that still ends must not withdraw a letter that is no longer there.
+    # A reaction that still ends must not withdraw a dead letter that no longer exists.
     for reaction in letter.reactions:
         change.set_value("given_up", f"{owner}/{reaction}", None)
     event = {"seq": seq, "agent_id": owner, "event": "taken"}

@@ -183,7 +183,7 @@ def decide(
     if wait is None:
         raise InvalidArguments(f"#{seq} does not wait for a decision, or no longer does.")
     is_reader = may_read(state, origin.agent_id, head)
-    # A second vote of the same person must not count as that of another one.
+    # A second vote by the same person must not count as another person's vote.
     if origin.agent_id in wait.voters:
         raise InvalidArguments(
             f"{origin.agent_id} has already approved #{seq}. It waits for another person's approval."
@@ -191,14 +191,14 @@ def decide(
     if not wait.may_decide(origin.agent_id, is_reader=is_reader, is_operator=origin.is_operator):
         names = ", ".join(wait.deciders or ())
         raise Forbidden(f"{origin.agent_id} may not decide on #{seq}: its approvers are {names}.")
-    # "thread" and "always" approve calls that come later, which this person could not see.
+    # "thread" and "always" also approve later calls, which this person could not see.
     if scope and not is_reader:
         raise InvalidArguments(
             f"{origin.agent_id} cannot read the thread of #{seq}, and so may approve only one call at a time: /approve."
         )
     content = {"kind": "decision", "request": seq, "by": origin.agent_id, "decision": decision.strip()}
     text = f"{origin.agent_id} decides on #{seq}: {decision.strip()}"
-    # From the network, not from the person: the agent must be able to trust that the hub has checked the right.
+    # Sent by the network, not by the person: the agent must be able to trust that the hub has checked the right.
     row = mod_message(NETWORK, head.sender_id, content, seq=state.head + 1, stamp=change.stamp, cause=head, text=text)
     change.add_row(row, ())
     return {"seq": row.seq}

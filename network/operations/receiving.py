@@ -48,7 +48,7 @@ async def receive(
     until = loop.time() + wait_ms / 1000
     hub, agent_id = reading.hub, reading.origin.agent_id
     batch = _Batch(reading, after, limit, is_open=unhandled or after is None)
-    # Read before waiting: a message that is there already wakes nobody.
+    # Read before waiting: a message that is already stored wakes nobody.
     await batch.read_on()
     while not batch.has_any and (left_s := until - loop.time()) > 0:
         await reading.wait_for_message(batch.position, left_s)
@@ -182,7 +182,7 @@ def _check_delivered(change: ChangeSet, seqs: Sequence[int]) -> None:
     agent_id = change.origin.agent_id
     for seq in seqs:
         head = change.facts.heads.get(seq)
-        # The same error for what does not exist: an agent must not find out which seqs are messages.
+        # Missing messages get the same error: an agent must not find out which seqs are messages.
         if head is None or head.sender_id == agent_id or not is_recipient(change.state, agent_id, head):
             raise UnknownMessage(
                 f"There is no message {seq} that was delivered to {agent_id}. network.receive returns those that were."

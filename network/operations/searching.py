@@ -67,7 +67,7 @@ async def search(
     origin, state, room = reading.origin, reading.hub.state, reading.hub.limits.max_result_bytes
     participant = state.participant(origin.agent_id)
     sees_all = origin.is_operator and trigger is None
-    # An operator's rights end at a trigger: what enters a prompt is decided by what the agent may read.
+    # Operator rights do not apply with a trigger: a prompt only shows messages that the agent may read.
     spans = None if sees_all else readable_spans(state, participant) if participant is not None else []
     search = _Search(reading, view, parsed, spans, thread_id, begin, limit)
     if view.trigger is None:
@@ -187,14 +187,14 @@ class _Search:
     async def _add(self, rows: Iterable[Row]) -> None:
         """Add the rows that match the query. All of them are older than the rows of earlier calls."""
         chosen = [row for row in rows if row.seq >= self._begin and is_chosen(self._query, row.actor, row.at)]
-        # In front: each round finds older messages than the one before.
+        # Insert in front: each round finds older messages than the previous one.
         self.found[:0] = await self._view.choose(chosen)
 
 
 async def _find_seq(ledger: Ledger, head: int, at: int) -> int:
     """Return the first row that was stored at a time (ms) or later. A binary search works, because times of rows never
     decrease."""
-    # Bisect, because no index by time exists: it would cost every message a write.
+    # Use bisection, because there is no index by time: such an index would cost every message a write.
     low, high = 0, head + 1
     while low < high:
         middle = (low + high) // 2

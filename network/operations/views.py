@@ -217,7 +217,7 @@ async def history(
     size, has_more = min(PAGE, limit + 1), True
     while has_more and len(rows) <= limit and sum(len(row.data) for row in rows) <= room:
         read, has_more = await reading.hub.ledger.thread(thread_id, before=before, limit=size, max_bytes=room)
-        # In front: each page is older than the one before.
+        # Insert in front: each page is older than the previous one.
         rows[:0] = await view.choose(read)
         damaged[:0] = [row.seq for row in read if row.is_damaged]
         # Larger pages each time, because a prompt's view may hide most of a long thread.
@@ -452,7 +452,7 @@ async def why(
     """
     view = await open_view(reading, trigger, visibility)
     chain: list[Any] = []
-    # Bounded by its size alone: a chain of causes is cut only where the answer would be too large.
+    # Limited only by its size: a chain of causes is cut only if the answer would be too large.
     messages = ListPage(PAGE * PAGE, reading.hub.limits.max_result_bytes)
     head: MessageHead | None = await find_message(reading, seq, "seq", view)
     while head is not None:
