@@ -54,7 +54,7 @@ def describe_wait(error: LedgerError) -> str:
         case LogUnavailable():
             return "the log does not answer"
         case _:
-            return "it has said why"
+            return "its log has the reason"
 
 
 class LogRecord(NamedTuple):

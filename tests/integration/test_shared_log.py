@@ -525,7 +525,7 @@ async def test_who_cannot_open_its_index_says_of_no_leader_that_it_follows_it(
     sick._index.has_failed = True
     with pytest.raises(LedgerError, match="The disk is gone"):
         await sick.open()
-    assert str(sick.status) == "waiting, it has said why, log lab"
+    assert str(sick.status) == "waiting, its log has the reason, log lab"
     await leader.close()
 
 
@@ -996,7 +996,7 @@ async def test_what_keeps_a_node_from_leading_is_said_once_and_never_that_anothe
     async with asyncio.timeout(20):
         await tried.wait()
     assert said[1:] == ["The log refuses this claim. This node waits, and tries again."]
-    assert str(follower.status) == "waiting, it has said why, log lab"
+    assert str(follower.status) == "waiting, its log has the reason, log lab"
     opening.cancel()
     await asyncio.gather(opening, return_exceptions=True)
     await leader.close()
