@@ -134,7 +134,7 @@ def _check_addressee(text: str) -> str:
     if re.fullmatch(r"((role|mod):)?[a-z0-9*][a-z0-9._*-]{0,63}", text):
         return text
     raise ValueError(
-        f"must be ID, role:NAME or mod:ID, with * for anything, not {show_value(text)}; channels stand under write"
+        f"must be ID, role:NAME or mod:ID, with * for anything, not {show_value(text)}; list channels under write"
     )
 
 

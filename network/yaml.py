@@ -378,7 +378,7 @@ class _Conversion:
             # YAML libraries keep the last of two equal keys silently, and the first setting would have no effect.
             if name in lines:
                 raise self._error(
-                    key, f"the key {show_value(name)} stands on line {lines[name]} already; keep one of the two"
+                    key, f"the key {show_value(name)} is already on line {lines[name]}; keep one of the two"
                 )
             lines[name] = line
             yield name, self.convert(value, line, depth + 1)

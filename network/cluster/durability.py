@@ -46,4 +46,4 @@ class DurabilityCheck:
             )
         if before is not None and bool(before) is not bool(self._risk):
             log.warning("durability of the shared log changed", extra={"durability": self.level})
-            self._report(f"What is acknowledged is now {self.level}. {self._risk}".strip())
+            self._report(f"Acknowledged records are now {self.level}. {self._risk}".strip())

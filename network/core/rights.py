@@ -67,7 +67,7 @@ class Rights:
             for verb in VERBS
             if isinstance(getattr(role, verb), tuple)
         }
-        # Cached: every message asks, and the page of rights never changes while the node runs.
+        # Cached: every message asks, and the rights never change while the node runs.
         self.roles_of = lru_cache(CACHE_SIZE)(self._roles_of)
         """Roles of a participant, by id and kind, in the order of the section."""
         self.decide = lru_cache(CACHE_SIZE)(self._decide)
@@ -142,7 +142,10 @@ def compile_rights(page: Mapping[str, Role], operations: Collection[str], mods: 
         # operator.
         if role.administer and set(role.kinds) == {"agent"} and not role.ids:
             raise WrongRuleError(
-                "is for people and services: whoever comes first has an agent's id", name, "administer", 0
+                "is for people and services, because the first client that uses an agent's id owns it",
+                name,
+                "administer",
+                0,
             )
     return Rights(page)
 

@@ -53,7 +53,7 @@ def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
             return _hears_broadcast(state.present(agent_id), head)
         case "channel":
             name = name_of(head.to)
-            # Rights come first and narrow everything else: membership gives no more than the page of rights allows.
+            # Rights come first and narrow everything else: membership gives no more than the rights allow.
             if state.rights is not None and not has_right_to_read(state, agent_id, name):
                 return False
             member = state.member(name, agent_id)

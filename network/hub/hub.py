@@ -230,7 +230,7 @@ class Hub:
     def is_draining(self) -> bool:
         return self.status.draining.is_set()
 
-    # --- the seam to transports
+    # --- used by transports
 
     def connect(self, connection: Connection) -> Session:
         """Open a session for a connection. The first frame of the session must be ``hello``."""
@@ -258,7 +258,7 @@ class Hub:
         if was_live and not session.said_bye and session.is_reactor and not self.is_draining:
             self._pending.add(SessionLost(session.live_origin()))
 
-    # --- the seam to the node's process
+    # --- used by the node's process
 
     @property
     def lock(self) -> asyncio.Lock:

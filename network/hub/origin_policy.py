@@ -56,7 +56,7 @@ class OriginPolicy:
         # DNS rebinding: the attacker's name points to this node, so the browser takes this node for the attacker's
         # site. The name in Host reveals the attack.
         if len(hosts) != 1 or (asked := read_web_host(hosts[0])) is None:
-            return "A page is asked for by one name: the request needs one header Host."
+            return "A request for a page must have exactly one Host header."
         if self._is_ours(asked, local_address):
             return None
         return (

@@ -30,7 +30,7 @@ MAX_RESULTS_READ = 16
 
 
 async def messages(reading: Reading, *, seqs: list[Seq]) -> dict[str, Any]:
-    """Those of these messages that the caller may read, as far as they fit into a result."""
+    """The messages with these seqs that the caller may read, as many as fit into a result."""
     view, ledger = views.View(reading), reading.hub.ledger
     page = ListPage(len(seqs), reading.hub.limits.max_result_bytes)
     for start in range(0, len(seqs), views.ROWS_AT_ONCE):

@@ -184,7 +184,7 @@ def test_an_alias_repeats_its_anchor(write) -> None:
         ("size: x\ntitel: y\n", 'team.yaml:1: "size" must be a whole number, not "x" (1 more, on line 2)'),
         ("- a\n", 'team.yaml:1: must be a mapping (`key: value` lines), not ["a"]'),
         ("", "team.yaml:1: must be a mapping (`key: value` lines), not null"),
-        ("title: a\nsize: 1\ntitle: b\n", 'team.yaml:3: the key "title" stands on line 1 already; keep one of the two'),
+        ("title: a\nsize: 1\ntitle: b\n", 'team.yaml:3: the key "title" is already on line 1; keep one of the two'),
         ("title: [\n", "team.yaml:2: is not valid YAML: expected the node content, but found '<stream end>'"),
         (
             "title: a\n\tsize: 1\n",
