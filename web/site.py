@@ -1,8 +1,8 @@
-"""The page's files as the node serves them: hashed names, an import map, and the browser's permissions.
+"""Prepares the page's files for the node: hashed names, an import map, and the browser's permissions.
 
-`read_site` reads the folder ``page`` once. Requests are looked up by their whole path among these files, so no request
-opens a file. The hub's server checks Host and Origin before (`roundelay.network.hub`). This module knows nothing of the
-page's content.
+`read_site` reads the folder ``page`` once. Each request is looked up by its whole path among these files, so no request
+opens a file. The hub's server has already checked Host and Origin (`roundelay.network.hub`). This module does not
+depend on the page's content.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class PageFile:
 
 
 class PageSite:
-    """The `Site` of the page. With ``is_reloaded`` its files are read again whenever somebody opens the page, for developers."""
+    """`Site` of the page. With ``is_reloaded``, the files are read again at each request for the page, for developers."""
 
     def __init__(self, folder: Path = FOLDER, *, is_reloaded: bool = False) -> None:
         self._folder = folder
@@ -96,7 +96,7 @@ class PageSite:
 
 
 def read_site(folder: Path) -> dict[str, PageFile]:
-    """Return the page's files by request path. Raises `OSError`, or `ValueError` if index.html has no place for them."""
+    """Return the page's files by request path. Raises `OSError`, or `ValueError` if index.html lacks the insertion point."""
     contents = read_contents(folder)
     paths = {name: _hashed_path(name, body) for name, body in contents.items()}
     for_ever = {"Cache-Control": "public, max-age=31536000, immutable", **HARMLESS}
@@ -106,7 +106,7 @@ def read_site(folder: Path) -> dict[str, PageFile]:
 
 
 def read_contents(folder: Path) -> dict[str, bytes]:
-    """Return every file of the page but index.html, by its name in the folder."""
+    """Return every file of the page except index.html, by its name in the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.suffix in TYPES and path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
@@ -133,7 +133,7 @@ def _make_index(folder: Path, contents: Mapping[str, bytes], paths: Mapping[str,
 
 
 def fill_template(folder: Path, lines: Iterable[str]) -> str:
-    """Return index.html with these lines in its head. Raises `ValueError` if it has no place for them."""
+    """Return index.html with these lines in its head. Raises `ValueError` if it lacks the insertion point."""
     template = (folder / "index.html").read_text(encoding="utf-8")
     if template.count(PLACE) != 1:
         raise ValueError(f"index.html has no line {PLACE}, or more than one")
@@ -148,8 +148,11 @@ def list_styles(names: Iterable[str]) -> list[str]:
 
 
 def list_imports(folder: Path, paths: Mapping[str, str]) -> dict[str, str]:
-    """Return the import map: paths of the page's modules (``#core/state.js``), and of the names that vendored modules import
-    (``preact``, by vendored.json)."""
+    """Return the import map from module names to paths.
+
+    It contains the page's modules (``#core/state.js``), and names that vendored modules import (``preact``, from
+    vendored.json).
+    """
     imports = {f"#{name}": path for name, path in paths.items() if name.endswith(".js")}
     vendored = folder / VENDORED
     if vendored.exists():
@@ -162,8 +165,10 @@ _QUOTED = re.compile(rb"""["'](#?[\w@][\w./@-]*)["']""")
 
 
 def list_modules(contents: Mapping[str, bytes], imports: Mapping[str, str]) -> list[str]:
-    """Return the modules that the entry imports, directly or not. The browser then fetches them all at once, instead of one
-    level after the other."""
+    """Return the modules that the entry imports, directly or indirectly.
+
+    With this list, the browser fetches all modules at once instead of one level after the other.
+    """
     by_path = {imports[f"#{name}"]: body for name, body in contents.items() if f"#{name}" in imports}
     found: dict[str, str] = {}
     waiting = [f"#{ENTRY}"]

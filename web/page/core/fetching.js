@@ -1,5 +1,5 @@
 /**
- * Reads what is out of date: looks at the `stale` marks of a state and asks the hub for what they name.
+ * Reads data that is out of date: checks the `stale` marks of a state, and asks the hub for the marked parts.
  *
  * Reads of one kind run one after the other. `apply` reconciles events that arrive during a read. An operator's page also
  * follows the log, because it lists threads whose messages are not delivered to it. No DOM; timers are a parameter.
@@ -109,8 +109,8 @@ export class Fetching {
     const { stale, threads } = this._getState();
     const rows = Object.keys(stale.rows);
     if (!stale.threads && rows.length <= ROWS_AT_ONCE && this._canReadRows) {
-      // Before the request leaves: what arrives from now on may be missing in its answer, and is counted on top of
-      // it.
+      // Dispatch before the request leaves. Messages that arrive from now on may be missing in the answer, and are
+      // added to its counts.
       this._dispatch({ type: "fetching", what: "threads", ids: rows });
       try {
         await this._read("network.list_threads", { threads: rows, limit: rows.length });
@@ -133,7 +133,7 @@ export class Fetching {
       let has_more = true;
       while (has_more && (before === undefined || rows.size < Math.min(count, MAX_LISTED))) {
         const page = await this._source.call("network.list_threads", { limit: THREADS_PAGE, before });
-        // A thread that gets a message meanwhile may come twice. Keep the first, newer row.
+        // A thread that gets a message meanwhile may appear twice. Keep the first row, which is newer.
         for (const row of page.threads) if (!rows.has(row.thread_id)) rows.set(row.thread_id, row);
         before = page.threads.at(-1)?.last_seq;
         has_more = page.has_more && before !== undefined;
@@ -208,7 +208,7 @@ export class Fetching {
 
   /** Run a read after a pause that collects more marks. Only one read of each name runs at a time. */
   _schedule(name, run) {
-    // The marks stay, and `startReads` runs again when the read in progress has ended.
+    // The marks stay. `startReads` runs again when the current read has ended.
     if (this._busy.has(name)) return;
     this._busy.add(name);
     const start = async () => {
@@ -218,7 +218,7 @@ export class Fetching {
       } catch {
         await this._pause(500); // refused, or the connection ended for good: the marks stay
       }
-      // Before the next start: events that came during the read have set new marks.
+      // Free the name before the next start, because events during the read have set new marks.
       this._busy.delete(name);
       this.startReads();
     };

@@ -1,8 +1,8 @@
 /**
- * Live activity: who thinks, types or views a thread, which calls run, and which texts grow. It is a part of the page's
+ * Live activity: participants that think, type or view a thread, running calls, and partial texts. It is a part of the page's
  * state (`state.live_activity`) and changes through a `Draft`. roundelay/under_way.py follows the same rules for terminals.
  *
- * Signals may be lost, and anybody may send them. So the hub's sender id counts, not an id inside the signal; a malformed
+ * Signals may be lost, and anybody may send them. Therefore only the sender id from the hub is trusted. A malformed
  * signal is ignored; and everything is bounded. When a bound is reached, the agent with the most entries loses one.
  * No DOM, no clock: each event brings its time.
  */
@@ -218,7 +218,7 @@ function applyDecision(draft, request, by) {
 
 function restoreRequest(draft, agentId, decision) {
   const refused = draft.own("live_activity", "refused");
-  // The report may come before the decision that it is about.
+  // The report may arrive before the decision that it reports.
   refused[`${agentId} ${decision}`] = true;
   bound(refused, MAX_WORKS);
   const pending = draft.state.live_activity.decided[decision];
@@ -232,11 +232,11 @@ function applyReactionSignal(draft, key, signal, body) {
   const { ended, undecided } = draft.state.live_activity;
   const isEnded = ended.includes(key);
   if (signal.kind === "thinking" && body.active === false) {
-    delete draft.own("live_activity", "works")[key]; // the message, if there is one, replaces it
+    delete draft.own("live_activity", "works")[key]; // the agent's message, if any, replaces the work
     for (const request of Object.values(undecided)) {
       if (keyOf(request.agent_id, request.reaction) === key) delete draft.own("live_activity", "undecided")[request.seq];
     }
-    // Signals may arrive in any order. Without this list a late one would start the work again, and nothing would end
+    // Signals may arrive in any order. Without this list, a late signal would start the work again, and nothing would end
     // it.
     if (!isEnded) draft.own("live_activity").ended = [...ended, key].slice(-MAX_WORKS);
     if (!isEnded && body.silent === true) recordSilence(draft, signal.sender_id, signal.thread_id);
@@ -255,11 +255,11 @@ function applyReactionSignal(draft, key, signal, body) {
   }
 }
 
-/** Record that an agent finished without an answer for somebody who waits for one. */
+/** Record that an agent finished without an answer although a person waits for one. */
 function recordSilence(draft, agentId, threadId) {
   const silent = draft.own("live_activity", "silent");
   const named = (silent[threadId] ?? []).filter((id) => id !== agentId);
-  delete silent[threadId]; // move it to the end, where the newest stand
+  delete silent[threadId]; // move the entry to the end, where the newest entries are
   silent[threadId] = [...named, agentId].slice(-MAX_CALLS);
   bound(silent, MAX_WORKS);
 }

@@ -2,8 +2,8 @@
  * The state of one participant's screens, and how each event changes it.
  *
  * `apply` is pure (no DOM, no clock, no IO) and never writes to a state. Deliveries, answers and results may come in any
- * order: the state ends as a refetch would build it (docs/decisions/page-state.md). A frame that holds the whole change is
- * applied here. A frame that only announces one sets a mark in `stale`, and `#core/fetching.js` reads that part again.
+ * order: the result equals the state after a refetch (docs/decisions/page-state.md). A frame that contains the whole change is
+ * applied here. A frame that only announces a change sets a mark in `stale`, and `#core/fetching.js` reads that part again.
  *
  * Events are the hub's frames, each with `at` (ms), and
  *   {type: "result", call: {op, args}, value}      a call was answered
@@ -21,8 +21,8 @@ import { Draft, drop, put } from "#core/draft.js";
 import { textOf, writeLine } from "#core/text.js";
 import * as live from "#core/live_activity.js";
 
-const MAX_UNREAD = 100; // the hub stops counting here too
-const UNREAD_LOOKED_AT = 200; // newest messages that the hub counts unread ones in
+const MAX_UNREAD = 100; // the hub also stops counting at this number
+const UNREAD_LOOKED_AT = 200; // newest messages among which the hub counts unread ones
 const MAX_THREADS = 2000; // rows of the list; the oldest are removed
 const MAX_LOADED = 6000; // messages of one open thread
 const TRIMMED = 1000; // messages removed at once when a thread is over MAX_LOADED
@@ -96,7 +96,7 @@ export function project(state, floors = {}) {
   return { me: state.me.agent_id, epoch: state.network.epoch, threads, loaded, agents, inbox: state.inbox.items };
 }
 
-/** Whether nothing is known to be out of date. Only such a state can be compared with a fresh one. */
+/** Whether no part is known to be out of date. Only such a state can be compared with a fresh state. */
 export function isSettled(state) {
   const { threads, rows, agents, inbox, loaded, messages } = state.stale;
   const marked = [rows, loaded, messages].some((value) => Object.keys(value).length);
@@ -179,7 +179,7 @@ function applyWelcome(draft, frame) {
   const { state } = draft;
   const isOther = state.network.epoch !== "" && state.network.epoch !== frame.network.epoch;
   const isFarBehind = frame.is_operator && state.log_at && frame.head - state.log_at > MAX_BEHIND;
-  // Messages may be missing in between. A screen that kept the older ones would show a gap as if nothing was there.
+  // Messages may be missing in between. A screen that kept the older messages would hide the gap.
   if (isOther || frame.resume === "limited" || isFarBehind) forgetAll(draft);
   state.me = { agent_id: frame.agent_id, kind: frame.kind, is_operator: frame.is_operator === true };
   state.log_at = state.log_at || frame.head;
@@ -191,12 +191,12 @@ function applyWelcome(draft, frame) {
   state.error = undefined;
   state.head = Math.max(state.head, frame.head);
   live.clearWork(draft);
-  // Notices and presence may be lost with the connection. Deliveries resume where they stopped.
+  // Notices and presence may be lost with the connection. Deliveries continue after the last one.
   Object.assign(draft.own("stale"), { threads: true, agents: true, inbox: true });
   for (const row of Object.values(state.threads)) if (row.loaded) markReceipts(draft, row.thread_id);
 }
 
-/** Another history: forget everything. Open threads stay open and are fetched again. */
+/** The ledger has a different history, so forget everything. Open threads stay open and are fetched again. */
 function forgetAll(draft) {
   const { state } = draft;
   const open = Object.values(state.threads).filter((thread) => thread.loaded?.is_open);
@@ -237,7 +237,7 @@ function count(draft, message, isDelivered) {
   const current = state.threads[id];
   const isOther = isDelivered && (sender_id !== state.me.agent_id || message.kind === "mod");
   if (current !== undefined && (seq <= current.base || current.recent.has(seq))) {
-    if (isOther && current.recent.get(seq) === false) countOther(draft, ownRow(draft, id), seq); // the log came before the delivery
+    if (isOther && current.recent.get(seq) === false) countOther(draft, ownRow(draft, id), seq); // the log had the message first
     return false;
   }
   const row = ownRow(draft, id);
@@ -246,7 +246,7 @@ function count(draft, message, isDelivered) {
   row.recent = new Map(row.recent).set(seq, false);
   if (isOther) countOther(draft, row, seq);
   if (row.recent.size > MAX_RECENT) {
-    // Everything up to here counts as seen. A delivery below it that comes later is not counted again.
+    // Everything up to this seq counts as seen. A later delivery with a lower seq is not counted again.
     row.base = row.lost = Math.min(...row.recent.keys());
     row.recent.delete(row.lost);
   }
@@ -300,7 +300,7 @@ function addToWindow(draft, message) {
   const { seq, thread_id: id } = message;
   const { loaded, last } = state.threads[id] ?? {};
   if (last?.seq === seq && last.sent_at !== message.sent_at) ownRow(draft, id).last = describeLast(message);
-  // Below the loaded page there may be a gap, and a single message in it would look like the beginning.
+  // A gap may exist below the loaded page, and a single message in the gap would look like the beginning.
   if (!loaded || seq < loaded.complete_from) return;
   const current = state.messages[seq];
   if (current === undefined || (current.is_provisional && !message.is_provisional)) {
@@ -315,7 +315,7 @@ function addToWindow(draft, message) {
 
 function insert(seqs, seq) {
   let place = seqs.length;
-  // From the end: nearly every message is the newest.
+  // Search from the end, because nearly every message is the newest.
   while (place > 0 && seqs[place - 1] > seq) place -= 1;
   if (seqs[place - 1] !== seq) seqs.splice(place, 0, seq);
 }
@@ -388,7 +388,7 @@ function applyNotice(draft, frame) {
       markInbox(draft);
       if (body.seq in draft.state.messages) draft.own("stale", "status")[body.seq] = true;
       return;
-    default: // a kind that this page does not know
+    default: // an unknown kind of notice
   }
 }
 
@@ -453,7 +453,7 @@ function applyMark(draft, id, mark) {
     row.title = undefined;
     draft.own("stale", "rows")[id] = true;
   }
-  // Never back: another device may report an older position later.
+  // The position never decreases, although another device may report an older position later.
   row.mark = { ...mark, read_upto: Math.max(before, mark.read_upto) };
   if (row.mark.read_upto !== before) countUnread(draft, row);
   if (draft.state.reading.threads) draft.own("stale", "rows")[id] = true; // a running read may return the row from before
@@ -464,7 +464,7 @@ function countUnread(draft, row) {
   const upto = row.mark.read_upto;
   const { loaded } = row;
   if (upto >= row.last_seq) row.unread = 0;
-  // Count here only where every unread message is loaded. An operator's window also holds messages of others.
+  // Count only if every unread message is loaded. An operator's window also contains messages of others.
   else if (!state.me.is_operator && loaded && !loaded.is_loading && !loaded.fresh && loaded.complete_from <= upto + 1) {
     const isUnread = (message) => message.seq > upto && (message.sender_id !== state.me.agent_id || message.kind === "mod");
     row.unread = loaded.seqs.slice(-UNREAD_LOOKED_AT).filter((seq) => isUnread(state.messages[seq])).length;
@@ -480,7 +480,7 @@ function openThread(draft, id) {
   state.closed = state.closed.filter((other) => other !== id);
   if (row.loaded) {
     draft.own("threads", id, "loaded").is_open = true;
-    if (row.loaded.error) draft.own("stale", "loaded")[id] = true; // it may exist by now
+    if (row.loaded.error) draft.own("stale", "loaded")[id] = true; // the thread may exist by now
   } else {
     row.loaded = { seqs: [], has_before: true, complete_from: 0, is_open: true, is_loading: true };
     draft.own("stale", "loaded")[id] = true;
@@ -492,7 +492,7 @@ function closeThread(draft, id) {
   const { state } = draft;
   if (!state.threads[id]?.loaded) return;
   draft.own("threads", id, "loaded").is_open = false;
-  if (state.threads[id].loaded.error && !state.threads[id].messages) return unload(draft, id); // it never existed
+  if (state.threads[id].loaded.error && !state.threads[id].messages) return unload(draft, id); // the thread never existed
   state.closed = [...state.closed.filter((other) => other !== id), id];
   for (const old of state.closed.slice(0, -KEPT_CLOSED)) unload(draft, old);
   state.closed = state.closed.slice(-KEPT_CLOSED);
@@ -521,7 +521,7 @@ function dropMessages(draft, seqs) {
 
 // --- reads and their results
 
-/** A read is sent. Its answer holds everything stored before, so count only later messages on top of it. */
+/** A read is sent. Its answer contains everything stored before, so add only later messages to its counts. */
 function startFetching(draft, event) {
   const { state } = draft;
   const stale = draft.own("stale");
@@ -533,7 +533,7 @@ function startFetching(draft, event) {
         delete draft.own("stale", "rows")[id];
         const row = state.threads[id];
         if (row?.recent.size || row?.lost) {
-          // The answer counts these messages. From now on only later ones are counted on top of it.
+          // The answer counts these messages. From now on, add only later messages to its counts.
           Object.assign(ownRow(draft, id), { recent: new Map(), base: row.last_seq, lost: 0 });
         }
       }
@@ -567,7 +567,7 @@ function applyFailure(draft, { what, thread_id: id, error }) {
     const isBegun = loaded.fresh?.length > 0; // a message arrived meanwhile, so the thread exists now
     if (isBegun) draft.own("stale", "loaded")[id] = true;
     Object.assign(loaded, { is_loading: false, fresh: undefined, error: isBegun ? undefined : error });
-    if (loaded.error?.code === "unknown_message") { // nothing was written there yet, or this participant may not read it
+    if (loaded.error?.code === "unknown_message") { // the thread is empty, or this participant may not read it
       dropMessages(draft, loaded.seqs);
       Object.assign(loaded, { seqs: [], has_before: false, complete_from: 0 });
     }
@@ -696,7 +696,7 @@ function applyHistory(draft, args, { messages, has_more, damaged }) {
     Object.assign(loaded, { seqs, complete_from: lowest, has_before: has_more });
   } else if (args.before === undefined || args.before >= previous.complete_from) {
     if (lowest <= previous.complete_from) Object.assign(loaded, { complete_from: lowest, has_before: has_more });
-  } else return; // there is a gap between this page and the loaded messages
+  } else return; // messages are missing between this page and the loaded messages
   if (args.before === undefined) Object.assign(loaded, { is_loading: false, fresh: undefined, error: undefined });
   if (damaged) loaded.damaged = [...new Set([...(loaded.damaged ?? []), ...damaged])];
   for (const message of messages) addToWindow(draft, message);
