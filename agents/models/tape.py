@@ -542,9 +542,7 @@ class TapeModel:
         return turn
 
     def _bind(self, reaction_key: tuple[str, str], request: ModelRequest) -> _Run:
-        """Choose the recorded run for a new reaction: the run that began with exactly this request, or else the next
-        run.
-        """
+        """Choose the run for a new reaction: the run that began with exactly this request, or else the next run."""
         if not self._waiting:
             raise self._report(f"{_name(request)} asks its model, but the tape {self.name} has no further reaction")
         # Parallel reactions begin in any order, so prefer the run that began with this request.
@@ -587,9 +585,7 @@ def _make_error(text: str) -> ModelError:
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any] | str:
-    """Return arguments as JSON if encoding them again gives the same text. Otherwise return the text, so that
-    nothing is lost.
-    """
+    """Return arguments as JSON if encoding them again gives the same text, else the text itself."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):
