@@ -192,31 +192,31 @@ export interface OperationArgs {
     limit?: number;
     online?: boolean | null;
   };
-  /** Report that these messages are handled: they are not delivered again. The answer comes after the report is durable. */
+  /** Report that these messages are handled, so that they are not delivered again. The answer comes when the report is durable. */
   "network.acknowledge": {
     seqs: number[];
   };
-  /** Calls that wait for a person's decision, by the seq of the message that asks for it, above `after`, if the caller may read that message. `may_decide` says whether a reply of the caller would decide, `may_call` whether `network.decide` would. */
+  /** Calls that wait for a person's decision, if the caller may read the message that asks for it. Sorted by the seq of that message, above `after`. `may_decide` says whether a reply of the caller would decide, `may_call` whether `network.decide` would. */
   "network.approvals": {
     after?: number;
     limit?: number;
   };
-  /** The people whom ids and roles (`role:NAME`, of the page `rights`) name. `reads`: the person reads the first of these messages. `is_requester`: the person wrote one of them, or a cause of one. `unknown` are names without a person or role. */
+  /** The people whom ids and roles (`role:NAME`, from the node's `rights`) name. `reads`: the person reads the first of these messages. `is_requester`: the person wrote one of these messages, or a cause of one. `unknown` lists names without a person or role. */
   "network.approvers": {
     names: string[];
     seqs: number[];
   };
-  /** Ask one reaction, or the reactions of a thread, to stop, and the reactions of agents to which they wrote directly. */
+  /** Ask a reaction, or all reactions of a thread, to stop. Reactions to their direct messages to other agents are stopped too. */
   "network.cancel": {
     reaction?: string | null;
     thread_id?: string | null;
   };
-  /** Start, stop, restart or reload the process of an agent that this node runs. `reload` applies its changed file, and refuses a file with errors. */
+  /** Start, stop, restart or reload the process of an agent that this node runs. `reload` applies the agent's changed file. A file with errors is refused. */
   "network.control_agent": {
     agent_id: string;
     action: "reload" | "restart" | "start" | "stop";
   };
-  /** What models used and cost, in groups, the most expensive first: of the calls of an agent, in a thread, in a conversation, or since a time. */
+  /** What models used and cost, in groups, the most expensive group first. Select the calls of an agent, in a thread, in a conversation, or since a time. */
   "network.cost_report": {
     by?: "agent" | "day" | "model" | "reaction" | "root" | "thread";
     agent_id?: string | null;
@@ -224,7 +224,7 @@ export interface OperationArgs {
     root?: number | null;
     since?: number;
   };
-  /** Costs of these uses by the prices that the node knows: dollars in the same order, null where no price is known. */
+  /** Costs of these uses by the prices that the node knows: dollars in the same order, null if no price is known. */
   "network.costs": {
     uses: UsedTokens[];
   };
@@ -243,18 +243,18 @@ export interface OperationArgs {
     token_hash: string;
     operator?: boolean;
   };
-  /** Messages that failed too often at their recipient, sorted by recipient and seq: the caller's own, or, for operators, anybody's. Continue with `after`, AGENT/SEQ of the last one. */
+  /** Messages that failed too often at their recipient, sorted by recipient and seq: those to the caller, or, for operators, to anybody. To continue, pass AGENT/SEQ of the last one as `after`. */
   "network.dead_letters": {
     agent_id?: string | null;
     after?: string | null;
     limit?: number;
   };
-  /** Decide on the call that the message `seq` asks about, like a reply to it: `/approve`, `/deny REASON` or `/edit ARGUMENTS`. For people who may decide but cannot read that message: operators, if no approvers are named. People who can read it may add `thread` or `always` to `/approve`. */
+  /** Decide on the call that the message `seq` asks about, like a reply to it: `/approve`, `/deny REASON` or `/edit ARGUMENTS`. For people who may decide but cannot read that message, such as operators if no approvers are named. People who can read the message may add `thread` or `always` to `/approve`. */
   "network.decide": {
     seq: number;
     decision: string;
   };
-  /** Hide an inbox item of a kind and a seq, or the fault of an agent, until it arises again. Nothing else changes. */
+  /** Hide an inbox item, given by its kind and seq, or the fault of an agent. The item is shown again if it arises again. Nothing else changes. */
   "network.dismiss": {
     kind: "budget" | "dead_letter" | "fault" | "question" | "stopped";
     seq?: number | null;
@@ -265,20 +265,20 @@ export interface OperationArgs {
     seq: number;
     agent_id?: string | null;
   };
-  /** What followed from a message, as a tree: the reactions to it, and the messages that these and others sent. */
+  /** The effects of a message, as a tree: the reactions to it and the messages that they sent, then the reactions to those messages, and so on. */
   "network.effects": {
     seq: number;
     limit?: number;
   };
-  /** Why a message was sent: the messages up to its root, each with the reaction that sent it, the work before it and the messages of its prompt. `next` is where to continue if the answer would be too large. */
+  /** Why a message was sent: all messages up to its root, and for each message the reaction that sent it, the work before it and the messages of its prompt. If the answer would be too large, `next` says where to continue. */
   "network.explain": {
     seq: number;
   };
-  /** End the takeover of a thread, whoever started it: its agents answer there again. */
+  /** End the takeover of a thread, whoever started it. The thread's agents answer again. */
   "network.give": {
     thread_id: string;
   };
-  /** Messages of one thread, oldest first. With a `trigger` only what an agent may see in its reaction to that message, and later messages up to `until`. */
+  /** Messages of one thread, oldest first. With a `trigger`, only the messages that an agent may see in its reaction to that message, and later messages up to `until`. */
   "network.history": {
     thread_id: string;
     before?: number | null;
@@ -295,38 +295,38 @@ export interface OperationArgs {
     trigger?: number | null;
     visibility?: "all" | "current" | "people" | "strict" | null;
   };
-  /** What waits for the caller, newest first: calls to decide on, questions, failed messages, stopped conversations, exceeded budgets. Continue with `before`, the answer's `next`. */
+  /** What waits for the caller, newest first: calls to decide on, questions, failed messages, stopped conversations, exceeded budgets. To continue, pass the answer's `next` as `before`. */
   "network.inbox": {
     limit?: number;
     before?: string | null;
   };
   /** Facts about this network. */
   "network.info": {};
-  /** Everyone who is registered, by id; those above `after`. */
+  /** Every registered participant, by id. Only those above `after`. */
   "network.list_agents": {
     kind?: "agent" | "human" | "service" | null;
     online?: boolean | null;
     after?: string;
     limit?: number;
   };
-  /** Threads that the caller may read, newest first, with a last message below `before`; all of them, or only these `threads`. With their unread messages and the caller's read state. */
+  /** Threads that the caller may read, newest first, with a last message below `before`. All threads, or only those in `threads`. Each has the number of unread messages and the caller's read state. */
   "network.list_threads": {
     before?: number | null;
     limit?: number;
     threads?: string[] | null;
   };
-  /** Tokens without their secrets, sorted by id and age, with the number of sessions that joined with each. Continue with `after`, the `hash` of the last one. */
+  /** Tokens without their secrets, sorted by id and age, with the number of sessions that joined with each token. To continue, pass the `hash` of the last token as `after`. */
   "network.list_tokens": {
     after?: string | null;
     limit?: number;
   };
-  /** Every message with a seq above `after`, ascending. If there is none, the answer waits for up to `wait_ms`. */
+  /** Every message with a seq above `after`, ascending. If there are none, the answer waits for up to `wait_ms`. */
   "network.log": {
     after?: number;
     limit?: number;
     wait_ms?: number;
   };
-  /** Store for oneself how far one has read a thread, whether it is pinned, muted or archived, and a title of one's own for it. Omitted fields stay; an empty title removes the title. */
+  /** Store the caller's read state of a thread: how far it is read, and whether it is pinned, muted or archived. Also store the caller's own title for the thread. Omitted fields stay unchanged; an empty title removes the title. */
   "network.mark": {
     thread_id: string;
     read_upto?: number | null;
@@ -335,19 +335,19 @@ export interface OperationArgs {
     is_archived?: boolean | null;
     title?: string | null;
   };
-  /** The newest record of kind `memory` that the caller wrote for each of these threads, if every message that it covers may enter the prompt for `trigger`; else the newest earlier one for which that holds. */
+  /** For each of these threads, the newest record of kind `memory` that the caller wrote and that may enter the prompt for `trigger`. Every message that the memory covers must be allowed in that prompt. */
   "network.memory": {
     threads: string[];
     trigger: number;
     visibility?: "all" | "current" | "people" | "strict" | null;
   };
-  /** Progress of a message at each of its recipients, by id; those above `after`. */
+  /** Progress of a message at each of its recipients, by recipient id. Only ids above `after`. */
   "network.message_status": {
     seq: number;
     after?: string;
     limit?: number;
   };
-  /** Report that handling a message failed. It is delivered again after `retry_after_ms`; at the fifth failure it becomes a dead letter. The answer comes after the report is durable. */
+  /** Report that handling a message failed. The message is delivered again after `retry_after_ms`. At the fifth failure it becomes a dead letter. The answer comes when the report is durable. */
   "network.nack": {
     seq: number;
     reason: string;
@@ -355,18 +355,18 @@ export interface OperationArgs {
   };
   /** The agents that this node runs: the state of each process, and whether its file has changed. */
   "network.node_agents": {};
-  /** Reactions that have started and not finished, by the seq of their start, above `after`: the caller's own. Operators name an agent, or nobody for all. */
+  /** Reactions that have started and not finished, by the seq of their start, above `after`. Callers see their own reactions. Operators name an agent, or nobody to see all. */
   "network.open_reactions": {
     agent_id?: string | null;
     after?: number;
     limit?: number;
   };
-  /** What participants have stored today and may store, the fullest quota first: the caller's own. Operators name a participant, or nobody for all. */
+  /** How much participants have stored today and may store, the fullest quota first. Callers see their own quota. Operators name a participant, or nobody to see all. */
   "network.quotas": {
     agent_id?: string | null;
     limit?: number;
   };
-  /** The messages delivered to the caller, ascending: those above `after` (with `unhandled`, only those not handled yet), or, without `after`, the oldest that are not handled yet. If there are none, the answer waits for up to `wait_ms`. */
+  /** The messages delivered to the caller, ascending: those above `after` (with `unhandled`, only those not handled yet). Without `after`, the oldest messages that are not handled yet. If there are none, the answer waits for up to `wait_ms`. */
   "network.receive": {
     after?: number | null;
     limit?: number;
@@ -374,7 +374,7 @@ export interface OperationArgs {
     peek?: boolean;
     unhandled?: boolean;
   };
-  /** The turn records of a reaction above `after`, oldest first, for its agent and for operators, who may name the agent. */
+  /** The turn records of a reaction above `after`, oldest first. For the reaction's agent and for operators, who may name the agent. */
   "network.records": {
     reaction: string;
     agent_id?: string | null;
@@ -385,11 +385,11 @@ export interface OperationArgs {
   "network.remove": {
     agent_id: string;
   };
-  /** Resume an agent that was stopped because it answered without causes. ``was_stopped``: it had been stopped. */
+  /** Resume an agent that was stopped because it answered without causes. ``was_stopped``: the agent had been stopped. */
   "network.resume_agent": {
     agent_id: string;
   };
-  /** Resume a conversation that has used its budget, with the same budget again. ``was_stopped``: the hub had stopped it. Budgets that agents keep are unknown to the hub. */
+  /** Resume a conversation that has used up its budget. It gets the same budget again. ``was_stopped``: the hub had stopped the conversation. The hub does not know budgets that agents set themselves. */
   "network.resume_root": {
     root: number;
   };
@@ -398,17 +398,17 @@ export interface OperationArgs {
     seq: number;
     agent_id?: string | null;
   };
-  /** Revoke every token of an id and its unused logins, and close its sessions. With a `token_hash` (or its beginning, as `network.list_tokens` shows it), only that token, and the sessions that joined with it. */
+  /** Revoke every token and unused login of an id, and close the id's sessions. With a `token_hash` (or its beginning, as in `network.list_tokens`), revoke only that token and close the sessions that joined with it. */
   "network.revoke_token": {
     agent_id: string;
     token_hash?: string | null;
   };
-  /** Every row of the log above `after`, ascending, as lines of JSON, byte by byte as stored. */
+  /** Every row of the log above `after`, ascending. Each row is a line of JSON, byte by byte as stored. */
   "network.rows": {
     after?: number;
     limit?: number;
   };
-  /** The newest messages below `before` that contain every word of `query`, oldest first. Case, accents and endings are ignored; "in quotation marks" words match exactly, and `deploy*` matches all that begin so. `sender_id`, `said_after` and `said_before` (ms) filter by sender and time, as `from:ID`, `after:2026-11-27` and `before:2026-11-28` in `query` do. Continue with `next` as `before`. With a `trigger` as in `network.history`. */
+  /** The newest messages below `before` that contain every word of `query`, oldest first. Case, accents and endings are ignored. Words "in quotation marks" match exactly, and `deploy*` matches all words with that beginning. `sender_id`, `said_after` and `said_before` (ms) filter by sender and time, like `from:ID`, `after:2026-11-27` and `before:2026-11-28` in `query`. Continue with `next` as `before`. `trigger` works as in `network.history`. */
   "network.search": {
     query: string;
     thread_id?: string | null;
@@ -432,12 +432,12 @@ export interface OperationArgs {
     before?: number | null;
     limit?: number;
   };
-  /** Take over a thread: agents do not answer there until it is given back, or `ttl_ms` have passed (default: the node's `takeover_ms`). People in a direct thread may, and operators; in other threads, those who have the right. */
+  /** Take over a thread: agents do not answer in it until it is given back or `ttl_ms` have passed (default: the node's `takeover_ms`). Operators may do this, and people in a direct thread. Other threads need the right to take over. */
   "network.take": {
     thread_id: string;
     ttl_ms?: number | null;
   };
-  /** Model calls reported by an agent's records above `after`, ascending: the caller's own. Operators name any agent. */
+  /** Model calls reported by an agent's records above `after`, ascending. Callers see their own calls. Operators may name any agent. */
   "network.usage": {
     agent_id?: string | null;
     after?: number;
@@ -448,7 +448,7 @@ export interface OperationArgs {
     presence?: boolean | null;
     signals?: boolean | null;
   };
-  /** The causes of a message: the message, the reaction that sent it, the message before, up to the root. */
+  /** The causes of a message, up to the root. They alternate: the message, the reaction that sent it, the trigger of that reaction, and so on. */
   "network.why": {
     seq: number;
     trigger?: number | null;
@@ -461,7 +461,7 @@ export interface OperationArgs {
     per_thread?: number | null;
     visibility?: "all" | "current" | "people" | "strict" | null;
   };
-  /** What an agent did in a reaction: its state, its work, and the same as steps with times. */
+  /** What an agent did in a reaction: the reaction's state, its work, and the work as steps with times. */
   "network.work": {
     reaction: string;
     agent_id: string;
