@@ -148,7 +148,7 @@ async def test_init_writes_what_works_and_never_overwrites(tmp_path: Path) -> No
     assert "prints a link: it opens the page" in (await invoke("init", cwd=tmp_path)).out
     first = read_tree(tmp_path)
     assert set(first) == {"roundelay.yaml", "agents/echo.yaml"}
-    assert "is there already" in sentence(await invoke("init", cwd=tmp_path, code=1))
+    assert "exists already" in sentence(await invoke("init", cwd=tmp_path, code=1))
     (tmp_path / "roundelay.yaml").unlink()
     await invoke("init", cwd=tmp_path, code=1)
     assert read_tree(tmp_path) == {"agents/echo.yaml": first["agents/echo.yaml"]}
