@@ -50,6 +50,7 @@ from .entries import (
 )
 from .limits import ROW_BYTES, count_entry, count_stored
 from .mod import Incoming, run_before_hooks
+from .quiet import ItemChanges
 from .reserved_ids import NETWORK
 from .rows import MessageHead, Row, RowType
 from .sending import Rules, charge_message, find_budget, find_readable, mod_message, write_message
@@ -78,7 +79,7 @@ def _find_payer(cause: MessageHead) -> str:
     return parties(cause)[0] if cause.kind == "mod" else cause.sender_id
 
 
-class ChangeSet:
+class ChangeSet(ItemChanges):
     """Rows, table writes and effects of one entry. Later steps see the changes of earlier steps in ``state``."""
 
     def __init__(

@@ -101,6 +101,20 @@ class Change(Protocol):
         """Send a message from the mod to one participant. With a ``cause``, the message is charged to the budget of the
         cause's conversation."""
 
+    def open_item(
+        self, root: int, key: str, kind: str, who: str = "", note: str = "", *, seq: int | None = None
+    ) -> None:
+        """Report that something of a conversation is open, such as a task or a timer. The conversation is not quiet
+        until `close_item` is called with the same key.
+
+        ``root`` is the conversation's first message (`MessageHead.root`), and ``key`` is any text that the mod
+        chooses. ``who`` is the participant whose turn it is. Participants who may read the message ``seq``
+        (default: the root) see the item, its kind and its note. An open item with this key is replaced.
+        """
+
+    def close_item(self, root: int, key: str) -> None:
+        """Report that an item is no longer open. Does nothing if it is not open."""
+
     def head(self, seq: int) -> MessageHead:
         """Return the head of a message that the caller may read. Raises `UnknownMessage`.
 

@@ -28,13 +28,14 @@ EVICTION_SHARE = 10
 def add_questions(limits: Limits, state: State, head: MessageHead, required: bool | list[str]) -> list[TableWrite]:
     """Return the writes that store a new message as a question to the people it asks."""
     writes = []
+    question = Question(head.sender_id, head.thread_id, head.root, state.stamp)
     for name in islice(_list_people(state, head, required), MAX_ASKED):
         questions = state.questions_of(name)
         if len(questions) >= limits.max_questions:
             # Evict several at once: evicting one at a time would search all questions for each new one.
             oldest = nsmallest(max(1, limits.max_questions // EVICTION_SHARE), questions)
             writes += [TableWrite("question", _key(name, seq), None) for seq in oldest]
-        writes.append(TableWrite("question", _key(name, head.seq), Question(head.sender_id, head.thread_id)))
+        writes.append(TableWrite("question", _key(name, head.seq), question))
     return writes
 
 

@@ -279,6 +279,16 @@ class State:
         """Return the unanswered questions to a person in one thread, by seq."""
         return self._group("questions in", f"{agent_id}/{thread_id}")
 
+    # --- reading: conversations
+
+    def open_in(self, root: int) -> Mapping[str, Any]:
+        """Return what is open in a conversation: values of several tables, by table and key (`quiet`)."""
+        return self._group("open in", str(root))
+
+    def open_items_of(self, mod_id: str) -> Mapping[str, Any]:
+        """Return the open items of a mod, by key."""
+        return self._group("open items of", mod_id)
+
     # --- writing
 
     def apply_writes(self, writes: Iterable[TableWrite]) -> None:
@@ -479,7 +489,12 @@ def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...
             return ((("marks of", agent_id), thread_id),)
         case "question":
             agent_id, _, seq = key.partition("/")
-            return (("questions of", agent_id), int(seq)), (("questions in", f"{agent_id}/{value.thread_id}"), int(seq))
+            asked = (
+                (("questions of", agent_id), int(seq)),
+                (("questions in", f"{agent_id}/{value.thread_id}"), int(seq)),
+            )
+            # The root of a question from an older release is unknown.
+            return (*asked, (("open in", str(value.root)), f"question {key}")) if value.root else asked
         case "stored":
             return ((("near a quota", ""), key),) if value.is_near else ()
         case "token":
@@ -497,10 +512,13 @@ def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...
                 (("reactions named", value.reaction), key),
                 (("reactions in", head.thread_id), key),
                 (("reactions to", f"{value.agent_id}/{value.trigger}"), key),
+                (("open in", str(head.root)), f"reaction {key}"),
             )
             if head.kind == "direct" and head.cause is not None:
                 groups += ((("reactions asked by", f"{head.sender_id}/{head.cause}"), key),)
             return groups
+        case "open_item":
+            return (("open in", str(value.root)), f"open_item {key}"), (("open items of", key.partition("/")[0]), key)
         case _:
             return ()
 
@@ -523,7 +541,19 @@ def _beginning(key: str, reaction: OpenReaction | None) -> tuple[int, str] | Non
 
 
 _INDEXED = frozenset(
-    {"member", "token", "participant", "channel", "reaction", "attempt", "stored", "mark", "question", "login"}
+    {
+        "member",
+        "token",
+        "participant",
+        "channel",
+        "reaction",
+        "attempt",
+        "stored",
+        "mark",
+        "question",
+        "login",
+        "open_item",
+    }
 )
 """Tables with groups or orders."""
 _NO_MEMBER = Member()

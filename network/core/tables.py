@@ -18,6 +18,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from roundelay.network.frames import SEQ_LIMIT, Kind, encode
 
 from .ack_cursor import AckCursor
+from .open_items import OpenItem
 from .rows import MessageHead, StoredKey
 
 LoadedTable: TypeAlias = Literal[
@@ -36,6 +37,7 @@ LoadedTable: TypeAlias = Literal[
     "login",
     "question",
     "dismissed",
+    "open_item",
 ]
 """Tables that are loaded at start and kept in memory."""
 ColdTable: TypeAlias = Literal[
@@ -325,6 +327,9 @@ class Question(Struct, frozen=True):
 
     sender_id: str
     thread_id: str
+    root: int = 0
+    """Root of the message. 0 in databases of older releases."""
+    at: int = 0
 
 
 class DismissedItems(Struct, frozen=True):
@@ -533,6 +538,7 @@ VALUE_TYPES: dict[Table, Any] = {
     "undelivered": UndeliveredMessage,
     "spent_out": BudgetStop,
     "followed": IndexPosition,
+    "open_item": OpenItem,
 }
 
 

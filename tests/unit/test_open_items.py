@@ -1,0 +1,78 @@
+"""Open items of conversations: mods, reactions and questions open and close them, and a restart keeps them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roundelay.app import Network
+from roundelay.network.core.quiet import MAX_ITEM_KEY
+from roundelay.network.errors import InvalidArguments
+from roundelay.network.frames import Seq
+from roundelay.network.mod import Change, Mod, operation
+
+
+class Errands(Mod):
+    """Keeps one open item for each errand."""
+
+    id = "errands"
+
+    @operation("change")
+    def add(self, change: Change, *, seq: Seq, key: str, who: str = "", note: str = "") -> dict[str, Any]:
+        """Open an errand."""
+        change.open_item(change.head(seq).root, key, "errand", who, note)
+        return {}
+
+    @operation("change")
+    def end(self, change: Change, *, seq: Seq, key: str) -> dict[str, Any]:
+        """Close an errand."""
+        change.close_item(change.head(seq).root, key)
+        return {}
+
+    @operation("change")
+    def claim_root(self, change: Change, *, root: int) -> dict[str, Any]:
+        """Open an item of any conversation."""
+        change.open_item(root, "a", "errand")
+        return {}
+
+
+async def test_item_of_a_mod_stays_open_until_closed_once() -> None:
+    async with Network.open(mods=[Errands()]) as network:
+        ann = await network.join("ann")
+        root = (await ann.broadcast("hello")).seq
+        await ann.call("errands.add", {"seq": root, "key": "a", "who": "bob", "note": "tea"})
+        await ann.call("errands.add", {"seq": root, "key": "a", "who": "cat", "note": "cake"})
+        [item] = network.hub.state.open_in(root).values()
+        assert (item.kind, item.agent_id, item.note) == ("errand", "cat", "cake")
+        await ann.call("errands.end", {"seq": root, "key": "a"})
+        await ann.call("errands.end", {"seq": root, "key": "a"})
+        assert not network.hub.state.open_in(root)
+
+
+async def test_open_item_survives_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "network.db"
+    async with Network.open(file, mods=[Errands()]) as network:
+        ann = await network.join("ann")
+        root = (await ann.broadcast("hello")).seq
+        await ann.call("errands.add", {"seq": root, "key": "a"})
+    async with Network.open(file, mods=[Errands()]) as network:
+        assert list(network.hub.state.open_in(root)) == [f"open_item errands/{root:016d}/a"]
+        ann = await network.join("ann")
+        await ann.call("errands.end", {"seq": root, "key": "a"})
+    async with Network.open(file, mods=[Errands()]) as network:
+        assert not network.hub.state.open_in(root)
+
+
+async def test_item_without_a_conversation_or_key_is_refused() -> None:
+    async with Network.open(mods=[Errands()]) as network:
+        ann = await network.join("ann")
+        root = (await ann.broadcast("hello")).seq
+        for root_tried in (0, root + 100):
+            with pytest.raises(InvalidArguments, match=f"no conversation {root_tried}"):
+                await ann.call("errands.claim_root", {"root": root_tried})
+        for key in ("", "a" * (MAX_ITEM_KEY + 1)):
+            with pytest.raises(InvalidArguments, match="key of 1 to"):
+                await ann.call("errands.add", {"seq": root, "key": key})
+        assert not network.hub.state.open_in(root)
