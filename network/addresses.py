@@ -3,10 +3,10 @@ module. No IO, no state.
 
     address      agent:ID     broadcast    channel:NAME    mod:ID
     thread id    direct:ID~ID (sorted)    broadcast    channel:NAME    mod:MOD~ID    thread:SEQ
-                 direct:ID~ID:CONVERSATION
+                 direct:ID~ID:CONVERSATION                         mod:MOD~ID:CONVERSATION
 
 A reply to a broadcast or to a channel message starts a thread. The ``seq`` of the answered message names this thread.
-Two participants may name several conversations; each conversation has its own thread.
+Two participants, and a mod, may name several conversations; each conversation has its own thread.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def direct_thread(one: str, other: str, conversation: str = "") -> str:
     return f"{pair}:{conversation}" if conversation else pair
 
 
-def mod_thread(mod: str, agent_id: str) -> str:
-    return f"mod:{mod}~{agent_id}"
+def mod_thread(mod: str, agent_id: str, conversation: str = "") -> str:
+    return f"mod:{mod}~{agent_id}:{conversation}" if conversation else f"mod:{mod}~{agent_id}"
 
 
 def reply_thread(seq: int) -> str:
@@ -117,8 +117,8 @@ def thread_parties(thread_id: str) -> tuple[str, str]:
 
 
 def conversation_of(thread_id: str) -> str:
-    """Return the conversation named in the id of a direct thread. Empty without a conversation, and for other
-    threads."""
+    """Return the conversation named in the id of a direct thread or of a mod's thread. Empty without a conversation,
+    and for other threads."""
     kind, _, rest = thread_id.partition(":")
     conversation = rest.partition(":")[2]
-    return conversation if kind == "direct" and is_id(conversation) else ""
+    return conversation if kind in ("direct", "mod") and is_id(conversation) else ""

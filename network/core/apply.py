@@ -19,6 +19,7 @@ from roundelay.network.frames import Follows
 from .calls import apply_mod_entry, apply_operate, call_keys
 from .change import ChangeSet, refuse_entry, refuse_over_budget
 from .conversation_budgets import BudgetExceeded
+from .due_times import apply_due_time
 from .entries import (
     AnsweredEntry,
     BindCredentials,
@@ -31,6 +32,7 @@ from .entries import (
     Operate,
     Outcome,
     ProcessEnded,
+    ReachDueTime,
     Record,
     RefusedFrame,
     RefuseSession,
@@ -82,6 +84,9 @@ def build_lookup(entries: list[Entry]) -> LookupRequest:
                     start := thread_start(entry.args.thread_id)
                 ):
                     lookup.seqs.add(start)
+            case ReachDueTime():
+                if entry.cause is not None:
+                    lookup.seqs.add(entry.cause)
             case ModEntry():
                 # The payer is the sender of the message that started the mod's work.
                 lookup.seqs.add(entry.cause)
@@ -142,6 +147,8 @@ def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
                 return Outcome(effects=(RefuseSession(entry.origin.session_id, 1000, None),))
             case SaveAckCursors():
                 return Outcome(writes=tuple(merge_ack_cursor(state, put) for put in entry.writes))
+            case ReachDueTime():
+                return apply_due_time(rules, state, facts, entry)
             case EndTakeover():
                 return apply_end_takeover(rules, state, facts, entry)
             case BindCredentials():

@@ -85,10 +85,5 @@ def apply_mod_entry(rules: Rules, state: State, facts: Facts, entry: ModEntry) -
         return NOTHING
     change = ChangeSet(rules, state, facts, entry.origin, mod_id=entry.mod)
     mod.apply_entry(change, entry.payload)
-    cause = facts.heads.get(entry.cause)
-    if cause is not None and state.participant(cause.sender_id) is not None:
-        # Count the stored bytes but never refuse them. The message that caused this was accepted, and nobody could
-        # receive the refusal.
-        change.payer = cause.sender_id
-        change.count_stored(is_bounded=False)
+    change.charge_cause(entry.cause)
     return change.outcome()

@@ -60,6 +60,7 @@ from .tables import (
     MAX_SPANS,
     Access,
     Channel,
+    DueTime,
     Facts,
     History,
     Member,
@@ -72,6 +73,9 @@ from .tables import (
 from .visibility import parties, thread_readers
 
 log = logging.getLogger(__name__)
+
+MAX_DUE_TIMES = 10_000
+"""Maximum number of due times of one mod."""
 
 
 def _find_payer(cause: MessageHead) -> str:
@@ -101,6 +105,7 @@ class ChangeSet(ItemChanges):
         self._deferred_refusal: RoundelayError | None = None
         """Refusal to raise after everything else was accepted and paid for. It reveals something, such as the name of a
         closed channel, that nobody should find out for free."""
+        self.absent_ms = 0
         self._call_id = call_id
         self._posts = 0
         self._rows: list[Row] = []
@@ -225,6 +230,15 @@ class ChangeSet(ItemChanges):
         if self._deferred_refusal is not None:
             raise self._deferred_refusal
 
+    def charge_cause(self, seq: int | None) -> None:
+        """Charge what a mod has stored on its own to the sender of the cause, if there is one."""
+        cause = self.facts.heads.get(seq) if seq is not None else None
+        if cause is not None and self.state.participant(cause.sender_id) is not None:
+            # Count the stored bytes but never refuse them. The message that caused this was accepted, and nobody could
+            # receive the refusal.
+            self.payer = cause.sender_id
+            self.count_stored(is_bounded=False)
+
     # --- mod.Change
 
     def get(self, key: str) -> Any:
@@ -236,6 +250,21 @@ class ChangeSet(ItemChanges):
         if raw is not None:
             self._unpaid_bytes += len(bytes(raw)) + len(key.encode()) + ROW_BYTES
         self.set_value("mod", f"{self.mod_id}/{key}", raw)
+
+    def schedule(self, key: str, at_ms: int, *, cause: int | None = None, watched: str = "") -> None:
+        path, state = f"{self.mod_id}/{key}", self.state
+        if state.get("due", path) is None and state.count_due_times(self.mod_id) >= MAX_DUE_TIMES:
+            raise InvalidArguments(
+                f"The mod {self.mod_id} has {MAX_DUE_TIMES} due times, which is the maximum. Remove some first."
+            )
+        # Count the first time only: a hook that moves its own due time must not use up anybody's quota.
+        if state.get("due", path) is None:
+            self._unpaid_bytes += len(key.encode()) + ROW_BYTES
+        self.set_value("due", path, DueTime(at_ms, cause, watched))
+
+    def unschedule(self, key: str) -> None:
+        if self.state.get("due", f"{self.mod_id}/{key}") is not None:
+            self.set_value("due", f"{self.mod_id}/{key}", None)
 
     def head(self, seq: int) -> MessageHead:
         return find_readable(self.state, self.facts, self.origin.agent_id, seq, "seq")
@@ -383,7 +412,7 @@ class ChangeSet(ItemChanges):
         self._unpaid_bytes += len(row.data) + ROW_BYTES
         self._unpaid_messages += 1
 
-    def answer(self, agent_id: str, content: object, *, cause: int | None = None) -> Row:
+    def answer(self, agent_id: str, content: object, *, cause: int | None = None, conversation: str = "") -> Row:
         if self.state.present(agent_id) is None:
             raise UnknownRecipient(f"Nobody is registered as {agent_id!r}.")
         seq = self.state.head + 1
@@ -392,7 +421,9 @@ class ChangeSet(ItemChanges):
             raise UnknownMessage(
                 f"This change does not know message {cause}. docs/mods.md says which messages may be a cause."
             )
-        row = mod_message(self.mod_id, agent_id, content, seq=seq, stamp=self.stamp, cause=origin)
+        row = mod_message(
+            self.mod_id, agent_id, content, seq=seq, stamp=self.stamp, cause=origin, conversation=conversation
+        )
         writes = []
         if origin is not None and row.head is not None:  # charged to the participant that the mod answers
             limits, payer = self.rules.limits, _find_payer(origin)

@@ -163,6 +163,16 @@ class EndTakeover(Struct, frozen=True):
     thread_id: str
 
 
+class ReachDueTime(Struct, frozen=True):
+    """A due time of a mod has come, by the hub's clock. ``absent_ms`` is the time since the watched participant's last
+    session ended. It is 0 while the participant has a session."""
+
+    mod: str
+    key: str
+    cause: int | None = None
+    absent_ms: int = 0
+
+
 class ModEntry(Struct, frozen=True):
     """Result of a mod's IO, which returns to the log as a new entry. ``cause`` is the seq of the message that started
     the IO."""
@@ -204,7 +214,16 @@ class Leave(Struct, frozen=True):
 AnsweredEntry: TypeAlias = Send | Record | Operate | ModEntry | RefusedFrame
 """Entries whose refusal is answered with an error. Nobody receives the answer to a mod's own entry."""
 Entry: TypeAlias = (
-    Join | AnsweredEntry | Nack | SessionLost | Leave | ProcessEnded | SaveAckCursors | BindCredentials | EndTakeover
+    Join
+    | AnsweredEntry
+    | Nack
+    | SessionLost
+    | Leave
+    | ProcessEnded
+    | SaveAckCursors
+    | BindCredentials
+    | EndTakeover
+    | ReachDueTime
 )
 
 # --- effects ----------------------------------------------------------------------------------------------------------

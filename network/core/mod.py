@@ -6,6 +6,7 @@ A mod is written once, on the hub. Agents get its operations as tools. The whole
 - ``apply(change, message)``: step 6, synchronous, no IO. Changes the mod's own state and sends messages, in the
   message's commit.
 - ``ended(change, reaction)``: like ``apply``, but when an agent's reaction ends.
+- ``due(change, key)``: like ``apply``, but when a time has come that the mod has scheduled with ``change.schedule``.
 - ``after(context, message)``: step 8, may do IO. It returns results with ``context.submit(payload)``, which calls
   ``apply_entry(change, payload)``.
 - methods marked `operation`: ``change`` operations run in `apply`. ``read`` operations are asynchronous and change
@@ -59,12 +60,26 @@ class Change(Protocol):
     origin: Origin
     state: State
     stamp: int
+    absent_ms: int
+    """In a ``due`` hook: the time in ms since the last session of the watched participant ended. 0 while it has one.
+    After a restart of the hub the time counts from that restart."""
 
     def get(self, key: str) -> Any:
         """Return the mod's own JSON value under a key, or None."""
 
     def put(self, key: str, value: object) -> None:
         """Store a JSON value under a key of the mod. None deletes the value."""
+
+    def schedule(self, key: str, at_ms: int, *, cause: int | None = None, watched: str = "") -> None:
+        """Call the mod's ``due`` hook with this key at a time of the hub's clock (ms). An earlier time under the same
+        key is replaced.
+
+        ``cause`` is a message that the hook may name as a cause. ``watched`` is a participant whose `absent_ms` the
+        hook gets.
+        """
+
+    def unschedule(self, key: str) -> None:
+        """Remove a due time. Does nothing if there is none."""
 
     def create_channel(
         self, name: str, *, topic: str = "", history: History = "since_join", access: Access = "open"
@@ -97,9 +112,10 @@ class Change(Protocol):
         """Send a message as the calling participant. ``reply_to`` and ``cause`` must be messages that this change knows
         (`head`)."""
 
-    def answer(self, agent_id: str, content: object, *, cause: int | None = None) -> Row:
-        """Send a message from the mod to one participant. With a ``cause``, the message is charged to the budget of the
-        cause's conversation."""
+    def answer(self, agent_id: str, content: object, *, cause: int | None = None, conversation: str = "") -> Row:
+        """Send a message from the mod to one participant. An agent reacts to it. With a ``cause``, the message is
+        charged to the budget of the cause's conversation. With a ``conversation`` (an id), the message has a thread of
+        its own."""
 
     def open_item(
         self, root: int, key: str, kind: str, who: str = "", note: str = "", *, seq: int | None = None
@@ -213,6 +229,10 @@ class Mod:
     def ended(self, change: Change, reaction: OpenReaction) -> None:
         """React to the end of an agent's reaction, in the commit of its last record. Messages of the change are sent as
         that agent. If the hook raises, its change is dropped and the reaction still ends."""
+
+    def due(self, change: Change, key: str) -> None:
+        """React to a due time, which is removed before the call. If the hook raises, its changes are dropped and the
+        due time stays removed."""
 
     def apply_entry(self, change: Change, payload: Any) -> None:
         """Apply a payload that ``after`` submitted."""

@@ -291,6 +291,7 @@ def mod_message(
     stamp: int,
     cause: MessageHead | None = None,
     about: int | None = None,
+    conversation: str = "",
     text: str | UnsetType = UNSET,
 ) -> Row:
     """Return a message from a mod, or from the network itself, to one participant.
@@ -308,7 +309,7 @@ def mod_message(
         sender_kind="service",
         kind="mod",
         to=to,
-        thread_id=mod_thread(mod, agent_id),
+        thread_id=mod_thread(mod, agent_id, conversation),
         root=root,
         hops=hops,
         label=label,
@@ -397,7 +398,8 @@ def _find_destination(
         case "mod":
             if name not in rules.mods:
                 raise UnknownRecipient(f"This hub has no mod {name!r}. network.info lists its mods.")
-            destination = _Destination("mod", mod_thread(name, sender))
+            conversation = "" if parent is None else conversation_of(parent.thread_id)
+            destination = _Destination("mod", mod_thread(name, sender, conversation))
         case _:
             destination = _Destination("broadcast", "broadcast", _list_excluded(state, frame))
     if parent is None:

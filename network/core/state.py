@@ -32,6 +32,7 @@ from .tables import (
     Attempt,
     Channel,
     DayStored,
+    DueTime,
     Login,
     Member,
     OpenReaction,
@@ -142,8 +143,7 @@ class State:
 
     def count_participants(self) -> int:
         """Return the number of participants that are not removed."""
-        orders = [level._orders["present"] for level in self._levels() if "present" in level._orders]
-        return sum(len(order.added) - len(order.gone) for order in orders)
+        return self._count_order("present")
 
     def is_person(self, agent_id: str) -> bool:
         """Return whether the id belongs to a participant of kind ``human``, removed or not."""
@@ -226,6 +226,16 @@ class State:
     def channels_by(self, agent_id: str) -> Mapping[str, Channel]:
         """Return the channels that a participant created, by name."""
         return self._group("channels by", agent_id)
+
+    # --- reading: due times of mods
+
+    def due_keys(self, mod: str, now: int) -> Iterator[str]:
+        """Yield the keys of a mod's due times up to ``now``, earliest first."""
+        return self._below(f"due of {mod}", now + 1)
+
+    def count_due_times(self, mod: str) -> int:
+        """Return the number of a mod's due times."""
+        return self._count_order(f"due of {mod}")
 
     # --- reading: reactions
 
@@ -366,6 +376,9 @@ class State:
             self._index_participant(key, before, value)
         elif table == "reaction":
             self._reorder("oldest", _beginning(key, before), _beginning(key, value))
+        elif table == "due":
+            mod, _, own_key = key.partition("/")
+            self._reorder(f"due of {mod}", _due(own_key, before), _due(own_key, value))
         elif table == "member":
             channel, _, agent_id = key.partition("/")
             if self.is_person(agent_id):
@@ -430,6 +443,10 @@ class State:
             order.add(now)
         if self._parent is None and not order.added:
             del self._orders[name]
+
+    def _count_order(self, name: str) -> int:
+        orders = [level._orders[name] for level in self._levels() if name in level._orders]
+        return sum(len(order.added) - len(order.gone) for order in orders)
 
     def _below(self, name: str, number: int | None) -> Iterator[str]:
         """Yield the ids of an order below a number (None: all), ascending by number."""
@@ -540,6 +557,11 @@ def _beginning(key: str, reaction: OpenReaction | None) -> tuple[int, str] | Non
     return (reaction.oldest, key) if reaction is not None else None
 
 
+def _due(key: str, due: DueTime | None) -> tuple[int, str] | None:
+    """Return a due time's entry in the order of its mod."""
+    return (due.at, key) if due is not None else None
+
+
 _INDEXED = frozenset(
     {
         "member",
@@ -553,6 +575,7 @@ _INDEXED = frozenset(
         "question",
         "login",
         "open_item",
+        "due",
     }
 )
 """Tables with groups or orders."""

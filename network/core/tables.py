@@ -38,6 +38,7 @@ LoadedTable: TypeAlias = Literal[
     "question",
     "dismissed",
     "open_item",
+    "due",
 ]
 """Tables that are loaded at start and kept in memory."""
 ColdTable: TypeAlias = Literal[
@@ -338,6 +339,15 @@ class DismissedItems(Struct, frozen=True):
     items: tuple[tuple[str, int, int], ...] = ()
 
 
+class DueTime(Struct, frozen=True, omit_defaults=True):
+    """A time (ms) at which a mod's ``due`` hook is called, under the key ``MOD/KEY``. ``cause`` is the message that the
+    hook's messages follow from. ``watched`` is a participant whose absence the hook learns."""
+
+    at: int
+    cause: int | None = None
+    watched: str = ""
+
+
 class UndeliveredMessage(Struct, frozen=True):
     """A dead letter as its sender sees it, under the key ``SENDER/NEWEST_FIRST/RECIPIENT``."""
 
@@ -535,6 +545,7 @@ VALUE_TYPES: dict[Table, Any] = {
     "login": Login,
     "question": Question,
     "dismissed": DismissedItems,
+    "due": DueTime,
     "undelivered": UndeliveredMessage,
     "spent_out": BudgetStop,
     "followed": IndexPosition,

@@ -344,5 +344,6 @@ class BatchWriter:
         for start in range(0, len(writes), MAX_TABLE_WRITES):
             registry.state.apply_writes(writes[start : start + MAX_TABLE_WRITES])
             await asyncio.sleep(0)  # the leader of a shared log must be able to send heartbeats meanwhile
+        registry.participants.absences.restart()  # after a wait for this node's election, earlier departures say nothing
         self._status.is_open = True
         self._status.opened.set()

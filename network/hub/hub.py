@@ -155,6 +155,7 @@ class Hub:
             self._pending,
             self._writer,
             self.status,
+            due_mods=[mod.id for mod in mods if mod.overrides("due")],
             retain=retain,
             is_read_only=is_read_only,
             clock=self._clock,

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from roundelay.network.clock import Clock
 from roundelay.network.config import Retain
-from roundelay.network.core.entries import EndTakeover, SaveAckCursors
+from roundelay.network.core.due_times import list_due
+from roundelay.network.core.entries import EndTakeover, ReachDueTime, SaveAckCursors
 from roundelay.network.core.failures import clear_attempts
 from roundelay.network.core.questions import remove_dropped_questions
 from roundelay.network.core.tables import TableWrite
@@ -45,6 +46,7 @@ class Maintenance:
         writer: BatchWriter,
         status: HubStatus,
         *,
+        due_mods: Sequence[str],
         retain: Retain,
         is_read_only: bool,
         clock: Clock,
@@ -56,6 +58,8 @@ class Maintenance:
         self._pending = pending
         self._writer = writer
         self._status = status
+        self._due_mods = due_mods
+        """Mods with a ``due`` hook."""
         self._retain = retain
         self._is_read_only = is_read_only
         self._clock = clock
@@ -122,9 +126,20 @@ class Maintenance:
                 # End it by an entry, in the log's order: a replay must end the takeover at the same position.
                 for thread_id in list_expired(self._registry.state, self._clock()):
                     self._pending.add(EndTakeover(thread_id))
+                self._add_due_times()
             # Drop idle participants here, and not when the last session leaves: many clients only reconnect.
             self._registry.participants.drop_idle()
             self._log_slow_ledger()
+
+    def _add_due_times(self) -> None:
+        """Enter the due times of mods that have come. Entering one again, before its commit, has no effect."""
+        # A ledger that hangs must not collect an entry per due time every half second.
+        if not self._status.is_ready:
+            return
+        for mod, key, due in list_due(self._registry.state, self._due_mods, self._clock()):
+            is_absent = due.watched and not self._registry.participants.sessions_of(due.watched)
+            absent_ms = self._registry.participants.absences.measure(due.watched) if is_absent else 0
+            self._pending.add(ReachDueTime(mod, key, due.cause, absent_ms))
 
     def _log_slow_ledger(self) -> None:
         """Log when the ledger stops answering, and when it answers again."""

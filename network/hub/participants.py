@@ -1,18 +1,18 @@
 """The live participants: their sessions, and the messages that each has handled.
 
 `intake` marks acknowledged messages as handled in this module. `publisher`, `pages` and `redelivery` use it to send
-messages. It holds the committed state, which the publisher replaces after each batch. Decides in memory; no IO, no
-clock.
+messages. It holds the committed state, which the publisher replaces after each batch. Decides in memory; no IO.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import Attempt, Participant
 
+from .absences import Absences
 from .delivery import Mailbox
 from .session import Session
 
@@ -32,7 +32,8 @@ class LiveParticipant:
 class LiveParticipants:
     """Every `LiveParticipant`, and the committed state. Mailboxes are loaded from the state when needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], int]) -> None:
+        self.absences = Absences(now)
         self.state = State()
         """The committed state."""
         self.live: dict[str, LiveParticipant] = {}
@@ -111,6 +112,7 @@ class LiveParticipants:
         mailbox.delivered = max(mailbox.delivered, session.outbox.delivered)
         if live.sessions:
             return
+        self.absences.record(live.agent_id)
         # The last session's unhandled messages go to the next session as another attempt, even if that session starts
         # from a cursor above them.
         mailbox.awaiting_retry |= mailbox.failed

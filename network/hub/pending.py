@@ -17,6 +17,7 @@ from roundelay.network.core.entries import (
     Join,
     ModEntry,
     ProcessEnded,
+    ReachDueTime,
     SaveAckCursors,
     Send,
 )
@@ -152,7 +153,7 @@ def owner_of(entry: Entry) -> str:
             return entry.hello.agent_id
         case SaveAckCursors() | BindCredentials() | ProcessEnded() | EndTakeover():
             return ""
-        case ModEntry():
+        case ModEntry() | ReachDueTime():
             return mod_address(entry.mod)
         case _:
             return entry.origin.agent_id
