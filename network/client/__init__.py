@@ -16,6 +16,7 @@ from .values import (
     Stored,
     Welcome,
     Window,
+    WindowSizes,
 )
 
 __all__ = [
@@ -33,4 +34,5 @@ __all__ = [
     "Stored",
     "Welcome",
     "Window",
+    "WindowSizes",
 ]

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 from urllib.parse import urlsplit
 
 import msgspec
@@ -60,7 +60,7 @@ from .delivery_queue import DeliveryQueue
 from .link import Link
 from .paging import Page, read_pages
 from .transport import Transport, WebSocketTransport, Wire
-from .values import AnyMessage, Cursor, Event, History, Notice, Presence, Signal, Stored, Welcome, Window
+from .values import AnyMessage, Cursor, Event, History, Notice, Presence, Signal, Stored, Welcome, Window, WindowSizes
 
 log = logging.getLogger(__name__)
 
@@ -481,14 +481,10 @@ class NetworkClient:
         trigger: int,
         *,
         threads: int | list[str] | None = None,
-        per_thread: int | None = None,
-        visibility: str | None = None,
+        **sizes: Unpack[WindowSizes],
     ) -> Window:
-        """Return the messages that may enter a prompt for the message ``trigger``. The order of threads is stable.
-
-        ``visibility`` can only narrow what the participant's card and the network allow.
-        """
-        args = _drop_none(trigger=trigger, threads=threads, per_thread=per_thread, visibility=visibility)
+        """Return the messages that may enter a prompt for the message ``trigger``. The order of threads is stable."""
+        args = _drop_none(trigger=trigger, threads=threads, **sizes)
         return Window.read(await self.call("network.window", args))
 
     # --- receiving

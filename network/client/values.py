@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypedDict
 
 from msgspec import Struct
 
@@ -111,13 +111,31 @@ class History(Struct, frozen=True):
         return cls([message_from_wire(message) for message in value["messages"]], value["has_more"])
 
 
+class WindowSizes(TypedDict, total=False):
+    """Options of `NetworkClient.window` about the messages of each thread."""
+
+    per_thread: int | None
+    per_other: int | None
+    """Number of messages of threads outside the trigger's place: its direct thread, its channel, or the broadcasts."""
+
+    after: int | None
+    """The trigger's thread shows only messages after this seq."""
+
+    visibility: str | None
+    """Narrows what the participant's card and the network allow."""
+
+
 class Window(Struct, frozen=True):
     """The messages that a prompt may contain, up to the seq ``as_of``."""
 
     threads: list[MessageThread]
     as_of: int
     omitted_threads: int = 0
-    """Number of further threads with messages for the prompt, among those that the hub has checked."""
+    """Number of further threads with messages for the prompt, among those that the hub has checked. The hub does not
+    count them if ``per_other`` is given."""
+
+    is_alone: bool = False
+    """Whether the network has no participants other than the caller and the trigger's sender."""
 
     @classmethod
     def read(cls, value: dict[str, Any]) -> Window:
@@ -130,4 +148,4 @@ class Window(Struct, frozen=True):
             )
             for thread in value["threads"]
         ]
-        return cls(threads, value["as_of"], value.get("omitted_threads", 0))
+        return cls(threads, value["as_of"], value.get("omitted_threads", 0), value.get("is_alone", False))

@@ -25,6 +25,7 @@ from roundelay.network.ledger.search import PRIVATE
 from .head_cache import HeadGroup, NewestHeads
 from .paging import ListPage
 from .reading import Reading, reads, reads_as_itself
+from .window_size import WindowSize, is_alone
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 PAGE = 500
@@ -267,14 +268,17 @@ async def window(
     trigger: Seq,
     threads: Annotated[int, Meta(ge=1, le=100)] | list[str] | None = None,
     per_thread: Limit | None = None,
+    per_other: Limit | None = None,
+    after: Seq | None = None,
     visibility: Visibility | None = None,
 ) -> dict[str, Any]:
     """The conversation that an agent may see for a trigger: threads in a stable order, messages oldest first, nothing
     after the trigger.
 
-    `threads` is the number of threads (20) or their ids; the trigger's own thread is always included. `visibility` narrows
-    what the agent's card and the network allow. Operator rights do not widen a window: a prompt never shows more than its
-    agent may read.
+    `threads` is the number of threads (20) or their ids; the trigger's own thread is always included. `per_other` is the
+    number of messages of threads outside the trigger's place: its direct thread, its channel, or the broadcasts. With
+    `after`, the trigger's thread shows only messages after this seq. `visibility` narrows what the agent's card and the
+    network allow. Operator rights do not widen a window: a prompt never shows more than its agent may read.
     """
     view = await open_view(reading, trigger, visibility)
     assert view.trigger is not None, "a window has a trigger"
@@ -283,9 +287,10 @@ async def window(
     # Not needed where the threads are named, or where only the trigger's own may be shown.
     scanned = await _scan(reading, view.trigger) if named is None and not view.shows_own_thread_alone else None
     damaged: set[int] = set()
+    size = WindowSize(view.trigger, per_thread or 10, per_other, after or 0)
     while True:
         order = _order_threads(view, view.trigger, named, scanned)
-        chosen, looked = await _choose_threads(reading, view, order, most, per_thread or 10, damaged)
+        chosen, looked = await _choose_threads(reading, view, order, most, size, damaged)
         damaged_now = await _read_chosen(reading, view, chosen)
         if not damaged_now:
             break
@@ -298,8 +303,13 @@ async def window(
     ordered = [
         thread.describe(damaged) for _, thread in sorted(shown, key=lambda thread: (thread[0], thread[1].thread_id))
     ]
-    omitted = _count_threads(view, scanned, looked) if scanned is not None else 0
-    return {"threads": ordered, "as_of": trigger, **({"omitted_threads": omitted} if omitted else {})}
+    omitted = _count_threads(view, scanned, looked) if scanned is not None and per_other is None else 0
+    return {
+        "threads": ordered,
+        "as_of": trigger,
+        **({"omitted_threads": omitted} if omitted else {}),
+        **({"is_alone": True} if is_alone(reading, view.trigger) else {}),
+    }
 
 
 async def _scan(reading: Reading, trigger: MessageHead) -> NewestHeads | None:
@@ -345,14 +355,14 @@ def _count_threads(view: View, scanned: NewestHeads, looked: Set[str]) -> int:
 class _ChosenThread:
     """A thread of a window: its newest messages that may be shown, and the messages that are shown."""
 
-    def __init__(self, thread_id: str, tail: NewestHeads, view: View, per_thread: int, damaged: Set[int]) -> None:
+    def __init__(self, thread_id: str, tail: NewestHeads, view: View, size: WindowSize, damaged: Set[int]) -> None:
         self.thread_id = thread_id
         self.tail = tail
         admitted = {candidate for candidate in set(tail.groups) if view.shows_group(candidate)}
         pairs = zip(tail.seqs, tail.groups, strict=True)
         seqs = [seq for seq, group in pairs if group in admitted and seq not in damaged]
-        self.seqs = _since_landmark(seqs) if seqs and tail.has_older else seqs
-        self.wanted = self.seqs[: -per_thread - 1 : -1]
+        self.seqs = size.limit(thread_id, _since_landmark(seqs) if seqs and tail.has_older else seqs)
+        self.wanted = self.seqs[: -size.count_shown(thread_id, admitted) - 1 : -1]
         """Messages to show if there is room, newest first."""
         self.rows: list[Row] = []
         """Shown messages, oldest first."""
@@ -368,7 +378,7 @@ class _ChosenThread:
 
 
 async def _choose_threads(
-    reading: Reading, view: View, order: Iterator[tuple[str, int]], most: int, per_thread: int, damaged: Set[int]
+    reading: Reading, view: View, order: Iterator[tuple[str, int]], most: int, size: WindowSize, damaged: Set[int]
 ) -> tuple[list[_ChosenThread], set[str]]:
     """Return the threads of a window, and all threads that were examined to find them."""
     assert view.trigger is not None, "a window has a trigger"
@@ -384,7 +394,7 @@ async def _choose_threads(
                 break
             examined.add(thread_id)
             if thread_id in tails:
-                thread = _ChosenThread(thread_id, tails[thread_id], view, per_thread, damaged)
+                thread = _ChosenThread(thread_id, tails[thread_id], view, size, damaged)
                 if thread.seqs:
                     chosen.append(thread)
     return chosen, examined

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from roundelay.app import Network
 from roundelay.network.clock import random_id, system_clock
 from roundelay.network.cluster.read_replica import ReadOnlyIndex
 from roundelay.network.config import Limits
@@ -248,3 +249,56 @@ def test_under_current_no_other_thread_is_read(
         network.send("tom", "agent:desk", conversation=f"c{number}")
     read = react(network, "tom", "new", visibility="current")
     assert (read["rows"], read["heads"]) == (2, 1), read  # the trigger's head, and its row
+
+
+def read_window(network: RandomNetwork, trigger: int, **args: Any) -> dict[str, list[int]]:
+    """The seqs of a window of the agent, by thread."""
+    found = network.stepped.run(views.window(network.reading("desk"), trigger=trigger, **args))
+    decoded = msgspec.json.decode(msgspec.json.encode(found))
+    return {it["thread_id"]: [message["seq"] for message in it["messages"]] for it in decoded["threads"]}
+
+
+def test_per_other_limits_threads_outside_the_place_of_the_trigger(
+    monkeypatch: pytest.MonkeyPatch, make_network: Callable[..., RandomNetwork]
+) -> None:
+    monkeypatch.undo()
+    network = make_network(Random(1))
+    for agent_id in ("tom", "desk"):
+        network.call(agent_id, "channels.create" if agent_id == "tom" else "channels.join", name="yard")
+    posts = [network.send("tom", "channel:yard")["seq"] for _ in range(2)]
+    replies = [network.send("tom", "channel:yard", reply_to=posts[0])["seq"] for _ in range(2)]
+    private = [network.send("tom", "agent:desk")["seq"] for _ in range(3)]
+    last = network.send("tom", "channel:yard")["seq"]
+    assert read_window(network, last, per_other=1) == {
+        "channel:yard": [*posts, last],
+        f"thread:{posts[0]}": replies,
+        "direct:desk~tom": private[-1:],
+    }
+    assert read_window(network, private[-1], per_other=1) == {
+        "direct:desk~tom": private,
+        "channel:yard": posts[-1:],
+        f"thread:{posts[0]}": replies[-1:],
+    }
+
+
+def test_after_hides_older_messages_of_the_own_thread(
+    monkeypatch: pytest.MonkeyPatch, make_network: Callable[..., RandomNetwork]
+) -> None:
+    monkeypatch.undo()
+    network = make_network(Random(1))
+    aside = network.send("tom", "agent:desk", conversation="aside")["seq"]
+    seqs = [network.send("tom", "agent:desk")["seq"] for _ in range(4)]
+    assert read_window(network, seqs[-1], after=seqs[1]) == {
+        "direct:desk~tom": seqs[2:],
+        "direct:desk~tom:aside": [aside],
+    }
+    assert read_window(network, seqs[-1], after=seqs[-1]) == {"direct:desk~tom:aside": [aside]}
+
+
+async def test_a_window_says_whether_anybody_else_is_there() -> None:
+    async with Network.open() as network:
+        desk, tom = await network.join("desk"), await network.join("tom", kind="human")
+        seq = (await tom.send_text("desk", "Hello")).seq
+        assert (await desk.window(seq)).is_alone
+        await network.join("mia", kind="human")
+        assert not (await desk.window(seq)).is_alone

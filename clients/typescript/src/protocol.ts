@@ -459,6 +459,8 @@ export interface OperationArgs {
     trigger: number;
     threads?: number | string[] | null;
     per_thread?: number | null;
+    per_other?: number | null;
+    after?: number | null;
     visibility?: "all" | "current" | "people" | "strict" | null;
   };
   /** What an agent did in a reaction: the reaction's state, its work, and the work as steps with times. */

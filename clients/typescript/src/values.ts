@@ -79,6 +79,7 @@ interface KnownValues {
   "network.window": {
     threads: { thread_id: string; messages: WireMessage[]; omitted: number; damaged?: number[] }[];
     omitted_threads?: number;
+    is_alone?: boolean;
     as_of: number;
   };
   "network.message_status": { seq: number; recipients: Receipt[]; has_more: boolean };
