@@ -87,6 +87,8 @@ def _make_operation_tools(mods: str) -> Sequence[Tool]:
     taken = {FINISH}
     for mod in msgspec.convert(json.loads(mods), list[ModInfo]):
         for operation in mod.operations:
+            if operation.is_tool is False:
+                continue
             name = _name_operation(operation.op, taken)
             taken.add(name)
             schema = tidy_schema(operation.args_schema)

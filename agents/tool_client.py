@@ -35,9 +35,9 @@ _FILTERED = frozenset(
 )
 """Operations that the hub answers for one trigger (``trigger``)."""
 
-JUDGED = frozenset({"channels.list", "channels.members"})
-"""Operations about channels, which may be private to their members. The hub limits the answer to what the requesters
-of the reaction may see.
+JUDGED = frozenset({"channels.list", "channels.members", "files.list", "files.read", "files.download"})
+"""Operations about channels and files, which may be private. The hub limits the answer to what the requesters of the
+reaction may see.
 """
 
 _UNFILTERED = frozenset(

@@ -163,6 +163,8 @@ class OperationInfo(Struct, frozen=True):
     description: str
     args_schema: dict[str, Any]
     kind: Literal["change", "read"] = "change"
+    is_tool: bool | UnsetType = UNSET
+    """False for operations that agents do not get as a tool, such as uploads of bytes."""
 
 
 class ModInfo(Struct, frozen=True):

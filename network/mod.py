@@ -1,6 +1,6 @@
 """The public import path of the plugin interface, for authors of mods. `core.mod` defines the interface."""
 
-from .core.mod import AfterContext, Change, Incoming, Mod, Operation, add_mod_folder, load_mods, operation
+from .core.mod import AfterContext, Change, Incoming, Mod, Operation, Upkeep, add_mod_folder, load_mods, operation
 from .operations.reading import Reading
 
 __all__ = [
@@ -10,6 +10,7 @@ __all__ = [
     "Mod",
     "Operation",
     "Reading",
+    "Upkeep",
     "add_mod_folder",
     "load_mods",
     "operation",

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from roundelay.mods.channels import Channels
 from roundelay.mods.discovery import Discovery
+from roundelay.mods.files import Files
 from roundelay.mods.notify_when import NotifyWhen
 from roundelay.mods.reservations import Reservations
+from roundelay.network.blobs import BlobStore, FolderBlobs, MemoryBlobs, blob_folder
 from roundelay.network.client import NetworkClient
 from roundelay.network.client.transport import Transport
 from roundelay.network.clock import Clock, NewId, ordered_id, random_id, system_clock
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
     from roundelay.network.cluster.shared_log import SharedLog
 
 Card = Mapping[str, Any] | None
-OWN_MODS: dict[str, type[Mod]] = {it.id: it for it in (Channels, Discovery, NotifyWhen, Reservations)}
+OWN_MODS: dict[str, type[Mod]] = {it.id: it for it in (Channels, Discovery, Files, NotifyWhen, Reservations)}
 
 
 def server_name() -> str:
@@ -72,6 +74,23 @@ def make_ledger(
     if path is None or durability == "memory":
         return MemoryLedger(epoch=new_id(), name=name)
     return SQLiteLedger(path, new_epoch=new_id, name=name, durability=durability, is_index=is_read_only)
+
+
+def make_blobs(path: Path | None, durability: Durability, *, is_read_only: bool = False) -> BlobStore:
+    """Return the blob store of a node: in memory like its ledger, or else a folder next to the database file."""
+    if path is None or durability == "memory":
+        return MemoryBlobs()
+    return FolderBlobs(blob_folder(path), is_read_only=is_read_only)
+
+
+def _check_shared(config: NodeConfig, mods: Sequence[Mod]) -> None:
+    """Raise `ConfigError` for a mod that cannot work on a node with a shared log."""
+    names = [mod.id for mod in mods if mod.stores_blobs] if config.log is not None else []
+    if names:
+        raise ConfigError(
+            f"The mod {names[0]} stores contents on the disk of one node, which the other nodes of a shared log cannot read. "
+            f"Remove {names[0]} from `mods`, or remove `log`."
+        )
 
 
 def make_shared_log(url: str) -> SharedLog:
@@ -179,6 +198,7 @@ async def serve(
     add_mod_folder(config.folder)
     # Before the ledger: a mod that cannot be loaded must leave no new database behind.
     loaded = load_mods([*config.mods, *mods], OWN_MODS)
+    _check_shared(config, loaded)
     rights = make_rights(config, loaded)
     await _check_address(config.host, config.port)
     token = owner_token(config.db)
@@ -195,6 +215,7 @@ async def serve(
         "is_read_only": is_read_only,
         "price_list": NodePrices(),
         "run_reader": NodeRunReader(),
+        "blobs": make_blobs(config.db, config.durability, is_read_only=is_read_only),
         "clock": system_clock,
         "new_id": random_id,
     }
@@ -330,6 +351,7 @@ class Network:
             server=server_name(),
             price_list=NodePrices(),
             run_reader=NodeRunReader(),
+            blobs=make_blobs(Path(path) if path is not None else None, durability),
             clock=clock,
             new_id=new_id,
         )

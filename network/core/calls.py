@@ -49,6 +49,10 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
     # Check the session only now: a repeat gets its answer even if the session was superseded meanwhile.
     check_session(state, origin)
     check_right(state, origin, "call", entry.op)
+    # The IO was done before the batch. Its error refuses only now: a repeat gets the answer of the first call.
+    if entry.refusal is not None:
+        raise entry.refusal
+    change.prepared = entry.prepared
     change.count_send()
     result = Raw(encode(operation.call(change, entry.args)))
     change.run_apply_hooks(change.messages())

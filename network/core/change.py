@@ -93,6 +93,7 @@ class ChangeSet(ItemChanges):
         self.state = state.draft()
         self.stamp = state.stamp
         self.origin = origin
+        self.prepared: Any = None
         self.mod_id = mod_id
         self.effects: list[Effect] = []
         # messages written by this change, so that later steps can name them as a cause or parent

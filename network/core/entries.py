@@ -108,13 +108,16 @@ class Record(Struct, frozen=True):
 
 
 class Operate(Struct, frozen=True):
-    """A ``call`` of a changing operation, with decoded arguments."""
+    """A ``call`` of a changing operation, with decoded arguments. ``prepared`` is the result of the operation's IO, and
+    ``refusal`` the error of this IO. It is ignored for a repeat."""
 
     origin: Origin
     call_id: str
     op: str
     args: Any
     digest: str
+    prepared: Any = None
+    refusal: RoundelayError | None = None
 
     @property
     def keys(self) -> dict[str, str]:

@@ -9,8 +9,9 @@ A mod is written once, on the hub. Agents get its operations as tools. The whole
 - ``due(change, key)``: like ``apply``, but when a time has come that the mod has scheduled with ``change.schedule``.
 - ``after(context, message)``: step 8, may do IO. It returns results with ``context.submit(payload)``, which calls
   ``apply_entry(change, payload)``.
-- methods marked `operation`: ``change`` operations run in `apply`. ``read`` operations are asynchronous and change
-  nothing.
+- ``maintain(context)``: once a minute, may do IO and ``context.submit(payload)``.
+- methods marked `operation`: ``change`` operations run in `apply`, after the IO of their ``prepare``. ``read``
+  operations are asynchronous and change nothing.
 
 Third parties register a `Mod` subclass under the entry point group ``roundelay.mods``. docs/mods.md shows an example.
 """
@@ -25,10 +26,11 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import MethodType
 from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_type_hints
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 
 from roundelay.network.errors import Forbidden, InternalError, InvalidArguments, ModError, RoundelayError
 from roundelay.network.frames import ID_IN_WORDS, ID_PATTERN, ModInfo, OperationInfo, SendFrame, Seq, is_id
@@ -63,6 +65,8 @@ class Change(Protocol):
     absent_ms: int
     """In a ``due`` hook: the time in ms since the last session of the watched participant ended. 0 while it has one.
     After a restart of the hub the time counts from that restart."""
+    prepared: Any
+    """Result of the operation's ``prepare``, or None."""
 
     def get(self, key: str) -> Any:
         """Return the mod's own JSON value under a key, or None."""
@@ -160,6 +164,16 @@ class AfterContext(Struct, frozen=True):
     submit: Callable[[Any], None]
 
 
+class Upkeep(Struct, frozen=True):
+    """Context of a ``maintain`` hook. ``first_seq`` is the oldest row that retention has kept, and ``now`` the hub's time
+    in ms."""
+
+    state: State
+    submit: Callable[[Any], None]
+    first_seq: int
+    now: int
+
+
 class Operation(Struct, frozen=True):
     """One operation: its wire name, the type of its arguments, whether it changes anything, and who may call it."""
 
@@ -169,6 +183,10 @@ class Operation(Struct, frozen=True):
     function: Callable[..., Any]
     is_change: bool
     is_for_operators: bool = False
+    prepare: Callable[..., Awaitable[Any]] | None = None
+    """Does the IO of a changing operation before the change. Called with a `Reading` and the arguments."""
+    is_tool: bool = True
+    """Whether agents get the operation as a tool."""
 
     def decode(self, args: Raw) -> Struct:
         """Decode the arguments. Raises `InvalidArguments`, which names the wrong field and all valid fields."""
@@ -190,24 +208,48 @@ class Operation(Struct, frozen=True):
                 "Only operators may call this operation. Use the owner's token, or a token made by: roundelay token create "
                 "--operator."
             )
-        return self.function(context, **{name: getattr(args, name) for name in args.__struct_fields__})
+        return self.function(context, **_as_keywords(args))
 
     def info(self) -> OperationInfo:
         """Return the operation's entry in the ``welcome`` frame."""
         return OperationInfo(
-            self.op, self.description, args_schema(self.args_type), "change" if self.is_change else "read"
+            self.op,
+            self.description,
+            args_schema(self.args_type),
+            "change" if self.is_change else "read",
+            UNSET if self.is_tool else False,
         )
 
+    async def run_prepare(self, reading: Any, args: Struct) -> Any:
+        """Do the operation's IO and return its result, which the change gets as ``change.prepared``."""
+        assert self.prepare is not None
+        return await self.prepare(reading, **_as_keywords(args))
 
-def operation(kind: Literal["change", "read"], *, name: str | None = None) -> Callable[[F], F]:
+
+def _as_keywords(args: Struct) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in args.__struct_fields__}
+
+
+def operation(
+    kind: Literal["change", "read"],
+    *,
+    name: str | None = None,
+    prepare: Callable[..., Awaitable[Any]] | None = None,
+    is_tool: bool = True,
+) -> Callable[[F], F]:
     """Mark a method of a mod as an operation.
 
     A ``change`` is ``def method(self, change, *, arg: type, ...)``, synchronous and without IO. A ``read`` is ``async
     def method(self, reading, *, arg: type, ...)``. Models see the first paragraph of the docstring as the description.
+
+    ``prepare`` is a method ``async def method(self, reading, *, arg: type, ...)`` that does IO before a change. It runs
+    again if the client repeats its call, so it must be idempotent. The change gets its result as ``change.prepared``.
+    With ``is_tool=False`` agents do not get the operation as a tool.
     """
 
     def mark(function: F) -> F:
-        function.__roundelay_operation__ = (kind, name or function.__name__)  # type: ignore[attr-defined]
+        marked = (kind, name or function.__name__, prepare, is_tool)
+        function.__roundelay_operation__ = marked  # type: ignore[attr-defined]
         return function
 
     return mark
@@ -218,6 +260,9 @@ class Mod:
     operations ``ID.name``."""
 
     id: ClassVar[str] = ""
+    stores_blobs: ClassVar[bool] = False
+    """Whether the mod uses the node's blob store. Such a mod keeps a key ``blob/SHA256`` for each blob that it needs, and
+    the hub deletes blobs without a key. Nodes with a shared log refuse such a mod."""
 
     def before(self, incoming: Incoming) -> None:
         """Refuse a message by raising a `RequestError`."""
@@ -240,13 +285,19 @@ class Mod:
     def after(self, context: AfterContext, message: Row) -> Awaitable[None] | None:
         """React to a stored message after the commit. May do IO. Not repeated if the hub stops meanwhile."""
 
+    async def maintain(self, context: Upkeep) -> None:
+        """Do periodic work, once a minute on the node that decides. May do IO."""
+
     def operations(self) -> list[Operation]:
         """Return the operations of this mod, sorted by name."""
         declared = []
         for _, method in inspect.getmembers(self, callable):
             mark = getattr(method, "__roundelay_operation__", None)
             if mark is not None:
-                declared.append(make_operation(self.id, method, name=mark[1], is_change=mark[0] == "change"))
+                kind, name, prepare, is_tool = mark
+                made = make_operation(self.id, method, name=name, is_change=kind == "change")
+                bound = None if prepare is None else MethodType(prepare, self)
+                declared.append(msgspec.structs.replace(made, prepare=bound, is_tool=is_tool))
         return sorted(declared, key=lambda operation: operation.op)
 
     def describe(self) -> ModInfo:
@@ -315,6 +366,11 @@ def args_schema(args_type: type[Struct]) -> dict[str, Any]:
     if components:
         schema["$defs"] = components
     return schema
+
+
+def list_blobs_in_use(state: State) -> set[str]:
+    """Return the SHA-256 of every blob that mods refer to."""
+    return {key.rpartition("/")[2] for key, _ in state.items("mod") if "/blob/" in key}
 
 
 def load_mods(wanted: Sequence[str | Mod], known: Mapping[str, type[Mod]]) -> list[Mod]:

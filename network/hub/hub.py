@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from roundelay.network.blobs import BlobStore, MemoryBlobs
 from roundelay.network.clock import Clock, NewId, SteadyClock, system_clock
 from roundelay.network.config import Limits, Quota, Registration, Retain
 from roundelay.network.core.entries import BindCredentials, Entry, ProcessEnded, SessionLost
@@ -54,7 +55,8 @@ class Hub:
 
     ``quotas`` are the limits of single participants, by id. ``rights`` are the roles of everybody. ``owner_hash`` is
     the hash of the owner's token, if there is one. A hub with ``is_read_only`` lets people join and read, and refuses
-    everything else. ``shared_log`` is the log that the ledger shares with other nodes. Time and ids are arguments. Only
+    everything else. ``shared_log`` is the log that the ledger shares with other nodes. ``blobs`` stores contents of files, by
+    default in memory. Time and ids are arguments. Only
     `ReplicaHub` sets ``follows``.
     """
 
@@ -81,6 +83,7 @@ class Hub:
         run_reader: RunReader | None = None,
         public_url: str | None = None,
         shared_log: LogStatusSource | None = None,
+        blobs: BlobStore | None = None,
         clock: Clock,
         new_id: NewId,
     ) -> None:
@@ -126,6 +129,7 @@ class Hub:
             clock=self._clock,
         )
         """Interface of this hub for reading operations."""
+        self.view.blobs = blobs if blobs is not None or follows is not None else MemoryBlobs()
         self._intake = self.intake_type(
             self.registry,
             rules,
@@ -158,6 +162,8 @@ class Hub:
             due_mods=[mod.id for mod in mods if mod.overrides("due")],
             retain=retain,
             is_read_only=is_read_only,
+            mods=tuple(mod for mod in mods if mod.overrides("maintain")),
+            blobs=self.view.blobs if any(mod.stores_blobs for mod in mods) and not is_read_only else None,
             clock=self._clock,
             wall_clock=clock,
             clock_watch=clock_watch,

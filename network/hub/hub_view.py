@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET, UnsetType
 
+from roundelay.network.blobs import BlobStore
 from roundelay.network.clock import Clock
 from roundelay.network.core.entries import Origin
 from roundelay.network.core.sending import Rules
@@ -60,6 +61,8 @@ class LiveHubView:
         """Prices of models that the node's process knows."""
         self.run_reader = run_reader
         """Explains runs for ``network.explain`` and similar operations, if the node provides it."""
+        self.blobs: BlobStore | None = None
+        """Contents of files. None on a read replica."""
         self.network_visibility: Visibility = visibility
         self._registry = registry
         self._rules = rules

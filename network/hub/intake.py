@@ -7,6 +7,7 @@ the batch, so that answers keep the order of the frames. No await: a frame is ha
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import assert_never
 from weakref import WeakValueDictionary
 
@@ -367,10 +368,13 @@ class Intake:
         if operation.is_change:
             self._count_frame(session)
         self._check_load(origin)
+        entry: Operate | None = None
         if operation.is_change:
-            digest = body_digest(frame.op.encode(), bytes(frame.args))
-            self.pending.add(Operate(origin, frame.call_id, frame.op, args, digest), size, OPERATION_COST)
-            return
+            entry = Operate(origin, frame.call_id, frame.op, args, body_digest(frame.op.encode(), bytes(frame.args)))
+            # A read-only hub refuses the entry anyway, so its IO must not run.
+            if operation.prepare is None or self._rules.is_read_only:
+                self.pending.add(entry, size, OPERATION_COST)
+                return
         reads, max_bytes = self._registry.open_reads(session), self._limits.session_queue_bytes
         if reads.in_progress >= self._limits.max_reads:
             raise Overloaded(
@@ -383,7 +387,16 @@ class Intake:
                 "later.",
                 100,
             )
-        self._reads.start(session, operation, frame.call_id, args, size)
+        if entry is None:
+            self._reads.start(session, operation, frame.call_id, args, size)
+        else:
+            self._reads.start_prepare(session, operation, args, size, partial(self._add_prepared, entry, size))
+
+    def _add_prepared(self, entry: Operate, size: int, prepared: object, refusal: RoundelayError | None) -> None:
+        """Queue a changing call whose IO has ended."""
+        if not self.is_closed:
+            entry = msgspec.structs.replace(entry, prepared=prepared, refusal=refusal)
+            self.pending.add(entry, size, OPERATION_COST)
 
     def _accept_hello(self, session: Session, hello: HelloFrame) -> None:
         peer = session.connection.peer

@@ -8,16 +8,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
+from roundelay.network.blobs import BlobStore
 from roundelay.network.clock import Clock
 from roundelay.network.config import Retain
 from roundelay.network.core.due_times import list_due
-from roundelay.network.core.entries import EndTakeover, ReachDueTime, SaveAckCursors
+from roundelay.network.core.entries import EndTakeover, ModEntry, ReachDueTime, SaveAckCursors
 from roundelay.network.core.failures import clear_attempts
+from roundelay.network.core.mod import Mod, Upkeep, list_blobs_in_use
 from roundelay.network.core.questions import remove_dropped_questions
 from roundelay.network.core.tables import TableWrite
 from roundelay.network.core.takeover_control import list_expired
-from roundelay.network.errors import LedgerError
+from roundelay.network.errors import LedgerError, RoundelayError
 from roundelay.network.ledger import Ledger
 
 from .batch_writer import BatchWriter
@@ -34,6 +37,9 @@ VERIFY_S = 0.5
 """Period in seconds of the checks that the ledger's files still exist. docs/operations.md promises a report within a
 second."""
 
+MODS_S = 60.0
+"""Period in seconds of the mods' ``maintain`` hooks."""
+
 
 class Maintenance:
     """The hub's periodic tasks."""
@@ -49,6 +55,8 @@ class Maintenance:
         due_mods: Sequence[str],
         retain: Retain,
         is_read_only: bool,
+        mods: Sequence[Mod],
+        blobs: BlobStore | None,
         clock: Clock,
         wall_clock: Clock,
         clock_watch: ClockWatch,
@@ -62,6 +70,8 @@ class Maintenance:
         """Mods with a ``due`` hook."""
         self._retain = retain
         self._is_read_only = is_read_only
+        self._mods = () if is_read_only else mods
+        self._blobs = blobs
         self._clock = clock
         self._wall_clock = wall_clock
         """Clock for retention. An operator may set it back while the hub runs, which `SteadyClock` would hide."""
@@ -82,6 +92,8 @@ class Maintenance:
             asyncio.create_task(retention, name="hub-retention"),
             asyncio.create_task(self._watch_ledger(), name="hub-ledger-watch"),
         ]
+        if self._mods or self._blobs is not None:
+            self._tasks.append(asyncio.create_task(self._maintain_mods(), name="hub-mods"))
         for task in self._tasks:
             task.add_done_callback(on_end)
 
@@ -140,6 +152,32 @@ class Maintenance:
             is_absent = due.watched and not self._registry.participants.sessions_of(due.watched)
             absent_ms = self._registry.participants.absences.measure(due.watched) if is_absent else 0
             self._pending.add(ReachDueTime(mod, key, due.cause, absent_ms))
+
+    async def _maintain_mods(self) -> None:
+        """Run the mods' ``maintain`` hooks, and delete blobs that no mod needs. A failure must not end the hub."""
+        while True:
+            await asyncio.sleep(MODS_S)
+            if not self._status.is_open:
+                continue
+            registry = self._registry
+            for mod in self._mods:
+                submit = partial(self._submit, mod.id)
+                try:
+                    await mod.maintain(Upkeep(registry.state, submit, registry.meta.first_seq, self._wall_clock()))
+                except Exception:
+                    log.exception("a mod's maintain hook failed", extra={"mod": mod.id})
+            try:
+                if self._blobs is not None:
+                    await self._blobs.collect_garbage(self._list_blobs_in_use, self._wall_clock())
+            except RoundelayError as error:
+                log.error("unused blobs could not be deleted: %s", error)
+
+    def _list_blobs_in_use(self) -> set[str]:
+        return list_blobs_in_use(self._registry.state)
+
+    def _submit(self, mod_id: str, payload: object) -> None:
+        if not self._status.draining.is_set():
+            self._pending.add(ModEntry(mod_id, payload, cause=0))
 
     def _log_slow_ledger(self) -> None:
         """Log when the ledger stops answering, and when it answers again."""

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import logging
-from typing import cast
+from collections.abc import Callable
+from typing import Any, TypeAlias, cast
 
 import msgspec
 from msgspec import Raw
 
 from roundelay.network.clock import NewId
+from roundelay.network.core.access import check_right
 from roundelay.network.core.entries import Origin, error_bytes
 from roundelay.network.core.mod import Operation
 from roundelay.network.errors import InternalError, LedgerError, RoundelayError
@@ -24,6 +26,9 @@ from .session import LIVE, Session
 from .sessions import SessionRegistry
 
 log = logging.getLogger(__name__)
+
+Complete: TypeAlias = Callable[[Any, RoundelayError | None], None]
+"""Gets the result of an operation's IO, or the error that refuses the call."""
 
 
 class ReadService:
@@ -40,6 +45,42 @@ class ReadService:
         reads.in_progress += 1
         reads.request_bytes += size
         self._registry.spawn(self._run(session, operation, call_id, args, size))
+
+    def start_prepare(
+        self, session: Session, operation: Operation, args: msgspec.Struct, size: int, complete: Complete
+    ) -> None:
+        """Start the IO of a changing operation. ``complete`` gets its result or its error, unless the session has
+        ended."""
+        reads = self._registry.open_reads(session)
+        reads.in_progress += 1
+        reads.request_bytes += size
+        self._registry.spawn(self._prepare(session, operation, args, size, complete))
+
+    async def _prepare(
+        self, session: Session, operation: Operation, args: msgspec.Struct, size: int, complete: Complete
+    ) -> None:
+        if session.state is not LIVE or session.reads is None:
+            return
+        reads = session.reads
+        slot = ReadSlot(self._registry.read_budget, reads)
+        prepared, refusal = None, None
+        try:
+            await slot.acquire()
+            reading = Reading(session.live_origin(), self._view, operation.op.partition(".")[0], slot)
+            check_right(self._view.state, reading.origin, "call", operation.op)
+            prepared = await operation.run_prepare(reading, args)
+        except RoundelayError as error:
+            refusal = error
+        except Exception:  # a bug in one operation must not end the hub
+            quote = self._new_id()
+            log.exception("the IO of an operation failed", extra={"quote": quote, "op": operation.op})
+            refusal = InternalError(f"The hub failed on this call; quote {quote} to its operator.")
+        finally:
+            reads.in_progress -= 1
+            reads.request_bytes -= size
+            slot.release()
+        if session.state is LIVE:
+            complete(prepared, refusal)
 
     async def _run(self, session: Session, operation: Operation, call_id: str, args: msgspec.Struct, size: int) -> None:
         """Wait for the budget, read, and queue the result."""

@@ -9,10 +9,13 @@ import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
 
+from msgspec import Struct
+
 from roundelay.network.durable_files import publish_file, sync
 from roundelay.network.errors import LedgerError
 from roundelay.network.platforms import CLOSE_ON_EXEC
 
+from .blob_files import BlobCheck, copy_blobs, list_blobs_in_use
 from .integrity import check
 from .retention import read_head
 from .schema import CHECKSUMS_SINCE, COPIED_EPOCH, MAX_READ_BYTES, open_to_read, refuse_schema
@@ -22,8 +25,16 @@ from .writes import write_meta
 log = logging.getLogger(__name__)
 
 
-def back_up(source: Path, target: Path) -> int:
-    """Copy a ledger into a new file, even while a node writes it. Return its newest seq. Raises `LedgerError`.
+class Backup(Struct, frozen=True):
+    """Result of a backup: the newest seq of the copy, and its blobs."""
+
+    head: int
+    blobs: BlobCheck
+
+
+def back_up(source: Path, target: Path, *, with_blobs: bool = True) -> Backup:
+    """Copy a ledger into a new file, and its blobs into a new folder beside the file, even while a node writes them.
+    Raises `LedgerError`.
 
     The copy is complete and checked before it gets its name. A node that opens the copy begins a new epoch, because the
     copy is a fork. Clients must not confuse its seqs with those of the original. If nobody has the ledger open, no file
@@ -57,6 +68,9 @@ def back_up(source: Path, target: Path) -> int:
             _set_epoch_aside(copy, version)
             copy.commit()
             head = read_head(copy)
+            names = list_blobs_in_use(copy) if with_blobs else []
+        # After the database: the node keeps a blob for a while after its last reference is gone.
+        blobs = copy_blobs(source, target, names)
         publish_file(draft, target)  # synced, and given its name only now: an interrupted backup leaves no file
     except OSError as error:
         raise explain(error, target) from error
@@ -67,7 +81,7 @@ def back_up(source: Path, target: Path) -> int:
     finally:
         for leftover in (draft, Path(f"{draft}-journal")):
             leftover.unlink(missing_ok=True)
-    return head
+    return Backup(head, blobs)
 
 
 def _copy_pages(source: Path, copy: sqlite3.Connection) -> int:

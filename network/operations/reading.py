@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from roundelay.network.blobs import BlobStore
 from roundelay.network.config import Limits
 from roundelay.network.core.entries import Origin
 from roundelay.network.core.limits import Quotas
@@ -100,6 +101,7 @@ class HubView(Protocol):
     supervisor: AgentSupervisor | None
     price_list: PriceList | None
     run_reader: RunReader | None
+    blobs: BlobStore | None
 
     @property
     def name(self) -> str: ...
@@ -157,6 +159,13 @@ class Reading(Struct, frozen=True):
     hub: HubView
     mod_id: str = ""
     place: ReadPermit | None = None
+
+    @property
+    def blobs(self) -> BlobStore:
+        """The node's blob store. Raises `Forbidden` on a node without one."""
+        if self.hub.blobs is None:
+            raise Forbidden("This node follows and has no files. Read them from the node that leads.")
+        return self.hub.blobs
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
         """Wait until something newer than ``seq`` is committed, or until the timeout. Meanwhile other reads may use

@@ -40,7 +40,7 @@ MAX_LISTED = 1000
 @json_option
 @debug_option
 def backup(file: Path, db: Path | None, as_json: bool) -> None:
-    """Copy a node's database into FILE, even while the node runs.
+    """Copy a node's database into FILE, and its files into the folder FILE.files, even while the node runs.
 
     When the command ends, the copy is complete, checked and on disk. A node that starts from the copy begins a new
     epoch, because the copy lacks all later messages.
@@ -48,10 +48,24 @@ def backup(file: Path, db: Path | None, as_json: bool) -> None:
     from roundelay.network.ledger.backup import back_up
 
     source = db or _find_database()
-    head = back_up(source, file)
+    made = back_up(source, file)
     size = file.stat().st_size
-    value = {"file": str(file), "database": str(source), "head": head, "bytes": size}
-    show(value, lambda _: [f"Wrote {file}: {source} up to #{head}, {size / 2**20:.1f} MiB."], as_json=as_json)
+    value = {"file": str(file), "database": str(source), "head": made.head, "bytes": size}
+    blobs = made.blobs
+    if blobs.count or blobs.damaged:
+        value |= {"files": blobs.count, "files_bytes": blobs.size, "damaged_files": [*blobs.damaged]}
+
+    def describe(_: object) -> list[str]:
+        lines = [f"Wrote {file}: {source} up to #{made.head}, {size / 2**20:.1f} MiB."]
+        if blobs.count:
+            lines.append(f"Wrote {file}.files: {blobs.count} contents, {blobs.size / 2**20:.1f} MiB.")
+        if blobs.damaged:
+            lines.append(
+                f"{len(blobs.damaged)} contents are missing or damaged and not in the backup. roundelay doctor lists them."
+            )
+        return lines
+
+    show(value, describe, as_json=as_json)
 
 
 def _find_database() -> Path:

@@ -25,12 +25,14 @@ from typing import TYPE_CHECKING
 
 from roundelay.app import OWN_MODS, make_rights, make_shared_log
 from roundelay.connection import READER_ID
+from roundelay.network.blobs import blob_folder
 from roundelay.network.client import NetworkClient
 from roundelay.network.cluster.shared_log import LogIncomplete
 from roundelay.network.config import NodeConfig, YamlNode, load_yaml, resolve_config
 from roundelay.network.errors import ConfigError, ConnectError, LedgerError, ModError, RoundelayError
 from roundelay.network.extras import how_to_add
 from roundelay.network.home import find_url, is_loopback, node_at, running_nodes
+from roundelay.network.ledger.blob_files import check_blobs
 from roundelay.network.ledger.integrity import check_file, summarize
 from roundelay.network.ledger.log_file import open_database
 from roundelay.network.ledger.schema import open_to_read
@@ -104,6 +106,8 @@ async def examine(
             checks.append(integrity)
             if integrity.status != "failed":
                 checks.append(check_retention(config))
+                if blob_folder(config.db).exists():
+                    checks.append(await asyncio.to_thread(check_contents, config.db))
         if config.log is not None:
             checks.append(await ask_shared_log(config.log))
         checks += [check_files(config), check_tls(config), check_page(config)]
@@ -267,6 +271,21 @@ def check_integrity(db: Path, *, is_index: bool = False) -> Checked:
     old = f"; rows up to #{unchecked} are from before there were checksums" if unchecked is not None else ""
     took = f"looked at in {time.perf_counter() - began:.1f} s"
     return Checked("integrity", "ok", f"Every page and row of {db} is right ({took}){old}.")
+
+
+def check_contents(db: Path) -> Checked:
+    """Compare the contents of files with their checksums."""
+    try:
+        found = check_blobs(db)
+    except LedgerError as error:
+        return Checked("contents", "failed", str(error))
+    if found.damaged:
+        names = ", ".join(name[:12] for name in found.damaged[:5])
+        advice = f"Copy them from a backup into {blob_folder(db)}: docs/files.md."
+        return Checked(
+            "contents", "failed", f"{len(found.damaged)} contents of files are missing or damaged: {names}.", advice
+        )
+    return Checked("contents", "ok", f"{found.count} contents of files are right, {found.size / 2**20:.1f} MiB.")
 
 
 def check_retention(config: NodeConfig) -> Checked:

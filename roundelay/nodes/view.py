@@ -9,10 +9,13 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 from roundelay.app import serve
+from roundelay.network.blobs import blob_folder
 from roundelay.network.config import NodeConfig
 from roundelay.network.core.state import State
 from roundelay.network.errors import InternalError, LedgerError
@@ -37,13 +40,20 @@ async def show_file(path: Path, port: int, person_id: str, announce: Callable[[s
     with stop_signals() as stopping, tempfile.TemporaryDirectory(prefix="roundelay-view-") as folder:
         # Even a read-only hub writes, because it binds the person's login. The original file must stay unchanged.
         copy = Path(folder) / path.name
-        await asyncio.to_thread(back_up, path, copy)
-        config = NodeConfig(db=copy, port=port, durability="normal")
+        await asyncio.to_thread(partial(back_up, path, copy, with_blobs=False))
+        await asyncio.to_thread(_link_blobs, path, copy)
+        config = NodeConfig(db=copy, port=port, durability="normal", mods=("channels", "discovery", "files"))
         async with serve(config, is_read_only=True) as node:
             announce(await make_owners_link(node.hub, node.url, _choose_person(node.hub.state, person_id)), is_open)
             await wait_for_first(stopping.wait(), node.hub.status.failed.wait())
             if node.hub.status.failed.is_set():
                 raise InternalError("The hub failed. The log says why. The file is unchanged.")
+
+
+def _link_blobs(path: Path, copy: Path) -> None:
+    """Let the copy use the contents of files beside the original, which may be large."""
+    with suppress(OSError):  # Windows may refuse links; then the page shows no contents
+        blob_folder(copy).symlink_to(blob_folder(path.resolve()), target_is_directory=True)
 
 
 def _choose_person(state: State, person_id: str) -> str:

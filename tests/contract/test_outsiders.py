@@ -33,6 +33,8 @@ class Secret(NamedTuple):
     agent_id: str
     reaction: str
     kept: tuple[int, ...] = ()
+    file: str = "f-00000000000-00000000"
+    """A file that the message attaches."""
 
 
 NOTHING = Secret("nothing", 2**40, "direct:nobody~nowhere", "nobody", "no-such-reaction")
@@ -59,7 +61,13 @@ class Scene:
     outsiders: dict[str, Outsider]
 
 
-async def react(session: WireSession, agent_id: str, secret: Frame, name: str, public: int) -> Secret:
+async def attach(session: WireSession, name: str) -> dict[str, Any]:
+    """Content of a message with a file."""
+    file = await session.call("files.save", {"name": f"canary-{name}.txt", "content": f"canary-{name}"})
+    return {"text": f"canary-{name}", "files": [{"file": file["file"]}]}
+
+
+async def react(session: WireSession, agent_id: str, secret: Frame, name: str, public: int, file: str = "") -> Secret:
     """A reaction to a message, open, with what an agent keeps of it."""
     reaction, seq = f"reaction-{name}", secret["seq"]
     bodies: dict[str, dict[str, Any]] = {
@@ -67,7 +75,7 @@ async def react(session: WireSession, agent_id: str, secret: Frame, name: str, p
         "model_reply": {"turn": 1, "agent": agent_id, "reply": {"text": f"canary-{name}", "model": "m", "usage": {"prompt_tokens": 7}}},
     }  # fmt: skip
     kept = [(await session.record(reaction, kind, body))["seq"] for kind, body in bodies.items()]
-    return Secret(name, seq, secret["thread_id"], agent_id, reaction, tuple(kept))
+    return Secret(name, seq, secret["thread_id"], agent_id, reaction, tuple(kept), file or NOTHING.file)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -94,17 +102,21 @@ async def play(node: Node) -> Scene:
     for name in ("left", "away"):
         await sessions[name].call("channels.leave", {"name": "den"})
 
-    told = await mia.send("agent:helper", "canary-direct")
-    direct = await react(helper, "helper", told, "direct", public)
+    content = await attach(mia, "direct")
+    told = await mia.send("agent:helper", content)
+    direct = await react(helper, "helper", told, "direct", public, content["files"][0]["file"])
     asked = await react(
         worker, "worker", await helper.send("agent:worker", "canary-asked", cause=told["seq"]), "asked", public
     )
-    in_den = await react(helper, "helper", await mia.send("channel:den", "canary-channel"), "channel", public)
+    content = await attach(mia, "channel")
+    told_den = await mia.send("channel:den", content)
+    in_den = await react(helper, "helper", told_den, "channel", public, content["files"][0]["file"])
     in_reply = await mia.send("channel:den", "canary-reply", reply_to=in_den.seq)
     reply = await react(helper, "helper", in_reply, "reply", public)
     left_out = ["excluded", "observer"]
-    call_out = await mia.send("broadcast", "canary-broadcast", exclude_agent_ids=left_out)
-    broadcast = await react(worker, "worker", call_out, "broadcast", public)
+    content = await attach(mia, "broadcast")
+    call_out = await mia.send("broadcast", content, exclude_agent_ids=left_out)
+    broadcast = await react(worker, "worker", call_out, "broadcast", public, content["files"][0]["file"])
     in_thread = await worker.send("broadcast", "canary-answer", reply_to=broadcast.seq, cause=broadcast.seq)
     answer = await react(helper, "helper", in_thread, "answer", public)
     mod = Secret("mod", *seq_and_thread(await mia.send("mod:channels", "canary-mod")), "mia", "reaction-mod")
@@ -282,6 +294,33 @@ GUESSES: dict[str, list[Make]] = {
     ],
     "notify_when.finished": [lambda it, who, public: {"seq": it.seq, "agent_id": it.agent_id}],
     "notify_when.cancel": [lambda it, who, public: {"seq": it.seq}],
+    "files.upload": [],
+    "files.create": [
+        lambda it, who, public: {
+            "upload_id": "none",
+            "sha256": hashlib.sha256(f"canary-{it.name}".encode()).hexdigest(),
+            "name": "a",
+        },
+        lambda it, who, public: {"upload_id": "none", "sha256": "0" * 64, "name": "a", "file": it.file},
+    ],
+    "files.save": [
+        lambda it, who, public: {"name": "a", "content": "a", "file": it.file},
+        lambda it, who, public: {"name": "a", "content": "a", "cause": it.seq},
+    ],
+    "files.attach": [
+        lambda it, who, public: {"to": "agent:helper", "files": [it.file]},
+        lambda it, who, public: {"to": "agent:helper", "files": [it.file], "cause": public},
+    ],
+    "files.delete": [lambda it, who, public: {"file": it.file}],
+    "files.read": [
+        lambda it, who, public: {"file": it.file},
+        lambda it, who, public: {"file": it.file, "version": 1, "trigger": public},
+    ],
+    "files.download": [
+        lambda it, who, public: {"file": it.file},
+        lambda it, who, public: {"file": it.file, "trigger": it.seq},
+    ],
+    "files.list": [lambda it, who, public: {"thread_id": it.thread_id, "after": it.file[:4]}],
 }
 """By operation, arguments that name what is hidden: the answer is that for `NOTHING`."""
 
@@ -344,6 +383,8 @@ LISTS: dict[str, list[Ask]] = {
     "reservations.reserve": [lambda it, who, public: {"paths": [f"{who.own}.py"]}],
     "reservations.release": [lambda it, who, public: {}],
     "reservations.list": [lambda it, who, public: {}],
+    "files.upload": [lambda it, who, public: {"upload_id": "own", "offset": 0, "data": "YQ=="}],
+    "files.list": [lambda it, who, public: {}, lambda it, who, public: {"trigger": public}],
 }  # fmt: skip
 """Arguments that show what the outsider may see."""
 
@@ -392,7 +433,7 @@ def shape_of(answer: Frame, asked: Secret) -> Any:
     """An answer without what the question named."""
     if answer["type"] == "result":
         return answer["value"]
-    given = "|".join(map(re.escape, (asked.thread_id, asked.reaction, asked.agent_id, str(asked.seq))))
+    given = "|".join(map(re.escape, (asked.thread_id, asked.reaction, asked.agent_id, asked.file, str(asked.seq))))
     return answer["code"], re.sub(rf"\b({given})(?![\w-])", "IT", answer["message"])
 
 

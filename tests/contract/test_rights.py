@@ -147,6 +147,7 @@ def for_who_was_in(role: str, relation: str) -> str:
     return "ok" if relation in ("in", "late", "left", "removed") else "unknown_message"
 
 
+NO_FILE = "f-00000000000-00000000"
 OPERATORS = always("forbidden")
 HASH = "0" * 64
 OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
@@ -219,6 +220,14 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "notify_when.answered": (for_readers(), lambda seq: {"seq": seq}),
     "notify_when.finished": (for_readers(), lambda seq: {"seq": seq, "agent_id": "ann"}),
     "notify_when.cancel": (always("ok"), lambda seq: {"seq": seq}),
+    "files.upload": (always("ok"), lambda seq: {"upload_id": "u", "offset": 0, "data": "YQ=="}),
+    "files.create": (always("invalid_arguments"), lambda seq: {"upload_id": "none", "sha256": "0" * 64, "name": "a"}),
+    "files.save": (always("ok"), lambda seq: {"name": "a.md", "content": "a"}),
+    "files.attach": (always("invalid_arguments"), lambda seq: {"to": "agent:ann", "files": [NO_FILE]}),
+    "files.delete": (always("invalid_arguments"), lambda seq: {"file": NO_FILE}),
+    "files.read": (always("invalid_arguments"), lambda seq: {"file": NO_FILE}),
+    "files.download": (always("invalid_arguments"), lambda seq: {"file": NO_FILE}),
+    "files.list": (always("ok"), lambda seq: {}),
     "channels.leave": (for_members(), lambda seq: {"name": "room"}),  # the last: it changes who is in
 }  # fmt: skip
 Ask = Callable[[int], dict[str, Any]]
