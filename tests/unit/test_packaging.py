@@ -424,7 +424,7 @@ def test_test_adds_the_development_tools_once(checkout: FakeCheckout) -> None:
     checkout.dev("demo")
     said = checkout.dev("test", "tests/unit").stderr
     assert checkout.find_installed() == ["constraints.txt", checkout.root.name]
-    assert "910 MB" in said
+    assert "1 GB" in said
     for command in (("test", "tests/unit"), ("demo",), ("up",)):
         checkout.dev(*command)
         assert checkout.find_installed() == [], command
