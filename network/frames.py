@@ -279,6 +279,7 @@ class NoticeFrame(Struct, tag_field="type", tag="notice", frozen=True, kw_only=T
         "marked",
         "members",
         "inbox",
+        "conversation_quiet",
         "damaged",
         "superseded",
         "draining",

@@ -70,6 +70,7 @@ GROUPS: dict[str, tuple[click.Command, ...]] = {
         reading.agents,
         reading.threads,
         reading.history,
+        reading.open_items,
         reading.search,
         reading.status,
         reactions.reactions,

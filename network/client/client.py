@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -56,11 +56,12 @@ from roundelay.network.home import (
 from roundelay.network.messages import DirectMessage, ModMessage, message_from_wire
 
 from .acks import Acks, Delivery
+from .conversations import ConversationReads
 from .delivery_queue import DeliveryQueue
 from .link import Link
 from .paging import Page, read_pages
 from .transport import Transport, WebSocketTransport, Wire
-from .values import AnyMessage, Cursor, Event, History, Notice, Presence, Signal, Stored, Welcome, Window, WindowSizes
+from .values import AnyMessage, Cursor, Event, Notice, Presence, Signal, Stored, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +74,7 @@ _LOOP_LEFT = (
 )
 
 
-class NetworkClient:
+class NetworkClient(ConversationReads):
     """A participant's connection, which reconnects by itself. Use it as ``async with NetworkClient("alice") as
     client``.
 
@@ -471,22 +472,6 @@ class NetworkClient:
         )
         self._link.push(encode(frame), may_drop=True)
 
-    async def history(self, thread_id: str, *, before: int | None = None, limit: int = 50) -> History:
-        """Return the newest ``limit`` messages of a thread before the seq ``before``, oldest first."""
-        args = _drop_none(thread_id=thread_id, limit=limit, before=before)
-        return History.read(await self.call("network.history", args))
-
-    async def window(
-        self,
-        trigger: int,
-        *,
-        threads: int | list[str] | None = None,
-        **sizes: Unpack[WindowSizes],
-    ) -> Window:
-        """Return the messages that may enter a prompt for the message ``trigger``. The order of threads is stable."""
-        args = _drop_none(trigger=trigger, threads=threads, **sizes)
-        return Window.read(await self.call("network.window", args))
-
     # --- receiving
 
     async def deliveries(self) -> AsyncIterator[Delivery]:
@@ -583,11 +568,6 @@ class NetworkClient:
     async def nack(self, seq: int, reason: str, retry_after_ms: int | None = None) -> None:
         """Report a failed delivery (see `Delivery.nack`)."""
         self._acks.refuse(seq, reason, retry_after_ms)
-
-
-def _drop_none(**args: object) -> dict[str, object]:
-    """Return the arguments whose value is not None."""
-    return {name: value for name, value in args.items() if value is not None}
 
 
 def _requirement(value: Literal[True] | Sequence[str] | None) -> bool | list[str] | UnsetType:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias, TypedDict
 
+import msgspec
 from msgspec import Struct
 
 from roundelay.network.frames import Follows, Kind, ModInfo, NetworkInfo, OpenReactionInfo
@@ -123,6 +124,43 @@ class WindowSizes(TypedDict, total=False):
 
     visibility: str | None
     """Narrows what the participant's card and the network allow."""
+
+
+class OpenEntry(Struct, frozen=True, kw_only=True):
+    """Something that is open in a conversation since the time ``since`` (ms), and the participant whose turn it is.
+
+    ``kind`` is ``delivery`` (an agent has not handled the message ``seq``), ``reaction`` or ``approval`` (an agent works
+    on it, or waits for a decision), ``question`` (it requires an answer), or a kind of a mod.
+    """
+
+    kind: str
+    seq: int
+    since: int
+    agent_id: str = ""
+    note: str = ""
+    reaction: str = ""
+    waits_for: list[str] = []
+    """Participants that the reaction waits for."""
+    request: int | None = None
+    """Message that asks for the decision."""
+    mod: str = ""
+    key: str = ""
+
+
+class OpenItems(Struct, frozen=True):
+    """What is open in a conversation, oldest first. ``hidden``: number of further items that this participant may not
+    see. ``has_more``: the list is cut."""
+
+    root: int
+    is_quiet: bool
+    items: list[OpenEntry]
+    hidden: int = 0
+    has_more: bool = False
+
+    @classmethod
+    def read(cls, value: dict[str, Any]) -> OpenItems:
+        """Parse the value of ``network.open_items``."""
+        return msgspec.convert(value, cls)
 
 
 class Window(Struct, frozen=True):

@@ -40,7 +40,7 @@ from .entries import (
     Send,
     SessionLost,
 )
-from .failures import apply_lost, apply_nack, merge_ack_cursor
+from .failures import apply_lost, apply_nack, save_ack_cursors
 from .faults import apply_ended
 from .joining import CLOSE_CODES, apply_join, bind_credentials
 from .mod import list_named_seqs
@@ -146,7 +146,7 @@ def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
             case Leave():
                 return Outcome(effects=(RefuseSession(entry.origin.session_id, 1000, None),))
             case SaveAckCursors():
-                return Outcome(writes=tuple(merge_ack_cursor(state, put) for put in entry.writes))
+                return save_ack_cursors(state, entry)
             case ReachDueTime():
                 return apply_due_time(rules, state, facts, entry)
             case EndTakeover():

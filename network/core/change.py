@@ -50,7 +50,7 @@ from .entries import (
 )
 from .limits import ROW_BYTES, count_entry, count_stored
 from .mod import Incoming, run_before_hooks
-from .quiet import ItemChanges
+from .quiet import ItemChanges, open_delivery
 from .reserved_ids import NETWORK
 from .rows import MessageHead, Row, RowType
 from .sending import Rules, charge_message, find_budget, find_readable, mod_message, write_message
@@ -429,6 +429,8 @@ class ChangeSet(ItemChanges):
         if origin is not None and row.head is not None:  # charged to the participant that the mod answers
             limits, payer = self.rules.limits, _find_payer(origin)
             writes.append(charge_message(limits, self.state, self.facts, row.head, origin, payer, ()))
+        if row.head is not None:
+            writes += open_delivery(self.rules.limits, self.state, row.head)
         self.add_row(row, writes)
         self._count_message(row)
         return row
@@ -465,7 +467,7 @@ def refuse_over_budget(
     """
     refused = refuse_entry(rules, state, entry, error)
     if error.bound == "uncaused":
-        return _stop_agent(state, entry.origin, error, refused)
+        return _stop_agent(rules, state, entry.origin, error, refused)
     head = error.head
     if head.root > state.head:  # the refused message would have been the root: there is nobody to notify
         return refused
@@ -487,6 +489,7 @@ def refuse_over_budget(
         writes.append(TableWrite("stopped", stopped_key(head.root), StoppedConversation(at=state.stamp, **body)))
         if state.present(budget.began_by) is not None:
             rows.append(_write_notice(state, state.head + 1, budget.began_by, body, error.notice, root=head.root))
+            writes += _open_notice(rules, state, rows[-1])
     readers = thread_readers(state, head) if is_new_here else set()
     effects.append(SendNotice(frozenset(readers), "loop_stopped", head.thread_id, body, to_operators=is_news))
     reported = (*budget.told, error.bound) if is_news else budget.told
@@ -502,7 +505,7 @@ def stopped_key(root: int) -> str:
     return descending_key(root)
 
 
-def _stop_agent(state: State, origin: Origin, error: BudgetExceeded, refused: Outcome) -> Outcome:
+def _stop_agent(rules: Rules, state: State, origin: Origin, error: BudgetExceeded, refused: Outcome) -> Outcome:
     """Return the outcome for an agent that is stopped because it answers without causes. The agent and the person who
     wrote to it last get a message."""
     head = error.head
@@ -520,7 +523,9 @@ def _stop_agent(state: State, origin: Origin, error: BudgetExceeded, refused: Ou
         _write_notice(state, state.head + 1 + offset, name, body, error.notice) for offset, name in enumerate(names)
     ]
     notice = SendNotice(frozenset(thread_readers(state, head)), "loop_stopped", head.thread_id, body, to_operators=True)
-    return Outcome(rows, (TableWrite("bucket", origin.agent_id, stopped),), (*refused.effects, notice))
+    writes = [TableWrite("bucket", origin.agent_id, stopped)]
+    writes += [write for row in rows for write in _open_notice(rules, state, row)]
+    return Outcome(rows, writes, (*refused.effects, notice))
 
 
 def _describe_stop(error: BudgetExceeded) -> dict[str, Any]:
@@ -535,6 +540,10 @@ def _write_notice(
     charged to its budget. Replies to it are refused, so that the notice cannot start a loop."""
     content = {"kind": "loop_stopped", **body}
     return mod_message(NETWORK, agent_id, content, seq=seq, stamp=state.stamp, about=root, text=text)
+
+
+def _open_notice(rules: Rules, state: State, row: Row) -> list[TableWrite]:
+    return open_delivery(rules.limits, state, row.head) if row.head is not None else []
 
 
 def refuse_after_defect(entry: Entry, quote: str) -> Outcome:

@@ -16,8 +16,18 @@ from .call_progress import (
     is_at_work,
 )
 from .change import ChangeSet
-from .entries import NOTHING, MarkHandled, Nack, Outcome, ScheduleRetry, SendNotice, SessionLost
+from .entries import (
+    NOTHING,
+    MarkHandled,
+    Nack,
+    Outcome,
+    SaveAckCursors,
+    ScheduleRetry,
+    SendNotice,
+    SessionLost,
+)
 from .faults import record_failure
+from .quiet import close_delivery, close_handled
 from .sending import Rules, check_session
 from .state import State
 from .tables import (
@@ -146,6 +156,18 @@ def merge_ack_cursor(state: State, write: TableWrite) -> TableWrite:
     return TableWrite("floor", write.key, cursor.with_handled(newer)) if newer else write
 
 
+def save_ack_cursors(state: State, entry: SaveAckCursors) -> Outcome:
+    """Return the writes of ack cursors, and of the deliveries that they end."""
+    draft, writes = state.draft(), list[TableWrite]()
+    for each in entry.writes:
+        write = merge_ack_cursor(state, each)
+        closed = close_handled(draft, write.key, write.value) if write.table == "floor" else []
+        # On a draft: several agents of one entry may have handled the same broadcast.
+        draft.apply_writes((write, *closed))
+        writes += [write, *closed]
+    return Outcome(writes=tuple(writes))
+
+
 def clear_attempts(state: State, agent_id: str, seq: int) -> list[TableWrite]:
     """Return the writes that delete the failures of a handled message. If there was more than one attempt, their number
     is stored."""
@@ -186,6 +208,7 @@ def count_failure(
     if not cursor.is_handled(seq):
         change.set_value("floor", agent_id, cursor.with_handled([seq]))
     change.set_value("attempt", key, None)
+    change.add_writes(close_delivery(change.state, agent_id, seq))
     change.set_value("dead", f"{agent_id}/{seq:016d}", letter)
     record_failure(change, agent_id, "dead_letter", reason, seq=seq)
     if sender_id is not None:

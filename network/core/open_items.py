@@ -1,4 +1,4 @@
-"""What is open in a conversation: values of the tables ``open_item`` and ``delivery`` (`tables`).
+"""Open items of a conversation: values of the tables ``open_item`` and ``delivery`` (`tables`).
 
 `quiet` has the rules that open and close these items. No IO, no clock.
 """
@@ -21,3 +21,18 @@ class OpenItem(Struct, frozen=True, omit_defaults=True):
     seq: int
     agent_id: str = ""
     note: str = ""
+
+
+class OpenDelivery(Struct, frozen=True, omit_defaults=True):
+    """A message that somebody still has to handle. The key is its seq, and ``at`` is its time in ms.
+
+    ``waiting`` are the reactors that have not handled the message. ``answers`` are other programs whose answer the
+    message requires. A message has one value, because a broadcast to many agents must not cost a write for each.
+    """
+
+    root: int
+    at: int
+    thread_id: str
+    sender_id: str = ""
+    waiting: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()

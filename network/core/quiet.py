@@ -1,23 +1,222 @@
 """Whether a conversation is quiet: nothing of it is open. Pure.
 
-A conversation has open items in three tables. A mod opens items in ``open_item``, an unanswered question to a person is
-in ``question``, and a running reaction is in ``reaction``. `State` groups these values by the root of their
-conversation, so a conversation is quiet when its group is empty. Each write updates one group. Nothing is scanned.
+Open items are in four tables. A message that an agent has not handled is in ``delivery``, a running reaction in
+``reaction``, an unanswered question to a person in ``question``, and an item of a mod in ``open_item``. `State` groups
+these values by the root of their conversation, so a conversation is quiet when its group is empty. Each write updates
+one group. Nothing is scanned.
 """
+
+# One conversation, as in the termination detection of Dijkstra and Scholten: an agent opens what it causes before it
+# closes what it works on.
+#
+#   entry                            delivery       reaction     open in the conversation
+#   10 ann asks bob                  10: bob                     1
+#   11 bob starts (trigger 10)       -              bob/r        1
+#   12 bob asks cat (cause 10)       12: cat        bob/r        2
+#   13 cat starts (trigger 12)       -              bob, cat     2
+#   14 cat answers bob (cause 12)    14: bob        bob, cat     3
+#   15 cat finishes                  14: bob        bob/r        2
+#   -- bob acknowledges 14           -              bob/r        1
+#   16 bob answers ann, 17 finishes  -              -            0: quiet
+#
+# A reaction starts in the commit that handles its trigger. A message without a reaction is handled when its ack cursor
+# is stored, up to half a second after the ack. A person handles nothing: only a required response is open. The same is
+# true for programs that are no reactors, such as coding agents with hooks, and clients over HTTP.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from heapq import nsmallest
+
+import msgspec
+
+from roundelay.network.addresses import name_of, parse_address
+from roundelay.network.config import Limits
 from roundelay.network.errors import InvalidArguments
 
+from .ack_cursor import AckCursor
 from .limits import ROW_BYTES
-from .open_items import OpenItem
+from .open_items import OpenDelivery, OpenItem
+from .questions import EVICTION_SHARE, MAX_ASKED
+from .rows import MessageHead
 from .state import State
-from .tables import TableWrite
+from .tables import Attempt, TableWrite
+from .visibility import is_recipient
 
+MAX_DELIVERIES = 10_000
+"""Maximum number of unhandled messages that are tracked for one reactor. The oldest ones are then forgotten, so their
+conversations may count as quiet. An agent that never comes back must not fill the memory."""
 MAX_ITEM_KEY, MAX_ITEM_KIND, MAX_ITEM_NOTE = 128, 32, 200
 """Maximum lengths of an item's key, kind and note, in characters."""
 MAX_MOD_ITEMS = 10_000
 """Maximum number of open items of one mod."""
+
+
+# --- deliveries
+
+
+def open_delivery(limits: Limits, state: State, head: MessageHead, required: object = None) -> list[TableWrite]:
+    """Return the writes that record who has to handle a new message. ``required`` is its field ``requires_response``."""
+    # nearly every message: to one participant who is no reactor, without a required response
+    if head.kind == "direct" and required is None:
+        name = name_of(head.to)
+        recipient = state.everyone.get(name)
+        if recipient is None or not recipient.fence or name == head.sender_id:
+            return []
+        waiting: tuple[str, ...] = (name,)
+        answers: tuple[str, ...] = ()
+    else:
+        waiting = tuple(_list_reactors(state, head))
+        answers = tuple(_list_answering(state, head, required)) if required is not None else ()
+        if not waiting and not answers:
+            return []
+    writes = [write for name in waiting for write in _evict_deliveries(state, name)]
+    writes += [write for name in answers for write in _evict_answers(limits, state, name)]
+    delivery = OpenDelivery(head.root, state.stamp, head.thread_id, head.sender_id, waiting, answers)
+    writes.append(TableWrite("delivery", _delivery_key(head.seq), delivery))
+    return writes
+
+
+def _list_reactors(state: State, head: MessageHead) -> Iterator[str]:
+    """Yield the recipients of a message that are served by a reactor."""
+    if head.kind in ("direct", "mod"):
+        kind, name = parse_address(head.to)
+        recipient = state.everyone.get(name) if kind == "agent" else None
+        # A mod may have the same id as its recipient.
+        is_own = head.kind == "direct" and name == head.sender_id
+        if recipient is not None and recipient.fence and recipient.removed_seq is None and not is_own:
+            yield name
+        return
+    reactors = state.reactors()
+    if head.kind == "channel" and reactors:
+        members = state.members(name_of(head.to))
+        # Check the smaller of both groups: a network may have a thousand agents, and a channel three members.
+        names: Iterable[str] = (
+            (name for name in members if name in reactors) if len(members) < len(reactors) else reactors
+        )
+    else:
+        names = reactors
+    yield from (name for name in names if name != head.sender_id and is_recipient(state, name, head))
+
+
+def _list_answering(state: State, head: MessageHead, required: object) -> Iterator[str]:
+    """Yield the programs that are no reactors and whose answer a message requires. Questions to people have a table of
+    their own (`questions`)."""
+    if isinstance(required, list):
+        names = list(dict.fromkeys(required))[:MAX_ASKED]
+    else:
+        names = [name_of(head.to)] if required is True and head.kind == "direct" else []
+    for name in names:
+        recipient = state.present(name)
+        if recipient is None or recipient.fence or recipient.kind == "human" or name == head.sender_id:
+            continue
+        if is_recipient(state, name, head):
+            yield name
+
+
+def _evict_deliveries(state: State, agent_id: str) -> list[TableWrite]:
+    if state.count_deliveries(agent_id) < MAX_DELIVERIES:
+        return []
+    key = next(state.deliveries_to(agent_id))
+    return _without(state, key, agent_id)
+
+
+def _evict_answers(limits: Limits, state: State, agent_id: str) -> list[TableWrite]:
+    answers = state.answers_of(agent_id)
+    if len(answers) < limits.max_questions:
+        return []
+    # Several at once, as for questions to people.
+    oldest = nsmallest(max(1, limits.max_questions // EVICTION_SHARE), answers)
+    return [write for seq in oldest for write in _without(state, _delivery_key(seq), agent_id)]
+
+
+def reopen_delivery(state: State, agent_id: str, head: MessageHead) -> list[TableWrite]:
+    """Return the writes for a dead letter that is delivered again."""
+    recipient, key = state.present(agent_id), _delivery_key(head.seq)
+    if recipient is None or not recipient.fence:
+        return []
+    delivery: OpenDelivery | None = state.get("delivery", key)
+    if delivery is None:
+        delivery = OpenDelivery(head.root, state.stamp, head.thread_id, head.sender_id)
+    if agent_id in delivery.waiting:
+        return []
+    return [TableWrite("delivery", key, msgspec.structs.replace(delivery, waiting=(*delivery.waiting, agent_id)))]
+
+
+def close_delivery(state: State, agent_id: str, seq: int) -> list[TableWrite]:
+    """Return the writes for a message that an agent has handled, or never will."""
+    return _without(state, _delivery_key(seq), agent_id)
+
+
+def close_handled(state: State, agent_id: str, cursor: AckCursor) -> list[TableWrite]:
+    """Return the writes for all messages that a participant has handled, by its ack cursor."""
+    top = cursor.above[-1] if cursor.above else cursor.seq
+    writes: list[TableWrite] = []
+    for key in state.deliveries_to(agent_id, top + 1):
+        seq = int(key)
+        if cursor.is_handled(seq) and not _is_revived(state, agent_id, seq):
+            writes += _without(state, key, agent_id)
+    return writes
+
+
+def _is_revived(state: State, agent_id: str, seq: int) -> bool:
+    """Return whether a message is a restored dead letter, which its ack cursor already counts as handled."""
+    attempt: Attempt | None = state.get("attempt", f"{agent_id}/{seq}")
+    return attempt is not None and attempt.is_revived
+
+
+def close_answered(
+    state: State, head: MessageHead, parent: MessageHead | None, cause: MessageHead | None
+) -> list[TableWrite]:
+    """Return the writes for the messages that a new message answers: its parent, its cause and, if it is direct, what
+    its sender has not answered in its thread."""
+    sender = head.sender_id
+    if not state.may_have_answers(sender):  # true for almost every message
+        return []
+    answers = state.answers_of(sender)
+    seqs = set(state.answers_in(sender, head.thread_id)) if head.kind == "direct" else set[int]()
+    seqs |= {named.seq for named in (parent, cause) if named is not None and named.seq in answers}
+    writes = []
+    for seq in sorted(seqs):
+        key = _delivery_key(seq)
+        delivery: OpenDelivery = state.get("delivery", key)
+        remaining = tuple(name for name in delivery.answers if name != sender)
+        writes.append(TableWrite("delivery", key, _or_none(msgspec.structs.replace(delivery, answers=remaining))))
+    return writes
+
+
+def close_all_of(state: State, agent_id: str) -> list[TableWrite]:
+    """Return the writes for everything that a removed participant will no longer do."""
+    keys = {*state.deliveries_to(agent_id), *map(_delivery_key, state.answers_of(agent_id))}
+    writes = [write for key in sorted(keys) for write in _without(state, key, agent_id)]
+    return writes + [TableWrite("reaction", key, None) for key in state.reactions_of(agent_id)]
+
+
+def close_dropped(state: State, first_seq: int) -> list[TableWrite]:
+    """Return the writes for messages that retention has deleted."""
+    old = (key for key, _ in state.items("delivery") if int(key) < first_seq)
+    return [TableWrite("delivery", key, None) for key in list(old)]
+
+
+def _without(state: State, key: str, agent_id: str) -> list[TableWrite]:
+    """Return the writes that remove a participant from the open delivery under a key."""
+    delivery: OpenDelivery | None = state.get("delivery", key)
+    if delivery is None or not (agent_id in delivery.waiting or agent_id in delivery.answers):
+        return []
+    waiting = tuple(name for name in delivery.waiting if name != agent_id)
+    answers = tuple(name for name in delivery.answers if name != agent_id)
+    return [TableWrite("delivery", key, _or_none(msgspec.structs.replace(delivery, waiting=waiting, answers=answers)))]
+
+
+def _or_none(delivery: OpenDelivery) -> OpenDelivery | None:
+    return delivery if delivery.waiting or delivery.answers else None
+
+
+def _delivery_key(seq: int) -> str:
+    return f"{seq:016d}"
+
+
+# --- items of mods
 
 
 class ItemChanges:
@@ -42,7 +241,7 @@ class ItemChanges:
                 f"An open item needs a key of 1 to {MAX_ITEM_KEY} characters and a kind of 1 to {MAX_ITEM_KIND}. "
                 f"These have {len(key)} and {len(kind)}."
             )
-        full_key = _key(self.mod_id, root, key)
+        full_key = _item_key(self.mod_id, root, key)
         before: OpenItem | None = self.state.get("open_item", full_key)
         if before is None and len(self.state.open_items_of(self.mod_id)) >= MAX_MOD_ITEMS:
             raise InvalidArguments(
@@ -56,10 +255,10 @@ class ItemChanges:
 
     def close_item(self, root: int, key: str) -> None:
         """Close an item of the mod. Does nothing if the item is not open."""
-        full_key = _key(self.mod_id, root, key)
+        full_key = _item_key(self.mod_id, root, key)
         if self.state.get("open_item", full_key) is not None:
             self.add_writes([TableWrite("open_item", full_key, None)])
 
 
-def _key(mod_id: str, root: int, key: str) -> str:
+def _item_key(mod_id: str, root: int, key: str) -> str:
     return f"{mod_id}/{root:016d}/{key}"

@@ -26,6 +26,7 @@ from .entries import MarkHandled, Outcome, Record, SendNotice, SessionReply
 from .failures import clear_attempts, reset_failures, withdraw_dead_letter
 from .faults import CONVERSATION_FAILURES, FinishedBody, record_failure, record_finished
 from .limits import next_arrival_or_none
+from .quiet import close_delivery
 from .rows import MessageHead, Row, StoredKey
 from .sending import Rules, check_session, find_budget, repeat_error
 from .state import State
@@ -207,7 +208,9 @@ def _start_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
     opened = OpenReaction(
         reaction, agent_id, trigger, row.seq, head, entry.oldest or trigger, life=life, at=state.stamp
     )
+    # Both in one commit: between the two, the conversation would seem to be quiet.
     change.set_value("reaction", key, opened)
+    change.add_writes(close_delivery(state, agent_id, trigger))
     key = f"{agent_id}/{trigger}"
     earlier: TriggeredReactions | None = change.lookup_cold("triggered", key)
     started = TriggeredReactions(reaction, row.seq) if earlier is None else earlier.with_started(reaction, row.seq)

@@ -44,6 +44,7 @@ from .entries import Origin, Outcome, Send, SessionReply, body_digest
 from .limits import ROW_BYTES, Quotas, count_stored, next_rates
 from .mod import Mod, Operation
 from .questions import add_questions, remove_answered
+from .quiet import close_answered, open_delivery
 from .rows import MessageHead, Row, StoredKey
 from .state import State
 from .tables import ConversationBudget, Facts, TableWrite
@@ -227,6 +228,10 @@ def write_message(
         writes += add_questions(limits, state, head, frame.requires_response)
     if origin.kind == "human":
         writes += remove_answered(state, head, parent)
+    else:
+        writes += close_answered(state, head, parent, cause)
+    required = frame.requires_response
+    writes += open_delivery(limits, state, head, None if required is UNSET else required)
     row = message_row(head, frame, stamp, sender, key)
     size, day = len(row.data) + ROW_BYTES, stamp // DAY_MS
     size_now, messages_now = bucket.bytes + size, bucket.messages + 1

@@ -13,17 +13,16 @@ number of that owner's values.
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections import ChainMap, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
-
-from msgspec import UNSET
+from typing import Any
 
 from .ack_cursor import AckCursor
 from .buckets import Bucket, RecentMessages
 from .entries import Outcome
+from .indexes import INDEXED, Group, Order, arrival_entry, beginning_entry, due_entry, groups_of, registration_entry
+from .open_items import OpenDelivery
 from .reserved_ids import skeleton
 from .rights import Rights
 from .tables import (
@@ -32,7 +31,6 @@ from .tables import (
     Attempt,
     Channel,
     DayStored,
-    DueTime,
     Login,
     Member,
     OpenReaction,
@@ -44,9 +42,6 @@ from .tables import (
     Takeover,
     Token,
 )
-
-Group: TypeAlias = tuple[str, str]
-"""Name and owner of a group."""
 
 
 class State:
@@ -71,7 +66,7 @@ class State:
         """The newest takeover of each thread, active or ended. Almost always empty."""
         self._groups: dict[Group, dict[Any, Any]] = {}
         """By key. None for a value that this level removed."""
-        self._orders: dict[str, _Order] = {}
+        self._orders: dict[str, Order] = {}
         self._ascending: dict[str, list[str]] = {}
         """Sorted keys of the tables that were listed. The first listing builds them, and each write updates them."""
         self.recent_messages: RecentMessages = parent.recent_messages if parent is not None else RecentMessages()
@@ -278,7 +273,11 @@ class State:
     def may_have_questions(self, agent_id: str) -> bool:
         """Return False if a person certainly has no questions. Cheaper than `questions_of`, because every message needs
         this check."""
-        group, level = ("questions of", agent_id), self
+        return self._may_have("questions of", agent_id)
+
+    def _may_have(self, name: str, owner: str) -> bool:
+        """Return False if a group is certainly empty."""
+        group, level = (name, owner), self
         while group not in level._groups:
             if level._parent is None:
                 return False
@@ -294,6 +293,36 @@ class State:
     def open_in(self, root: int) -> Mapping[str, Any]:
         """Return what is open in a conversation: values of several tables, by table and key (`quiet`)."""
         return self._group("open in", str(root))
+
+    def list_changed_conversations(self) -> list[int]:
+        """Return the roots of the conversations in which this level opened or closed something."""
+        return [int(owner) for name, owner in self._groups if name == "open in"]
+
+    def reactors(self) -> Mapping[str, Participant]:
+        """Return the participants that a reactor has served at least once and that are not removed, by id."""
+        return self._group("reactors", "")
+
+    def deliveries_to(self, agent_id: str, before: int | None = None) -> Iterator[str]:
+        """Yield the keys of the messages that a reactor has not handled, below a seq (None: all), oldest first."""
+        return self._below(f"deliveries to {agent_id}", before)
+
+    def count_deliveries(self, agent_id: str) -> int:
+        """Return the number of messages that a reactor has not handled."""
+        name = f"deliveries to {agent_id}"
+        orders = [level._orders[name] for level in self._levels() if name in level._orders]
+        return sum(len(order.added) - len(order.gone) for order in orders)
+
+    def answers_of(self, agent_id: str) -> Mapping[int, OpenDelivery]:
+        """Return the messages that require an answer from a program that is no reactor, by seq."""
+        return self._group("answers of", agent_id)
+
+    def answers_in(self, agent_id: str, thread_id: str) -> Mapping[int, OpenDelivery]:
+        """Return the messages of one thread that require an answer from a program, by seq."""
+        return self._group("answers in", f"{agent_id}/{thread_id}")
+
+    def may_have_answers(self, agent_id: str) -> bool:
+        """Return False if nothing certainly requires an answer from this program. Cheaper than `answers_of`."""
+        return self._may_have("answers of", agent_id)
 
     def open_items_of(self, mod_id: str) -> Mapping[str, Any]:
         """Return the open items of a mod, by key."""
@@ -334,7 +363,7 @@ class State:
     def _update_indexes(self, write: TableWrite) -> None:
         """Update everything that is derived from the tables, just before a write is made."""
         name, key, value = write.table, write.key, write.value
-        if name in _INDEXED:
+        if name in INDEXED:
             self._index(write)
         if name in self._ascending:
             keys, is_there = self._ascending[name], key in self.tables[name]
@@ -364,9 +393,9 @@ class State:
         """Update groups and orders, just before a write is made."""
         table, key, value = write.table, write.key, write.value
         before = self.get(table, key)
-        entries = _groups_of(table, key, value) if value is not None else ()
+        entries = groups_of(table, key, value) if value is not None else ()
         if before is not None:
-            for group, name in _groups_of(table, key, before):
+            for group, name in groups_of(table, key, before):
                 # Left groups only: a value that stays in a group is overwritten below, not removed and added.
                 if (group, name) not in entries:
                     self._set(group, name, None)
@@ -375,21 +404,30 @@ class State:
         if table == "participant":
             self._index_participant(key, before, value)
         elif table == "reaction":
-            self._reorder("oldest", _beginning(key, before), _beginning(key, value))
+            self._reorder("oldest", beginning_entry(key, before), beginning_entry(key, value))
         elif table == "due":
             mod, _, own_key = key.partition("/")
-            self._reorder(f"due of {mod}", _due(own_key, before), _due(own_key, value))
+            self._reorder(f"due of {mod}", due_entry(own_key, before), due_entry(own_key, value))
         elif table == "member":
             channel, _, agent_id = key.partition("/")
             if self.is_person(agent_id):
                 self._index_person_in(channel, agent_id, before, value)
+        elif table == "delivery":
+            was_waiting = before.waiting if before is not None else ()
+            waiting = value.waiting if value is not None else ()
+            for agent_id in {*was_waiting, *waiting}:
+                was, now = (
+                    (int(key), key) if agent_id in was_waiting else None,
+                    (int(key), key) if agent_id in waiting else None,
+                )
+                self._reorder(f"deliveries to {agent_id}", was, now)
 
     def _index_participant(self, agent_id: str, before: Participant | None, now: Participant | None) -> None:
-        self._reorder("present", _registration(before), _registration(now))
+        self._reorder("present", registration_entry(before), registration_entry(now))
         was_person = before is not None and before.kind == "human"
         is_person = now is not None and now.kind == "human"
         self._reorder(
-            "people", _registration(before) if was_person else None, _registration(now) if is_person else None
+            "people", registration_entry(before) if was_person else None, registration_entry(now) if is_person else None
         )
         if is_person is not was_person:  # members may be loaded before their participants
             for channel, member in self.memberships(agent_id).items():
@@ -398,7 +436,7 @@ class State:
 
     def _index_person_in(self, channel: str, agent_id: str, before: Member | None, now: Member | None) -> None:
         self._set(("people", channel), agent_id, now)
-        self._reorder(f"people in {channel}", _arrival(agent_id, before), _arrival(agent_id, now))
+        self._reorder(f"people in {channel}", arrival_entry(agent_id, before), arrival_entry(agent_id, now))
 
     def _group(self, name: str, owner: str) -> Mapping[Any, Any]:
         """Return all values of a group. Copies only if a draft changed the group."""
@@ -436,7 +474,7 @@ class State:
             return
         order = self._orders.get(name)
         if order is None:
-            order = self._orders[name] = _Order()
+            order = self._orders[name] = Order()
         if before is not None:
             order.remove(before)
         if now is not None:
@@ -462,123 +500,6 @@ class State:
             yield agent_id
 
 
-class _Order:
-    """One level's changes to an order: added pairs in ascending order, and removed pairs of the levels below."""
-
-    __slots__ = ("added", "gone")
-
-    def __init__(self) -> None:
-        self.added: list[tuple[int, str]] = []
-        self.gone: set[tuple[int, str]] = set()
-
-    def add(self, entry: tuple[int, str]) -> None:
-        """Add a pair that is not yet in the order."""
-        # Registrations arrive in ascending order, so this nearly always appends.
-        insort(self.added, entry)
-
-    def remove(self, entry: tuple[int, str]) -> None:
-        """Remove a pair that is in the order."""
-        at = bisect_left(self.added, entry)
-        if at < len(self.added) and self.added[at] == entry:
-            del self.added[at]
-        else:
-            self.gone.add(entry)
-
-    def over(self, older: Iterable[tuple[int, str]]) -> Iterable[tuple[int, str]]:
-        """Return the pairs of the levels below, with this level's changes, in ascending order."""
-        kept = (entry for entry in older if entry not in self.gone) if self.gone else older
-        return heapq.merge(kept, self.added) if self.added else kept
-
-
-def _groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...]:
-    """Return the groups that a value belongs to, and the value's key in each group."""
-    match table:
-        case "member":
-            channel, _, agent_id = key.partition("/")
-            return (("members", channel), agent_id), (("memberships", agent_id), channel)
-        case "attempt":
-            agent_id, _, seq = key.partition("/")
-            return ((("attempts", agent_id), int(seq)),)
-        case "channel":
-            return ((("channels by", value.created_by), key),)
-        case "mark":
-            agent_id, _, thread_id = key.partition("/")
-            return ((("marks of", agent_id), thread_id),)
-        case "question":
-            agent_id, _, seq = key.partition("/")
-            asked = (
-                (("questions of", agent_id), int(seq)),
-                (("questions in", f"{agent_id}/{value.thread_id}"), int(seq)),
-            )
-            # The root of a question from an older release is unknown.
-            return (*asked, (("open in", str(value.root)), f"question {key}")) if value.root else asked
-        case "stored":
-            return ((("near a quota", ""), key),) if value.is_near else ()
-        case "token":
-            return (("tokens", value.agent_id), key), (("looks", skeleton(value.agent_id)), value.agent_id)
-        case "login":
-            return ((("logins", value.agent_id), key),)
-        case "participant":  # participants and tokens are never deleted, so no value has to leave "looks"
-            looks = (("looks", skeleton(key)), key)
-            faulty = value.fault is not UNSET or value.is_lost
-            return (looks, (("faults", ""), key)) if faulty else (looks,)
-        case "reaction":
-            head = value.trigger_head
-            groups: tuple[tuple[Group, Any], ...] = (
-                (("reactions of", value.agent_id), key),
-                (("reactions named", value.reaction), key),
-                (("reactions in", head.thread_id), key),
-                (("reactions to", f"{value.agent_id}/{value.trigger}"), key),
-                (("open in", str(head.root)), f"reaction {key}"),
-            )
-            if head.kind == "direct" and head.cause is not None:
-                groups += ((("reactions asked by", f"{head.sender_id}/{head.cause}"), key),)
-            return groups
-        case "open_item":
-            return (("open in", str(value.root)), f"open_item {key}"), (("open items of", key.partition("/")[0]), key)
-        case _:
-            return ()
-
-
-def _registration(participant: Participant | None) -> tuple[int, str] | None:
-    """Return a participant's entry in the order of registration. None if the participant was removed."""
-    if participant is None or participant.removed_seq is not None:
-        return None
-    return participant.registered_seq, participant.agent_id
-
-
-def _arrival(agent_id: str, member: Member | None) -> tuple[int, str] | None:
-    """Return a member's entry in the order of joining. None if the member has left the channel."""
-    return (member.spans[0][0], agent_id) if member is not None and member.is_in else None
-
-
-def _beginning(key: str, reaction: OpenReaction | None) -> tuple[int, str] | None:
-    """Return a reaction's entry in the order of the oldest seqs of prompts."""
-    return (reaction.oldest, key) if reaction is not None else None
-
-
-def _due(key: str, due: DueTime | None) -> tuple[int, str] | None:
-    """Return a due time's entry in the order of its mod."""
-    return (due.at, key) if due is not None else None
-
-
-_INDEXED = frozenset(
-    {
-        "member",
-        "token",
-        "participant",
-        "channel",
-        "reaction",
-        "attempt",
-        "stored",
-        "mark",
-        "question",
-        "login",
-        "open_item",
-        "due",
-    }
-)
-"""Tables with groups or orders."""
 _NO_MEMBER = Member()
 _NOTHING_HANDLED = AckCursor(0)
 _IDLE = Bucket()

@@ -18,7 +18,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from roundelay.network.frames import SEQ_LIMIT, Kind, encode
 
 from .ack_cursor import AckCursor
-from .open_items import OpenItem
+from .open_items import OpenDelivery, OpenItem
 from .rows import MessageHead, StoredKey
 
 LoadedTable: TypeAlias = Literal[
@@ -39,6 +39,7 @@ LoadedTable: TypeAlias = Literal[
     "dismissed",
     "open_item",
     "due",
+    "delivery",
 ]
 """Tables that are loaded at start and kept in memory."""
 ColdTable: TypeAlias = Literal[
@@ -550,6 +551,7 @@ VALUE_TYPES: dict[Table, Any] = {
     "spent_out": BudgetStop,
     "followed": IndexPosition,
     "open_item": OpenItem,
+    "delivery": OpenDelivery,
 }
 
 

@@ -204,11 +204,15 @@ class LiveHubView:
             # Remove the future. Otherwise the session would keep one future for each poll that timed out.
             session.arrivals.pop(arrival, None)
 
-    def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None:
+    async def wait_for_change(self, root: int, timeout_s: float) -> None:
+        """Wait until something was opened or closed in a conversation, or until the timeout."""
+        await self._registry.subscriptions.conversations.wait_for_change(root, timeout_s)
+
+    def watch(self, session_id: str, presence: bool | None, signals: bool | None, quiet: bool | None) -> None:
         """Start (True), end (False) or keep (None) each of a session's subscriptions."""
         session = self._registry.sessions.get(session_id)
         if session is not None:
-            self._registry.subscriptions.subscribe(session, presence, signals)
+            self._registry.subscriptions.subscribe(session, presence, signals, quiet)
 
     # --- metrics
 

@@ -18,6 +18,7 @@ from roundelay.network.core.entries import EndTakeover, ModEntry, ReachDueTime, 
 from roundelay.network.core.failures import clear_attempts
 from roundelay.network.core.mod import Mod, Upkeep, list_blobs_in_use
 from roundelay.network.core.questions import remove_dropped_questions
+from roundelay.network.core.quiet import close_dropped
 from roundelay.network.core.tables import TableWrite
 from roundelay.network.core.takeover_control import list_expired
 from roundelay.network.errors import LedgerError, RoundelayError
@@ -124,6 +125,7 @@ class Maintenance:
         if first_seq != self._questions_from:
             self._questions_from = first_seq
             writes += remove_dropped_questions(state, first_seq)
+            writes += close_dropped(state, first_seq)
         return SaveAckCursors(tuple(writes))
 
     async def _run_periodic(self) -> None:

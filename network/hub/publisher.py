@@ -86,6 +86,8 @@ class Publisher:
         registry, sessions, messages = self._registry, self._registry.sessions, list[Row]()
         # before the merge, because it compares the draft with the committed state
         inbox_changes = find_inbox_changes(registry.state, draft)
+        conversations = registry.subscriptions.conversations
+        changed = conversations.list_open(registry.state, draft)
         # Before any delivery: `is_recipient` must see the members and participants of this batch.
         registry.participants.merge(draft)
         if inbox_changes is not None:
@@ -109,6 +111,8 @@ class Publisher:
                         registry.write(session, effect.data)
                 else:
                     self._perform(effect)
+        if changed and (quiet := conversations.wake(registry.state, changed)):
+            registry.spawn(self._notify_quiet(quiet))
         # There was no await since the merge, so no session can have gone live without these messages.
         registry.recent.add(messages)
         registry.counts["messages"] += len(messages)
@@ -168,6 +172,17 @@ class Publisher:
         registry.notify_inbox(
             {agent_id for head in heads.values() for agent_id in thread_readers(registry.state, head)}
         )
+
+    async def _notify_quiet(self, roots: Sequence[int]) -> None:
+        """Notify whoever began these conversations that they are quiet. The heads of the roots are only in the
+        ledger."""
+        registry = self._registry
+        try:
+            heads = await self._ledger.heads(set(roots))
+        except LedgerError as error:
+            registry.read_errors.record(error, "a notice of a quiet conversation")
+            return
+        registry.subscriptions.conversations.announce(heads.values())
 
     def _run_after(self, mod: Mod, row: Row) -> None:
         def submit(payload: object) -> None:

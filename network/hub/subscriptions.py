@@ -1,4 +1,4 @@
-"""Events that are sent to subscribed sessions and are never stored: presence, channel members, signals.
+"""Events that are sent to subscribed sessions and are never stored: presence, channel members, signals, quiet.
 
 `SessionRegistry` owns one `Subscriptions`. This module decides which sessions get an event. `signals` and the core
 decide who may see a thread. Events are dropped for slow sessions.
@@ -13,29 +13,33 @@ from roundelay.network.addresses import channel_address, name_of
 from roundelay.network.core.tables import Participant
 from roundelay.network.frames import PresenceFrame, encode
 
+from .conversation_watch import ConversationWatch
 from .participants import LiveParticipants
 from .session import Session, SessionOutput
 
 
 class Subscriptions:
-    """Sessions that subscribed to presence notices, to signals, or to both."""
+    """Sessions that subscribed to presence notices, to signals, or to the notice `conversation_quiet`."""
 
     def __init__(self, output: SessionOutput, participants: LiveParticipants) -> None:
         self._output = output
         self._participants = participants
         self._presence: dict[Session, None] = {}
         self._signals: dict[Session, None] = {}
+        self.conversations = ConversationWatch(output)
 
-    def subscribe(self, session: Session, presence: bool | None, signals: bool | None) -> None:
-        """Start (True), end (False) or keep (None) each of a session's two subscriptions."""
-        for subscribers, is_wanted in ((self._presence, presence), (self._signals, signals)):
+    def subscribe(self, session: Session, presence: bool | None, signals: bool | None, quiet: bool | None) -> None:
+        """Start (True), end (False) or keep (None) each of a session's subscriptions."""
+        wanted = (self._presence, presence), (self._signals, signals), (self.conversations.subscribers, quiet)
+        for subscribers, is_wanted in wanted:
             if is_wanted:
                 subscribers[session] = None
             elif is_wanted is not None:
                 subscribers.pop(session, None)
 
     def remove(self, session: Session) -> None:
-        """End both subscriptions of a session. Idempotent."""
+        """End all subscriptions of a session. Idempotent."""
+        self.conversations.subscribers.pop(session, None)
         self._presence.pop(session, None)
         self._signals.pop(session, None)
 

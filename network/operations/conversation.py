@@ -212,9 +212,12 @@ async def info(reading: Reading) -> dict[str, Any]:
     }
 
 
-async def watch(reading: Reading, *, presence: bool | None = None, signals: bool | None = None) -> dict[str, Any]:
-    """Choose whether this session receives presence and signals."""
-    reading.hub.watch(reading.origin.session_id, presence, signals)
+async def watch(
+    reading: Reading, *, presence: bool | None = None, signals: bool | None = None, quiet: bool | None = None
+) -> dict[str, Any]:
+    """Choose whether this session receives presence, signals, and a notice when a conversation that the caller began
+    becomes quiet."""
+    reading.hub.watch(reading.origin.session_id, presence, signals, quiet)
     return {}
 
 

@@ -20,6 +20,7 @@ from roundelay.network.core.failures import undelivered_key
 from roundelay.network.core.joining import describe_look_alike, find_expired_logins
 from roundelay.network.core.limits import Quotas, stored_today
 from roundelay.network.core.questions import remove_questions_of
+from roundelay.network.core.quiet import close_all_of, reopen_delivery
 from roundelay.network.core.reserved_ids import IS_THE_HUB, NETWORK, describe_reserved
 from roundelay.network.core.rows import Row
 from roundelay.network.core.state import State
@@ -52,6 +53,8 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
         change.set_value("mark", f"{agent_id}/{thread_id}", None)
     change.set_value("dismissed", agent_id, None)
     change.add_writes(remove_questions_of(change.state, agent_id))
+    # It handles nothing more, so its conversations must not wait for it.
+    change.add_writes(close_all_of(change.state, agent_id))
     row = change.write_row("removed", data=msgspec.json.encode({"agent_id": agent_id}))
     change.set_value("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
     _drop_logins(change, change.state.logins(agent_id))
@@ -251,6 +254,8 @@ def retry_dead_letter(change: ChangeSet, *, seq: Seq, agent_id: str | None = Non
     change.set_value(
         "attempt", f"{owner}/{seq}", Attempt(0, change.stamp, "taken back from the dead letters", is_revived=True)
     )
+    if (head := change.facts.heads.get(seq)) is not None:
+        change.add_writes(reopen_delivery(change.state, owner, head))
     change.effects.append(ScheduleRetry(owner, seq, 1, change.stamp))
     return {}
 

@@ -17,6 +17,7 @@ from msgspec import Meta, Raw
 
 from roundelay.network.core.call_progress import MAX_REQUESTS
 from roundelay.network.core.change import ChangeSet
+from roundelay.network.core.quiet import open_delivery
 from roundelay.network.core.reserved_ids import NETWORK
 from roundelay.network.core.rows import MessageHead, Row
 from roundelay.network.core.sending import mod_message
@@ -200,7 +201,7 @@ def decide(
     text = f"{origin.agent_id} decides on #{seq}: {decision.strip()}"
     # Sent by the network, not by the person: the agent must be able to trust that the hub has checked the right.
     row = mod_message(NETWORK, head.sender_id, content, seq=state.head + 1, stamp=change.stamp, cause=head, text=text)
-    change.add_row(row, ())
+    change.add_row(row, open_delivery(change.rules.limits, state, row.head) if row.head is not None else ())
     return {"seq": row.seq}
 
 

@@ -149,7 +149,9 @@ class HubView(Protocol):
 
     def mark_delivered(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None: ...
 
-    def watch(self, session_id: str, presence: bool | None, signals: bool | None) -> None: ...
+    async def wait_for_change(self, root: int, timeout_s: float) -> None: ...
+
+    def watch(self, session_id: str, presence: bool | None, signals: bool | None, quiet: bool | None) -> None: ...
 
 
 class Reading(Struct, frozen=True):
@@ -185,6 +187,16 @@ class Reading(Struct, frozen=True):
             # As in `wait_beyond`: a wait must not hold a slot.
             self.place.release()
         await self.hub.wait_for_message(self.origin, after, timeout_s)
+        if self.place is not None:
+            await self.place.acquire()
+
+    async def wait_for_change(self, root: int, timeout_s: float) -> None:
+        """Wait until something was opened or closed in a conversation, or until the timeout. Meanwhile other reads may
+        use this read's budget."""
+        if self.place is not None:
+            # As in `wait_beyond`: a wait must not hold a slot.
+            self.place.release()
+        await self.hub.wait_for_change(root, timeout_s)
         if self.place is not None:
             await self.place.acquire()
 

@@ -16,6 +16,7 @@ from msgspec import Meta, Raw
 from roundelay.network.core.change import ChangeSet
 from roundelay.network.core.entries import MarkHandled
 from roundelay.network.core.failures import MAX_FAILURES, clear_attempts, record_delivery_failure
+from roundelay.network.core.quiet import close_delivery
 from roundelay.network.core.rows import Row
 from roundelay.network.core.visibility import inbox_spans, is_recipient
 from roundelay.network.errors import RateLimited, UnknownMessage
@@ -143,6 +144,7 @@ def acknowledge(change: ChangeSet, *, seqs: Annotated[list[Seq], Meta(min_length
         change.effects += [MarkHandled(agent_id, seq) for seq in handled]
         for seq in handled:
             change.add_writes(clear_attempts(change.state, agent_id, seq))
+            change.add_writes(close_delivery(change.state, agent_id, seq))
     return {"acknowledged": len(handled)}
 
 

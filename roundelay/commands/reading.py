@@ -93,6 +93,36 @@ def history(thread: str, as_json: bool, limit: int, before: int | None, db: Path
     _show_messages(value, empty="Nothing has been said here yet.", as_json=as_json)
 
 
+@click.command("open", short_help="Show what a conversation waits for.")
+@click.argument("seq", type=SEQ)
+@click.option(
+    "--wait", "wait_s", type=click.FloatRange(0), metavar="SECONDS", help="Wait until the conversation is quiet."
+)
+@json_option
+@identity_options
+def open_items(seq: int, as_json: bool, wait_s: float | None) -> None:
+    """Show what is open in the conversation of message SEQ, at whom, and since when.
+
+    With --wait, the exit code is 1 if something is still open after that time.
+    """
+    import time
+
+    import msgspec
+
+    from roundelay.runs.open_items import describe_open
+
+    found = ask_hub(lambda client: client.wait_until_quiet(seq, wait_s or 0.0))
+    now_ms = time.time_ns() // 1_000_000
+    show(
+        msgspec.to_builtins(found),
+        lambda _: describe_open(found, now_ms),
+        as_json=as_json,
+        print_value=print_answer,
+    )
+    if wait_s is not None and not found.is_quiet:
+        sys.exit(1)
+
+
 @click.command(short_help="Find messages by their words.")
 @click.argument("words", nargs=-1, required=True)
 @click.option("--thread", metavar="ID", help="Only in this thread.")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from roundelay.network.core import indexes
 from roundelay.network.core import state as state_module
 from roundelay.network.core.reserved_ids import NOBODY, PLACES, POWERS, ROLES, skeleton
 from roundelay.network.core.state import State
@@ -151,7 +152,8 @@ def test_one_more_among_many_is_compared_with_its_look_alikes_alone(monkeypatch:
         TableWrite("participant", f"a{it}z", Participant(f"a{it}z", "agent", it + 1)) for it in range(2000)
     )
     seen: list[str] = []
-    monkeypatch.setattr(state_module, "skeleton", lambda agent_id: seen.append(agent_id) or skeleton(agent_id))
+    for module in (state_module, indexes):
+        monkeypatch.setattr(module, "skeleton", lambda agent_id: seen.append(agent_id) or skeleton(agent_id))
     draft = state.draft()
     assert set(draft.look_alikes("alo_z")) == set()
     assert set(draft.look_alikes("a1oz")) == {"a10z"}

@@ -219,6 +219,10 @@ GUESSES: dict[str, list[Make]] = {
     "network.nack": [lambda it, who, public: {"seq": it.seq, "reason": "x"}],
     "network.quotas": [lambda it, who, public: {"agent_id": it.agent_id}],
     "network.watch": [],
+    "network.open_items": [
+        lambda it, who, public: {"root": it.seq},
+        lambda it, who, public: {"root": it.seq, "others": True},
+    ],
     "network.open_reactions": [lambda it, who, public: {"agent_id": it.agent_id}],
     "network.approvals": [lambda it, who, public: {"after": it.seq - 1}],
     "network.approvers": [
@@ -335,6 +339,7 @@ LISTS: dict[str, list[Ask]] = {
     ],
     "network.mark": [lambda it, who, public: {"thread_id": "broadcast", "is_pinned": True}],
     "network.inbox": [lambda it, who, public: {}],
+    "network.open_items": [lambda it, who, public: {"root": public}],
     "network.history": [
         lambda it, who, public: {"thread_id": "broadcast", "limit": 500},
         lambda it, who, public: {"thread_id": "channel:den", "before": it.seq + 1},

@@ -174,6 +174,7 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.nack": (for_readers(), lambda seq: {"seq": seq, "reason": "x"}),
     "network.quotas": (always("ok"), lambda seq: {}),
     "network.watch": (always("ok"), lambda seq: {}),
+    "network.open_items": (for_readers(), lambda seq: {"root": seq}),
     "network.open_reactions": (always("ok"), lambda seq: {}),
     "network.approvals": (always("ok"), lambda seq: {}),
     "network.approvers": (for_readers(), lambda seq: {"names": ["ann"], "seqs": [seq]}),

@@ -68,6 +68,7 @@ export interface OperationInfo {
   description: string;
   args_schema: Record<string, Json>;
   kind?: "change" | "read";
+  is_tool?: boolean;
 }
 
 export interface StoredFrame {
@@ -92,7 +93,7 @@ export interface PresenceFrame {
 }
 
 export interface NoticeFrame {
-  kind: (string & {}) | "behind" | "budget_exhausted" | "damaged" | "dead_letter" | "dead_letter_withdrawn" | "draining" | "given" | "inbox" | "loop_stopped" | "marked" | "members" | "superseded" | "taken";
+  kind: (string & {}) | "behind" | "budget_exhausted" | "conversation_quiet" | "damaged" | "dead_letter" | "dead_letter_withdrawn" | "draining" | "given" | "inbox" | "loop_stopped" | "marked" | "members" | "superseded" | "taken";
   thread_id?: string;
   body: Json;
 }
@@ -355,6 +356,13 @@ export interface OperationArgs {
   };
   /** The agents that this node runs: the state of each process, and whether its file has changed. */
   "network.node_agents": {};
+  /** List what is open in the conversation of the message `root`, oldest first: unhandled messages, running reactions, unanswered questions, open tasks and timers. `is_quiet`: nothing is open. `hidden`: number of items that the caller may not see. */
+  "network.open_items": {
+    root: number;
+    others?: boolean;
+    wait_ms?: number;
+    limit?: number;
+  };
   /** Reactions that have started and not finished, by the seq of their start, above `after`. Callers see their own reactions. Operators name an agent, or nobody to see all. */
   "network.open_reactions": {
     agent_id?: string | null;
@@ -443,10 +451,11 @@ export interface OperationArgs {
     after?: number;
     limit?: number;
   };
-  /** Choose whether this session receives presence and signals. */
+  /** Choose whether this session receives presence, signals, and a notice when a conversation that the caller began becomes quiet. */
   "network.watch": {
     presence?: boolean | null;
     signals?: boolean | null;
+    quiet?: boolean | null;
   };
   /** The causes of a message, up to the root. They alternate: the message, the reaction that sent it, the trigger of that reaction, and so on. */
   "network.why": {

@@ -92,6 +92,7 @@ interface KnownValues {
     has_more: boolean;
   };
   "network.watch": {};
+  "network.open_items": { root: number; is_quiet: boolean; items: Json[]; hidden: number; has_more: boolean };
   "network.cancel": { reactions: string[] };
   "network.mark": Mark & { thread_id: string };
   "network.take": { thread_id: string; seq: number; until?: number };
