@@ -39,7 +39,7 @@ COMMAND_PAGES = (
     "docs/rights.md",
     "docs/scenarios.md",
     "docs/seed-features.md",
-    "docs/tutorial.md",
+    *(f"docs/start/{page.name}" for page in sorted((ROOT / "docs/start").glob("*.md"))),
 )
 
 

@@ -1,4 +1,4 @@
-"""A reader follows docs/tutorial.md from its first line to its last, in an empty folder.
+"""A reader follows the pages that docs/tutorial.md lists, from the first line to the last, in an empty folder.
 
 Files are the blocks whose first line names one. Of a console block, `$` begins a command, which must print the lines
 below it and succeed; `...` stands for lines that are not shown; `PLACE>` is typed into the chat that is open, and the
@@ -25,7 +25,7 @@ from tests.support.command import Command
 from tests.support.fake_openai import FakeOpenAI, Reply, calls, text
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/tutorial.md"
+TUTORIAL = ROOT / "docs/tutorial.md"
 PACKAGE = (
     "pyproject.toml",
     "README.md",
@@ -61,21 +61,29 @@ VARIES = [
 class Step(NamedTuple):
     """A command, or a line typed into the chat, or (neither) what comes there by itself; and what is shown below it."""
 
-    line: int
+    line: str
+    """Page and number of its line."""
     kind: str
     words: str
     shown: list[str]
 
 
-def read_page() -> Iterator[Step]:
-    """What a reader does, in the order of the page."""
-    source = PAGE.read_text(encoding="utf-8")
+def list_pages() -> list[Path]:
+    names = re.findall(r"^\d+\. \[.*\]\((start/.*\.md)\)$", TUTORIAL.read_text(encoding="utf-8"), re.MULTILINE)
+    pages = [TUTORIAL.parent / name for name in names]
+    assert {*pages} == {*(TUTORIAL.parent / "start").glob("*.md")}
+    return pages
+
+
+def read_steps(page: Path) -> Iterator[Step]:
+    """What a reader does on one page, in order."""
+    source = page.read_text(encoding="utf-8")
     for block in re.finditer(r"^```(\w+)\n(.*?)^```$", source, re.DOTALL | re.MULTILINE):
         line = source.count("\n", 0, block.start()) + 2
         if block[1] != "console":
             named = re.match(r"# (\S+)\n", block[2])
-            assert named, f"{PAGE.name}:{line} is a file without a name in its first line"
-            yield Step(line, "file", named[1], [block[2]])
+            assert named, f"{page.name}:{line} is a file without a name in its first line"
+            yield Step(f"{page.name}:{line}", "file", named[1], [block[2]])
             continue
         step = None
         for number, written in enumerate(block[2].splitlines(), line):
@@ -84,7 +92,8 @@ def read_page() -> Iterator[Step]:
                 if step is not None:
                     yield step
                 kind = "chat" if begins is None or begins[1] != "$" else "command"
-                step = Step(number, kind, begins[2] if begins else "", [] if begins else [written])
+                words, shown = (begins[2], []) if begins else ("", [written])
+                step = Step(f"{page.name}:{number}", kind, words, shown)
             else:
                 step.shown.append(written)
         assert step is not None
@@ -197,7 +206,7 @@ class Reader:
             self._chat = None
 
     def _compare(self, step: Step, shown: list[str], came: list[str]) -> None:
-        told = f"{PAGE.name}:{step.line}: $ {step.words}\nshown:\n" + "\n".join(shown) + "\ncame:\n" + "\n".join(came)
+        told = f"{step.line}: $ {step.words}\nshown:\n" + "\n".join(shown) + "\ncame:\n" + "\n".join(came)
         rest, is_open = list(came), False
         for line in shown:
             if line == "...":
@@ -260,8 +269,9 @@ async def test_a_reader_of_the_tutorial_gets_what_it_shows(tmp_path: Path, monke
     async with FakeOpenAI(play_model) as model:
         monkeypatch.setenv("OPENAI_BASE_URL", model.base_url)
         try:
-            for step in read_page():
-                await reader.follow(step)
+            for page in list_pages():
+                for step in read_steps(page):
+                    await reader.follow(step)
         finally:
             await reader.end()
         offered = [it["function"]["name"] for it in model.requests[-1]["tools"]]
