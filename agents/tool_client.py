@@ -35,9 +35,19 @@ _FILTERED = frozenset(
 )
 """Operations that the hub answers for one trigger (``trigger``)."""
 
-JUDGED = frozenset({"channels.list", "channels.members", "files.list", "files.read", "files.download"})
-"""Operations about channels and files, which may be private. The hub limits the answer to what the requesters of the
-reaction may see.
+JUDGED = frozenset(
+    {
+        "channels.list",
+        "channels.members",
+        "files.download",
+        "files.list",
+        "files.read",
+        "tasks.get",
+        "tasks.list",
+    }
+)
+"""Operations about channels, files and tasks, which may be private. The hub limits the answer to what the requesters of
+the reaction may see.
 """
 
 _UNFILTERED = frozenset(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from heapq import nsmallest
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
+from roundelay.network.core.state import State
 from roundelay.network.core.tables import Participant
 from roundelay.network.mod import Mod, Reading, operation
 from roundelay.network.operations.paging import take_page
@@ -25,15 +26,42 @@ class _Index(Struct, frozen=True):
     words: dict[str, set[str]]
 
 
+class CardIndex:
+    """The words of all cards, by participant."""
+
+    def __init__(self) -> None:
+        # Parse each card once: parsing takes 40 us per card, and a search blocks the hub's loop. The cache has one
+        # entry per participant.
+        self._indexes: dict[str, _Index] = {}
+
+    def rank(self, state: State, query: str, asking: str) -> list[tuple[str, int, dict[str, Any]]]:
+        """Return the ids, scores and cards of the participants that match a query, best match first. The asking
+        participant is left out."""
+        words = {word.lower() for word in _WORD.findall(query)}
+        scored = []
+        for participant in state.participants():
+            index = self._get_index(participant)
+            # Each word of the query counts once per part that contains it.
+            score = sum(weight * len(words & index.words[part]) for part, weight in _WEIGHTS.items())
+            if score and participant.agent_id != asking:
+                scored.append((participant.agent_id, score, index.card))
+        return sorted(scored, key=lambda match: (-match[1], match[0]))
+
+    def _get_index(self, participant: Participant) -> _Index:
+        index = self._indexes.get(participant.agent_id)
+        # Compare by identity. A changed card is a new object, and comparing bytes would cost as much as parsing.
+        if index is None or index.source is not participant.card:
+            index = self._indexes[participant.agent_id] = _read_card(participant)
+        return index
+
+
 class Discovery(Mod):
     """Search the cards of participants."""
 
     id = "discovery"
 
     def __init__(self) -> None:
-        # Parse each card once: parsing takes 40 us per card, and a search blocks the hub's loop. The cache has one
-        # entry per participant.
-        self._indexes: dict[str, _Index] = {}
+        self._cards = CardIndex()
 
     @operation("read")
     async def find(
@@ -45,35 +73,20 @@ class Discovery(Mod):
         online: bool | None = None,
     ) -> dict[str, Any]:
         """Find participants whose card matches your query in tags, tools or description, best match first."""
-        words = {word.lower() for word in _WORD.findall(query)}
-        scored = []
-        for participant in reading.hub.state.participants():
-            is_online = reading.hub.is_online(participant.agent_id)
-            if online not in (None, is_online) or participant.agent_id == reading.origin.agent_id:
-                continue
-            index = self._get_index(participant)
-            # Each word of the query counts once per part that contains it.
-            score = sum(weight * len(words & index.words[part]) for part, weight in _WEIGHTS.items())
-            if score:
-                scored.append((-score, participant.agent_id, participant.kind, is_online, index.card))
+        state, is_online = reading.hub.state, reading.hub.is_online
         best = (
             {
                 "agent_id": agent_id,
-                "kind": kind,
-                "state": "online" if is_online else "offline",
+                "kind": state.everyone[agent_id].kind,
+                "state": "online" if is_online(agent_id) else "offline",
                 "card": card,
-                "score": -score,
+                "score": score,
             }
-            for score, agent_id, kind, is_online, card in nsmallest(limit, scored, key=lambda match: match[:2])
+            for agent_id, score, card in self._cards.rank(state, query, reading.origin.agent_id)
+            if online in (None, is_online(agent_id))
         )
-        return {"participants": take_page(best, limit, reading.hub.limits.max_result_bytes)[0]}
-
-    def _get_index(self, participant: Participant) -> _Index:
-        index = self._indexes.get(participant.agent_id)
-        # Compare by identity. A changed card is a new object, and comparing bytes would cost as much as parsing.
-        if index is None or index.source is not participant.card:
-            index = self._indexes[participant.agent_id] = _read_card(participant)
-        return index
+        page, _ = take_page(islice(best, limit), limit, reading.hub.limits.max_result_bytes)
+        return {"participants": page}
 
 
 def _read_card(participant: Participant) -> _Index:

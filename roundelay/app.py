@@ -18,6 +18,7 @@ from roundelay.mods.discovery import Discovery
 from roundelay.mods.files import Files
 from roundelay.mods.notify_when import NotifyWhen
 from roundelay.mods.reservations import Reservations
+from roundelay.mods.tasks import Tasks
 from roundelay.network.blobs import BlobStore, FolderBlobs, MemoryBlobs, blob_folder
 from roundelay.network.client import NetworkClient
 from roundelay.network.client.transport import Transport
@@ -55,7 +56,17 @@ if TYPE_CHECKING:
     from roundelay.network.cluster.shared_log import SharedLog
 
 Card = Mapping[str, Any] | None
-OWN_MODS: dict[str, type[Mod]] = {it.id: it for it in (Channels, Discovery, Files, NotifyWhen, Reservations)}
+OWN_MODS: dict[str, type[Mod]] = {
+    it.id: it
+    for it in (
+        Channels,
+        Discovery,
+        Files,
+        NotifyWhen,
+        Reservations,
+        Tasks,
+    )
+}
 
 
 def server_name() -> str:

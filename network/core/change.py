@@ -53,6 +53,7 @@ from .mod import Incoming, run_before_hooks
 from .quiet import ItemChanges, open_delivery
 from .reserved_ids import NETWORK
 from .rows import MessageHead, Row, RowType
+from .scheduling import DueTimeChanges
 from .sending import Rules, charge_message, find_budget, find_readable, mod_message, write_message
 from .state import State
 from .tables import (
@@ -60,7 +61,6 @@ from .tables import (
     MAX_SPANS,
     Access,
     Channel,
-    DueTime,
     Facts,
     History,
     Member,
@@ -74,16 +74,13 @@ from .visibility import parties, thread_readers
 
 log = logging.getLogger(__name__)
 
-MAX_DUE_TIMES = 10_000
-"""Maximum number of due times of one mod."""
-
 
 def _find_payer(cause: MessageHead) -> str:
     """Return the participant that a mod answers: the sender of the cause, or the recipient of the mod's own message."""
     return parties(cause)[0] if cause.kind == "mod" else cause.sender_id
 
 
-class ChangeSet(ItemChanges):
+class ChangeSet(ItemChanges, DueTimeChanges):
     """Rows, table writes and effects of one entry. Later steps see the changes of earlier steps in ``state``."""
 
     def __init__(
@@ -252,21 +249,6 @@ class ChangeSet(ItemChanges):
             self._unpaid_bytes += len(bytes(raw)) + len(key.encode()) + ROW_BYTES
         self.set_value("mod", f"{self.mod_id}/{key}", raw)
 
-    def schedule(self, key: str, at_ms: int, *, cause: int | None = None, watched: str = "") -> None:
-        path, state = f"{self.mod_id}/{key}", self.state
-        if state.get("due", path) is None and state.count_due_times(self.mod_id) >= MAX_DUE_TIMES:
-            raise InvalidArguments(
-                f"The mod {self.mod_id} has {MAX_DUE_TIMES} due times, which is the maximum. Remove some first."
-            )
-        # Count the first time only: a hook that moves its own due time must not use up anybody's quota.
-        if state.get("due", path) is None:
-            self._unpaid_bytes += len(key.encode()) + ROW_BYTES
-        self.set_value("due", path, DueTime(at_ms, cause, watched))
-
-    def unschedule(self, key: str) -> None:
-        if self.state.get("due", f"{self.mod_id}/{key}") is not None:
-            self.set_value("due", f"{self.mod_id}/{key}", None)
-
     def head(self, seq: int) -> MessageHead:
         return find_readable(self.state, self.facts, self.origin.agent_id, seq, "seq")
 
@@ -434,6 +416,16 @@ class ChangeSet(ItemChanges):
         self.add_row(row, writes)
         self._count_message(row)
         return row
+
+    def notify(self, agent_id: str, content: object, *, cause: int | None = None, conversation: str = "") -> Row | None:
+        if self.state.present(agent_id) is None:
+            return None
+        try:
+            return self.answer(
+                agent_id, content, cause=cause if cause in self.facts.heads else None, conversation=conversation
+            )
+        except BudgetExceeded:
+            return None
 
     def _channel(self, name: str) -> Channel:
         return find_channel(self.state, self.origin, name)

@@ -135,6 +135,10 @@ class Change(Protocol):
     def close_item(self, root: int, key: str) -> None:
         """Report that an item is no longer open. Does nothing if it is not open."""
 
+    def notify(self, agent_id: str, content: object, *, cause: int | None = None, conversation: str = "") -> Row | None:
+        """Send a message like `answer`, if possible. An unknown cause is omitted. Returns None, and sends nothing, if
+        the participant was removed or the budget of the conversation is exceeded."""
+
     def head(self, seq: int) -> MessageHead:
         """Return the head of a message that the caller may read. Raises `UnknownMessage`.
 

@@ -345,7 +345,8 @@ class Intake:
             reaction = self._find_reaction(origin, frame)
             if reaction is None:  # `started` may not be stored yet; in that case `finished` reports the tokens
                 entry = Record(origin, frame, digest, may_withdraw=frame.kind == "finished")
-            elif (usage := parse_usage(frame.kind, body)) is not None:
+            # With ``ended`` hooks the end needs its trigger too: they may send messages with this cause.
+            elif (usage := parse_usage(frame.kind, body)) is not None or self._rules.ended_hooks:
                 entry = Record(origin, frame, digest, reaction.trigger, usage=usage)
         self.pending.add(entry, size)
 

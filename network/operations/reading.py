@@ -3,7 +3,7 @@ what."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -212,6 +212,15 @@ class Reading(Struct, frozen=True):
         # The mod's id is in the key, so that no mod reads values of another one.
         raw: Raw | None = self.hub.state.get("mod", f"{self.mod_id}/{key}")
         return msgspec.json.decode(raw) if raw is not None else None
+
+    def items(self, prefix: str, after: str = "") -> Iterator[tuple[str, Any]]:
+        """Yield the mod's own keys that begin with a prefix, above ``after``, with their values, in ascending order. The
+        iteration must not wait."""
+        own = f"{self.mod_id}/"
+        for key, raw in self.hub.state.ascending("mod", own + (after or prefix)):
+            if not key.startswith(own + prefix):
+                return
+            yield key.removeprefix(own), msgspec.json.decode(raw)
 
 
 def reads_as_itself(reading: Reading, head: MessageHead) -> bool:

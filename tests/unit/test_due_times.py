@@ -11,7 +11,7 @@ import pytest
 from roundelay.agents.models.scripted import ScriptedModel, send
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import Network
-from roundelay.network.core import change as change_module
+from roundelay.network.core import scheduling
 from roundelay.network.core.due_times import apply_due_time
 from roundelay.network.core.entries import ReachDueTime
 from roundelay.network.core.tables import Facts
@@ -135,7 +135,7 @@ def test_entry_for_a_removed_or_later_due_time_changes_nothing() -> None:
 
 
 def test_due_times_of_one_mod_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(change_module, "MAX_DUE_TIMES", 2)
+    monkeypatch.setattr(scheduling, "MAX_DUE_TIMES", 2)
 
     async def main(simulation: Simulation) -> None:
         ann = await simulation.join_person("ann")

@@ -1,0 +1,375 @@
+"""Rules and steps of the mod `tasks`: who may see and claim a task, how it is stored, and what the end of a claim or of
+a task causes. Pure, like the mod's operations."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from roundelay.network.addresses import channel_address
+from roundelay.network.core.access import check_right_to_send
+from roundelay.network.core.entries import Origin
+from roundelay.network.core.rows import MessageHead
+from roundelay.network.core.state import State
+from roundelay.network.core.visibility import may_read
+from roundelay.network.errors import Forbidden, InvalidArguments, UnknownRecipient
+from roundelay.network.mod import Change
+from roundelay.network.units import DAY_MS
+
+MAX_TASKS, MAX_UNFINISHED_BY_ONE, MAX_HELD_BY_ONE = 4000, 500, 50
+"""Maximum number of tasks in a network, of unfinished tasks of one creator, and of tasks that one participant holds."""
+MAX_LINKS, MAX_EVENTS, MAX_EXAMINED = 50, 30, 1000
+"""Maximum number of dependencies or dependents of a task, of events that it remembers, and of tasks that one page or one
+search for a cycle examines."""
+LEASE_MS = 15 * 60_000
+"""Default time in ms for which the holder of a task may be offline."""
+KEEP_MS = 7 * DAY_MS
+"""Time in ms for which an ended task is kept."""
+
+TaskState: TypeAlias = Literal["waiting", "open", "claimed", "review", "done", "failed", "cancelled"]
+ENDED: Collection[str] = ("done", "failed", "cancelled")
+
+
+class TaskClaim(Struct, frozen=True, omit_defaults=True):
+    """The present claim of a task. ``reaction`` is the reaction in which an agent made it."""
+
+    holder: str
+    lease_ms: int
+    reaction: str = ""
+
+
+class TaskResult(Struct, frozen=True, omit_defaults=True):
+    """Outcome of a task that has ended or waits for review: its author, a text, and named messages, notes and files."""
+
+    by: str = ""
+    text: str = ""
+    messages: tuple[int, ...] = ()
+    references: tuple[str, ...] = ()
+
+
+class SharedTask(Struct, omit_defaults=True):
+    """A task. ``place`` is the message it belongs to. The seq of a place is 0 if the task belongs to a channel itself.
+    ``tried`` are the members of the pool who were offered the task. ``woken`` is the message that woke the assignee. ``events`` are (time in ms, participant, text)."""
+
+    id: int
+    title: str
+    creator: str
+    state: TaskState = "open"
+    place: MessageHead | None = None
+    root: int = 0
+    assignee: str = ""
+    pool: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
+    depends_on: tuple[int, ...] = ()
+    dependents: tuple[int, ...] = ()
+    reviewer: str = ""
+    due: int = 0
+    woken: int = 0
+    claim: TaskClaim | None = None
+    result: TaskResult = TaskResult()
+    events: tuple[tuple[int, str, str], ...] = ()
+
+    @property
+    def holder(self) -> str:
+        return self.claim.holder if self.claim is not None else ""
+
+    @property
+    def name(self) -> str:
+        return f"Task {self.id} ({self.title})"
+
+    def log(self, at: int, by: str, text: str) -> None:
+        self.events = (*self.events, (at, by, text[:1000]))[-MAX_EVENTS:]
+
+
+# --- rules
+
+
+def is_visible(state: State, origin: Origin, task: SharedTask, listeners: Collection[str] = ()) -> bool:
+    """Return whether the caller, and everyone who hears of the answer, may see a task."""
+    return (origin.is_operator or _may_see(state, origin.agent_id, task)) and all(
+        _may_see(state, agent_id, task) for agent_id in listeners
+    )
+
+
+def _may_see(state: State, agent_id: str, task: SharedTask) -> bool:
+    if agent_id in (task.creator, task.assignee, task.holder, task.reviewer, *task.pool):
+        return True
+    place = task.place
+    if place is not None and place.seq == 0:  # a channel: whoever would read its next message
+        place = msgspec.structs.replace(place, seq=state.head + 1)
+    return place is not None and may_read(state, agent_id, place)
+
+
+def channel_place(name: str) -> MessageHead:
+    to = channel_address(name)
+    return MessageHead(
+        seq=0, sender_id="", sender_kind="", kind="channel", to=to, thread_id=to, root=0, hops=0, label=0
+    )
+
+
+def may_claim(task: SharedTask, agent_id: str) -> bool:
+    if task.state != "open":
+        return False
+    return agent_id == task.assignee or agent_id in task.pool or not (task.assignee or task.pool)
+
+
+def is_manager(origin: Origin, task: SharedTask) -> bool:
+    return origin.is_operator or origin.agent_id == task.creator
+
+
+def may_take_over(origin: Origin, task: SharedTask) -> bool:
+    return is_manager(origin, task) or origin.kind == "human"
+
+
+def check_reachable(change: Change, name: str) -> None:
+    if change.state.present(name) is None:
+        raise UnknownRecipient(f"Nobody is registered as {name!r}.")
+    if change.state.rights is not None:
+        check_right_to_send(change.state, change.origin, "agent", name)
+
+
+def check_unfinished(task: SharedTask) -> None:
+    if task.state in ENDED:
+        raise InvalidArguments(f"Task {task.id} is {task.state}. Its creator may reopen it.")
+
+
+def unknown_task(number: int) -> InvalidArguments:
+    return InvalidArguments(f"There is no task {number} that you may see. tasks.list lists tasks.")
+
+
+# --- the store
+
+
+def load_task(change: Change, number: int) -> SharedTask | None:
+    value = change.get(f"task/{number:010d}")
+    return msgspec.convert(value, SharedTask) if value is not None else None
+
+
+def find_task(change: Change, number: int, cause: int | None = None) -> SharedTask:
+    """Return a task that the caller may see. Raises `InvalidArguments`, and `UnknownMessage` for a cause that the
+    caller may not read."""
+    if cause is not None:
+        change.head(cause)
+    task = load_task(change, number)
+    if task is None or not is_visible(change.state, change.origin, task):
+        raise unknown_task(number)
+    return task
+
+
+def find_own_task(change: Change, number: int, cause: int | None, doing: str) -> SharedTask:
+    task = find_task(change, number, cause)
+    if not is_manager(change.origin, task):
+        raise Forbidden(f"{task.creator} created task {number}. Only its creator {doing} it.")
+    return task
+
+
+def find_held_task(change: Change, number: int, cause: int | None) -> SharedTask:
+    """Return a task that the caller holds. A caller who may claim it claims it by this call."""
+    task, me = find_task(change, number, cause), change.origin.agent_id
+    if task.holder != me:
+        if not may_claim(task, me):
+            holder = f" by {task.holder}" if task.holder else ""
+            raise InvalidArguments(f"You do not hold task {number}: it is {task.state}{holder}.")
+        take_task(change, task, cause, LEASE_MS)
+    return task
+
+
+def save_task(change: Change, task: SharedTask) -> None:
+    change.put(f"task/{task.id:010d}", task)
+    if not task.root:
+        return
+    if task.state in ENDED:
+        change.close_item(task.root, str(task.id))
+    else:
+        who = task.reviewer if task.state == "review" else task.holder or task.assignee
+        seq = task.place.seq if task.place is not None else 0
+        change.open_item(task.root, str(task.id), "task", who, task.title, seq=seq or None)
+
+
+def delete_task(change: Change, task: SharedTask) -> None:
+    change.put(f"task/{task.id:010d}", None)
+    change.put(f"body/{task.id}", None)
+    change.put("total", (change.get("total") or 1) - 1)
+
+
+def count_unfinished(change: Change, creator: str, by: int) -> None:
+    change.put(f"unfinished/{creator}", ((change.get(f"unfinished/{creator}") or 0) + by) or None)
+
+
+def cause_of(task: SharedTask) -> int | None:
+    return task.place.seq if task.place is not None and task.place.seq else None
+
+
+def set_due(change: Change, task: SharedTask, due: str) -> None:
+    change.unschedule(f"due/{task.id}")
+    task.due = 0
+    if due:
+        try:
+            at = datetime.fromisoformat(due)
+        except ValueError as error:
+            raise InvalidArguments(f"{due!r} is no time. Write it as in ISO 8601: 2026-03-01T18:00+01:00.") from error
+        task.due = round((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
+        change.schedule(f"due/{task.id}", task.due, cause=cause_of(task))
+
+
+def link_tasks(change: Change, task: SharedTask, depends_on: tuple[int, ...]) -> None:
+    """Replace the dependencies of a task. Raises `InvalidArguments` for a cycle, which it names."""
+    wanted = tuple(dict.fromkeys(depends_on))
+    for number in wanted:
+        find_task(change, number)
+    if cycle := _find_cycle(change, task.id, wanted):
+        raise InvalidArguments(f"These tasks would wait for each other: {' -> '.join(map(str, cycle))}.")
+    for number in {*wanted, *task.depends_on}:
+        other = load_task(change, number)
+        if other is None or (number in wanted) == (task.id in other.dependents):
+            continue
+        others = tuple(it for it in other.dependents if it != task.id)
+        other.dependents = (*others, task.id) if number in wanted else others
+        if len(other.dependents) > MAX_LINKS:
+            raise InvalidArguments(f"Task {number} has {MAX_LINKS} dependents, which is the maximum.")
+        change.put(f"task/{number:010d}", other)
+    task.depends_on = wanted
+
+
+def _find_cycle(change: Change, start: int, wanted: tuple[int, ...]) -> list[int]:
+    """Return the numbers of a cycle that the wanted dependencies would close, or an empty list."""
+    paths, seen = [[start, number] for number in wanted], set[int]()
+    while paths:
+        path = paths.pop()
+        if path[-1] == start:
+            return path
+        if path[-1] in seen:
+            continue
+        seen.add(path[-1])
+        if len(seen) > MAX_EXAMINED:
+            raise InvalidArguments(f"More than {MAX_EXAMINED} tasks depend on each other here. Use fewer dependencies.")
+        task = load_task(change, path[-1])
+        paths += [[*path, number] for number in task.depends_on] if task is not None else []
+    return []
+
+
+# --- steps
+
+
+def make_ready(change: Change, task: SharedTask, cause: int | None, reason: str = "", *, is_new: bool = True) -> None:
+    """Open a task whose dependencies are done and wake its assignee, or let it wait. A new task is refused if its
+    conversation's budget is exceeded, because it wakes somebody."""
+    done = all((other := load_task(change, it)) is None or other.state == "done" for it in task.depends_on)
+    task.state = "open" if done else "waiting"
+    if done and not task.assignee and task.pool:
+        _choose(change, task)
+    is_own = is_new and task.assignee == change.origin.agent_id  # nobody has to wake themselves
+    if done and task.assignee and not is_own:
+        body = change.get(f"body/{task.id}") or ""
+        text = "\n".join(filter(None, (f"Task {task.id} from {task.creator}: {task.title}", body, reason)))
+        text += f"\nEnd it with tasks_complete, tasks_fail or tasks_release. If it takes long, claim it first (task {task.id})."
+        forget_wake(change, task)
+        send = change.answer if is_new else change.notify
+        # Each task has its own thread: a prompt then contains one task, and two tasks run in parallel.
+        row = send(task.assignee, text, cause=cause, conversation=f"task-{task.id}")
+        if row is not None and row.head is not None:
+            task.root, task.woken = task.root or row.head.root, row.seq
+            change.put(f"woken/{row.seq}", task.id)
+    save_task(change, task)
+
+
+def forget_wake(change: Change, task: SharedTask) -> None:
+    if task.woken:
+        change.put(f"woken/{task.woken}", None)
+        task.woken = 0
+
+
+def _choose(change: Change, task: SharedTask) -> None:
+    """Assign a task to the member of its pool who holds the fewest tasks, without those who were asked before."""
+    left = [it for it in task.pool if it not in task.tried and change.state.present(it) is not None]
+    if left:
+        task.assignee = min(left, key=lambda it: len(change.get(f"held/{it}") or ()))
+        task.tried = (*task.tried, task.assignee)
+
+
+def take_task(change: Change, task: SharedTask, cause: int | None, lease_ms: int) -> None:
+    me = change.origin.agent_id
+    held = change.get(f"held/{me}") or []
+    if task.id not in held:
+        if len(held) >= MAX_HELD_BY_ONE:
+            raise InvalidArguments(f"You hold {MAX_HELD_BY_ONE} tasks, which is the maximum. Complete or release some.")
+        change.put(f"held/{me}", [*held, task.id])
+        task.log(change.stamp, me, "claimed")
+    forget_wake(change, task)
+    reactions = change.state.reactions_to(me, cause).values() if cause is not None else ()
+    newest = max(reactions, key=lambda it: it.seq, default=None)
+    task.state, task.claim = "claimed", TaskClaim(me, lease_ms, newest.reaction if newest is not None else "")
+    schedule_lease(change, task, lease_ms)
+    save_task(change, task)
+
+
+def schedule_lease(change: Change, task: SharedTask, in_ms: int) -> None:
+    change.schedule(f"lease/{task.id}", change.stamp + in_ms, cause=cause_of(task), watched=task.holder)
+
+
+def drop_claim(change: Change, task: SharedTask) -> None:
+    """End the claim of a task, if there is one."""
+    if task.holder:
+        held = [it for it in change.get(f"held/{task.holder}") or [] if it != task.id]
+        change.put(f"held/{task.holder}", held or None)
+        change.unschedule(f"lease/{task.id}")
+        task.state, task.claim = "open", None
+
+
+def end_claim(change: Change, task: SharedTask, why: str, cause: int | None, *, offer: bool = True) -> None:
+    """Open a task again, notify its creator, and offer the task to the next member of its pool."""
+    task.log(change.stamp, task.holder or task.assignee, f"open again: {why}")
+    forget_wake(change, task)
+    drop_claim(change, task)
+    if task.pool and task.assignee in task.pool:
+        task.assignee = ""
+    if offer and task.pool and set(task.pool) - set(task.tried):
+        make_ready(change, task, cause, is_new=False)
+    else:
+        save_task(change, task)
+    if task.creator != change.origin.agent_id:
+        change.notify(task.creator, f"{task.name} is open again: {why}.", cause=cause)
+
+
+def finish_task(change: Change, task: SharedTask, state: TaskState, cause: int | None) -> None:
+    """End a task, notify its creator once, and open the tasks that waited for it."""
+    drop_claim(change, task)
+    forget_wake(change, task)
+    task.state = state
+    change.unschedule(f"due/{task.id}")
+    change.schedule(f"drop/{task.id}", change.stamp + KEEP_MS)
+    count_unfinished(change, task.creator, -1)
+    save_task(change, task)
+    me = change.origin.agent_id
+    if task.creator != me:
+        by = f" by {task.result.by}" if task.result.by else ""
+        blocked = f"\nTasks that wait for it: {', '.join(map(str, task.dependents))}." if task.dependents else ""
+        text = f"{task.name} is {state}{by}.{f' {task.result.text}' if task.result.text else ''}"
+        change.notify(task.creator, text + (blocked if state != "done" else ""), cause=cause)
+    if state == "done":
+        for number in task.dependents:
+            other = load_task(change, number)
+            if other is not None and other.state == "waiting":
+                make_ready(change, other, cause, is_new=False)
+
+
+def describe_task(task: SharedTask) -> dict[str, Any]:
+    """Return the short form of a task."""
+    fields = {
+        "assignee": task.assignee,
+        "holder": task.holder,
+        "depends_on": task.depends_on,
+        "due": task.due,
+        "conversation": task.root,
+    }
+    return {
+        "task": task.id,
+        "title": task.title,
+        "state": task.state,
+        "creator": task.creator,
+        **{name: value for name, value in fields.items() if value},
+    }

@@ -1,0 +1,40 @@
+"""The part of a change that schedules the due times of a mod. `due_times` reaches them. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roundelay.network.errors import InvalidArguments
+
+from .limits import ROW_BYTES
+from .state import State
+from .tables import DueTime, Table
+
+MAX_DUE_TIMES = 10_000
+"""Maximum number of due times of one mod."""
+
+
+class DueTimeChanges:
+    """The part of `ChangeSet` that schedules due times."""
+
+    state: State
+    mod_id: str
+    _unpaid_bytes: int
+
+    def set_value(self, table: Table, key: str, value: Any) -> None:
+        raise NotImplementedError
+
+    def schedule(self, key: str, at_ms: int, *, cause: int | None = None, watched: str = "") -> None:
+        path, state = f"{self.mod_id}/{key}", self.state
+        if state.get("due", path) is None and state.count_due_times(self.mod_id) >= MAX_DUE_TIMES:
+            raise InvalidArguments(
+                f"The mod {self.mod_id} has {MAX_DUE_TIMES} due times, which is the maximum. Remove some first."
+            )
+        # Count the first time only: a hook that moves its own due time must not use up anybody's quota.
+        if state.get("due", path) is None:
+            self._unpaid_bytes += len(key.encode()) + ROW_BYTES
+        self.set_value("due", path, DueTime(at_ms, cause, watched))
+
+    def unschedule(self, key: str) -> None:
+        if self.state.get("due", f"{self.mod_id}/{key}") is not None:
+            self.set_value("due", f"{self.mod_id}/{key}", None)
