@@ -13,7 +13,7 @@ import pytest
 from roundelay.agents.features.mcp_schemas import name_offered, tidy_parameters
 from roundelay.agents.features.mcp_servers import McpServers, ServerOptions
 from roundelay.app import Network
-from tests.features.test_mcp_strangers import STRANGER, ask, offered, say
+from tests.features.test_mcp_strangers import STRANGER, ask, offered, results, say
 from tests.support.fake_openai import calls
 
 X = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
@@ -75,11 +75,21 @@ def check_strictly(parameters: dict[str, Any]) -> None:
         assert schema.get("enum", True)
 
 
+async def test_a_strict_provider_takes_the_schemas_of_any_server(network: Network, tmp_path: Path) -> None:
+    # One server with all the schemas: a process of its own for each costs a second.
+    tools = [
+        {"name": f"t{number}", "inputSchema": {"type": "object", **schema}}
+        for number, schema in enumerate(ODD.values())
+    ]
+    [first, *_] = await ask(network, say(tmp_path, *tools), calls([("odd_fine", {})]))
+    shown = offered(first)
+    assert len(shown) == len(ODD) + 1
+    for number in range(len(ODD)):
+        check_strictly(shown[f"odd_t{number}"]["parameters"])
+
+
 @pytest.mark.parametrize("kind", ODD)
-async def test_a_strict_provider_takes_the_schemas_of_any_server(network: Network, tmp_path: Path, kind: str) -> None:
-    tool = {"name": "odd", "inputSchema": {"type": "object", **ODD[kind]} if kind != "nothing" else {"type": "object"}}
-    [first, *_] = await ask(network, say(tmp_path, tool), calls([("odd_fine", {})]))
-    check_strictly(offered(first)["odd_odd"]["parameters"])
+def test_a_tidied_schema_is_strict(kind: str) -> None:
     check_strictly(tidy_parameters(ODD[kind]))
 
 
@@ -116,9 +126,9 @@ async def test_tools_whose_names_become_equal_are_all_reached(
     long = ["x" * 80 + "1", "x" * 80 + "2"]
     tools = [{"name": name, "inputSchema": {"type": "object"}} for name in (*order, *long)]
     names = dict(zip((*order, *long), name_offered([("odd", it) for it in (*order, *long)]), strict=True))
-    results = {name: {"content": [{"type": "text", "text": f"I am {name}"}]} for name in names}
+    answers = {name: {"content": [{"type": "text", "text": f"I am {name}"}]} for name in names}
     wanted = [(names[name], {}) for name in (*NAMES, *long)]
-    [first, second] = await ask(network, say(tmp_path, *tools, results=results), calls(wanted))
+    [first, second] = await ask(network, say(tmp_path, *tools, results=answers), calls(wanted))
     assert len(set(names.values())) == 6
     assert names["get_price"] == "odd_get_price"
     assert set(offered(first)) == {*names.values(), "odd_fine"}
@@ -144,9 +154,8 @@ async def test_tools_of_two_servers_whose_names_become_equal_are_both_reached(ne
 STRUCTURED = {"price": 3, "currency": "EUR"}
 
 
-@pytest.mark.parametrize(
-    ("texts", "structured", "read"),
-    [
+async def test_structured_content_beside_text_is_kept_once(network: Network, tmp_path: Path) -> None:
+    cases: list[tuple[list[str], Any, str]] = [
         (["It costs 3 EUR."], STRUCTURED, 'It costs 3 EUR.\n{"price": 3, "currency": "EUR"}'),
         ([json.dumps(STRUCTURED, indent=2)], STRUCTURED, json.dumps(STRUCTURED, indent=2)),
         ([], STRUCTURED, json.dumps(STRUCTURED)),
@@ -156,14 +165,14 @@ STRUCTURED = {"price": 3, "currency": "EUR"}
         (["a", "b"], {"result": ["a", "b"]}, "a\nb"),
         (["ok"], {}, "ok"),
         (["ok"], None, "ok"),
-    ],
-)
-async def test_structured_content_beside_text_is_kept_once(
-    network: Network, tmp_path: Path, texts: list[str], structured: Any, read: str
-) -> None:
-    result = {"content": [{"type": "text", "text": it} for it in texts]}
-    if structured is not None:
-        result["structuredContent"] = structured
-    servers = say(tmp_path, {"name": "price", "inputSchema": {"type": "object"}}, results={"price": result})
-    [_, second] = await ask(network, servers, calls([("odd_price", {})]))
-    assert second["messages"][3]["content"] == read
+    ]
+    answers: dict[str, dict[str, Any]] = {}
+    for number, (texts, structured, _) in enumerate(cases):
+        result: dict[str, Any] = {"content": [{"type": "text", "text": it} for it in texts]}
+        if structured is not None:
+            result["structuredContent"] = structured
+        answers[f"t{number}"] = result
+    tools = [{"name": name, "inputSchema": {"type": "object"}} for name in answers]
+    wanted = [(f"odd_{name}", {}) for name in answers]
+    [_, second] = await ask(network, say(tmp_path, *tools, results=answers), calls(wanted))
+    assert results(second) == [read for *_, read in cases]
