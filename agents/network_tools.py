@@ -37,7 +37,7 @@ from .models.json_schema import read_properties
 from .models.model import JsonSchema
 from .text import MAX_NAME_CHARS, tool_name
 from .tool_arguments import read_object, read_required, tidy_schema
-from .tool_client import JUDGED
+from .tool_client import takes_trigger
 from .tools import FINISH, Output, Tool, ToolContext, tool
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _make_operation_tools(mods: str) -> Sequence[Tool]:
             name = _name_operation(operation.op, taken)
             taken.add(name)
             schema = tidy_schema(operation.args_schema)
-            parameters = _hide_trigger(schema, ("cause", "trigger") if operation.op in JUDGED else ("cause",))
+            parameters = _hide_trigger(schema, ("cause", "trigger") if takes_trigger(operation) else ("cause",))
             filled = tuple(field for field in ("cause", "reply_to") if field in read_properties(schema))
             parse, run = partial(read_object, name, parameters), partial(_call_operation, operation.op, filled)
             tools.append(Tool(name, operation.description, parameters, "idempotent", math.inf, parse, run))

@@ -24,6 +24,7 @@ from .reaction_ids import reaction_id
 
 if TYPE_CHECKING:
     from roundelay.network.client import AnyMessage, History, NetworkClient, Stored, Welcome, Window
+    from roundelay.network.frames import OperationInfo
 
     from .inbox import Visibility
 
@@ -34,21 +35,6 @@ _FILTERED = frozenset(
     {"network.history", "network.search", "network.memory", "network.why", "network.impact", "network.window"}
 )
 """Operations that the hub answers for one trigger (``trigger``)."""
-
-JUDGED = frozenset(
-    {
-        "channels.list",
-        "channels.members",
-        "files.download",
-        "files.list",
-        "files.read",
-        "tasks.get",
-        "tasks.list",
-    }
-)
-"""Operations about channels, files and tasks, which may be private. The hub limits the answer to what the requesters of
-the reaction may see.
-"""
 
 _UNFILTERED = frozenset(
     {
@@ -65,6 +51,11 @@ _UNFILTERED = frozenset(
     }
 )
 """Operations about other conversations. Their answers cannot be limited to one trigger."""
+
+
+def takes_trigger(operation: OperationInfo) -> bool:
+    """Return whether an operation has the argument ``trigger``. Its answer may contain data of other conversations."""
+    return "trigger" in operation.args_schema.get("properties", {})
 
 
 @dataclass(slots=True)
@@ -140,7 +131,7 @@ class ToolClient:
             )
         if op in _FILTERED:
             args = {**(args or {}), **self._view()}
-        if op in JUDGED:
+        if self._takes_trigger(op):
             args = {**(args or {}), "trigger": self.cause}
         if self.review is not None and isinstance(text := (args or {}).get("text"), str) and self._is_change(op):
             args = {**(args or {}), "text": (await pause_hook_timer(self.review(text)))[0]}
@@ -165,6 +156,14 @@ class ToolClient:
         reaction = reaction_id(client.agent_id, seq, client.welcome.network.epoch)
         value = await pause_hook_timer(client.call("network.records", {"reaction": reaction}))
         return list(value["records"])
+
+    def _takes_trigger(self, op: str) -> bool:
+        """Return whether the hub limits the answer of a mod's operation to what the requesters of the reaction may
+        see.
+        """
+        return any(
+            operation.op == op and takes_trigger(operation) for mod in self.welcome.mods for operation in mod.operations
+        )
 
     def _is_change(self, op: str) -> bool:
         """Return whether an operation may send a message. Operations that the hub declares as reads never do."""

@@ -277,6 +277,7 @@ class NoticeFrame(Struct, tag_field="type", tag="notice", frozen=True, kw_only=T
         "taken",
         "given",
         "marked",
+        "mod",
         "members",
         "inbox",
         "conversation_quiet",

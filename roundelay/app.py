@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from roundelay.mods.channels import Channels
 from roundelay.mods.discovery import Discovery
 from roundelay.mods.files import Files
+from roundelay.mods.notes import Notes
 from roundelay.mods.notify_when import NotifyWhen
 from roundelay.mods.reservations import Reservations
 from roundelay.mods.tasks import Tasks
@@ -62,6 +63,7 @@ OWN_MODS: dict[str, type[Mod]] = {
         Channels,
         Discovery,
         Files,
+        Notes,
         NotifyWhen,
         Reservations,
         Tasks,

@@ -26,6 +26,7 @@ from roundelay.commands import (
     gateway,
     inbox,
     node,
+    notes,
     operating,
     people,
     reactions,
@@ -80,6 +81,7 @@ GROUPS: dict[str, tuple[click.Command, ...]] = {
         explaining.export,
         web.view,
     ),
+    "Share": (notes.notes,),
     "Operate": (
         tokens.token,
         rights.rights,

@@ -80,6 +80,11 @@ def build_lookup(entries: list[Entry]) -> LookupRequest:
                     owner = entry.args.agent_id or entry.origin.agent_id
                     lookup.cold.add(("dead", f"{owner}/{entry.args.seq:016d}"))
                 lookup.seqs.update(list_named_seqs(entry.args))
+                for need in entry.needs:
+                    if isinstance(need, int):
+                        lookup.seqs.add(need)
+                    else:
+                        lookup.cold.add(("mod_cold", f"{entry.op.partition('.')[0]}/{need}"))
                 if entry.op in ("network.take", "network.give", "network.mark") and (
                     start := thread_start(entry.args.thread_id)
                 ):

@@ -46,6 +46,7 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
         raise repeat_error("call", entry.call_id, None, is_damaged=True)
     operation = rules.operations[entry.op]
     change = ChangeSet(rules, state, facts, origin, mod_id=entry.op.partition(".")[0], call_id=entry.call_id)
+    change.operate = entry
     # Check the session only now: a repeat gets its answer even if the session was superseded meanwhile.
     check_session(state, origin)
     check_right(state, origin, "call", entry.op)

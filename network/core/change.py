@@ -50,6 +50,7 @@ from .entries import (
 )
 from .limits import ROW_BYTES, count_entry, count_stored
 from .mod import Incoming, run_before_hooks
+from .mod_changes import ModChanges
 from .quiet import ItemChanges, open_delivery
 from .reserved_ids import NETWORK
 from .rows import MessageHead, Row, RowType
@@ -80,7 +81,7 @@ def _find_payer(cause: MessageHead) -> str:
     return parties(cause)[0] if cause.kind == "mod" else cause.sender_id
 
 
-class ChangeSet(ItemChanges, DueTimeChanges):
+class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
     """Rows, table writes and effects of one entry. Later steps see the changes of earlier steps in ``state``."""
 
     def __init__(
@@ -93,6 +94,8 @@ class ChangeSet(ItemChanges, DueTimeChanges):
         self.prepared: Any = None
         self.mod_id = mod_id
         self.effects: list[Effect] = []
+        self.operate: Operate | None = None
+        """The call that this change answers, if it is one."""
         # messages written by this change, so that later steps can name them as a cause or parent
         self._heads: dict[int, MessageHead] = {}
         # A chain, not a copy: facts of a batch may hold thousands of heads.

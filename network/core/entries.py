@@ -118,6 +118,8 @@ class Operate(Struct, frozen=True):
     digest: str
     prepared: Any = None
     refusal: RoundelayError | None = None
+    needs: tuple[str | int, ...] = ()
+    """Keys of the mod's cold values (str) and messages (int) that the operation requires."""
 
     @property
     def keys(self) -> dict[str, str]:
@@ -263,7 +265,7 @@ class SendNotice(Struct, frozen=True):
 
     agent_ids: frozenset[str]
     kind: Literal[
-        "loop_stopped", "budget_exhausted", "dead_letter", "dead_letter_withdrawn", "taken", "given", "marked"
+        "loop_stopped", "budget_exhausted", "dead_letter", "dead_letter_withdrawn", "taken", "given", "marked", "mod"
     ]
     thread_id: str | None
     body: dict[str, Any]

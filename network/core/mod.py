@@ -146,6 +146,38 @@ class Change(Protocol):
         receives, the message for which ``after`` submitted a payload, and messages that the change itself sends.
         """
 
+    def cold(self, key: str) -> Any:
+        """Return the mod's own cold JSON value under a key, or None. Cold values stay in the ledger, not in memory. The
+        operation must list the key in ``needs``."""
+
+    def put_cold(self, key: str, value: object) -> None:
+        """Store a cold JSON value under a key of the mod. None deletes the value."""
+
+    def log(self, event: dict[str, object], *, hides_args: bool = False) -> Row:
+        """Add a row of type ``mod`` to the log, with this event and the call with its arguments. Nobody receives the
+        row. Exports contain it, a replay repeats its call, and it identifies a late repeat of the call. ``hides_args``
+        leaves the call out."""
+
+    def thread(self, of: str | MessageHead) -> MessageHead:
+        """Return the head of the next message in a thread that the caller may read now: by its id, or that of a
+        message. Raises `UnknownMessage`. Store the head with data that belongs to the thread, and check it with
+        `reads_now`.
+
+        For a reply thread (``thread:SEQ``), list the seq in ``needs`` of the operation.
+        """
+
+    def reads_now(self, head: MessageHead) -> bool:
+        """Return whether the caller would receive the next message in the thread of ``head``, or is an operator."""
+
+    def check_may_write(self, head: MessageHead) -> None:
+        """Raise `Forbidden` unless the node's rights let the caller send to the thread of ``head``."""
+
+    def update_screens(
+        self, head: MessageHead, body: dict[str, object], agent_ids: Iterable[str] | None = None
+    ) -> None:
+        """Send the notice ``mod`` to people and services who may read a message, or the thread of a head from `thread`.
+        ``agent_ids`` narrows the readers. A notice is not stored."""
+
 
 def run_before_hooks(mods: Iterable[Mod], incoming: Incoming) -> RoundelayError | None:
     """Step 3: return the first refusal of the mods' ``before`` hooks. A hook that fails also refuses the message,
@@ -191,6 +223,8 @@ class Operation(Struct, frozen=True):
     """Does the IO of a changing operation before the change. Called with a `Reading` and the arguments."""
     is_tool: bool = True
     """Whether agents get the operation as a tool."""
+    needs: Callable[[Any], Iterable[str | int]] | None = None
+    """Returns the keys of cold values (str) and the seqs of messages (int) that a call with these arguments requires."""
 
     def decode(self, args: Raw) -> Struct:
         """Decode the arguments. Raises `InvalidArguments`, which names the wrong field and all valid fields."""
@@ -202,6 +236,10 @@ class Operation(Struct, frozen=True):
             )
             problem = str(error).replace(f"`str` matching regex {ID_PATTERN!r}", ID_IN_WORDS)
             raise InvalidArguments(f"{self.op}: {problem}. Its arguments are {{{names}}}.") from error
+
+    def list_needs(self, args: Struct) -> tuple[str | int, ...]:
+        """Return what a call requires from the ledger."""
+        return tuple(self.needs(args)) if self.needs is not None else ()
 
     def call(self, context: Any, args: Struct) -> Any:
         """Run the operation with a `Change` or a `Reading`, and decoded arguments. A reading operation returns an
@@ -240,6 +278,7 @@ def operation(
     name: str | None = None,
     prepare: Callable[..., Awaitable[Any]] | None = None,
     is_tool: bool = True,
+    needs: Callable[[Any], Iterable[str | int]] | None = None,
 ) -> Callable[[F], F]:
     """Mark a method of a mod as an operation.
 
@@ -249,10 +288,11 @@ def operation(
     ``prepare`` is a method ``async def method(self, reading, *, arg: type, ...)`` that does IO before a change. It runs
     again if the client repeats its call, so it must be idempotent. The change gets its result as ``change.prepared``.
     With ``is_tool=False`` agents do not get the operation as a tool.
+    ``needs`` gets the arguments of a ``change`` and returns the cold keys and seqs that it reads (`Change.cold`).
     """
 
     def mark(function: F) -> F:
-        marked = (kind, name or function.__name__, prepare, is_tool)
+        marked = (kind, name or function.__name__, prepare, is_tool, needs)
         function.__roundelay_operation__ = marked  # type: ignore[attr-defined]
         return function
 
@@ -298,8 +338,8 @@ class Mod:
         for _, method in inspect.getmembers(self, callable):
             mark = getattr(method, "__roundelay_operation__", None)
             if mark is not None:
-                kind, name, prepare, is_tool = mark
-                made = make_operation(self.id, method, name=name, is_change=kind == "change")
+                kind, name, prepare, is_tool, needs = mark
+                made = make_operation(self.id, method, name=name, is_change=kind == "change", needs=needs)
                 bound = None if prepare is None else MethodType(prepare, self)
                 declared.append(msgspec.structs.replace(made, prepare=bound, is_tool=is_tool))
         return sorted(declared, key=lambda operation: operation.op)
@@ -314,14 +354,20 @@ class Mod:
 
 
 def make_operation(
-    owner: str, function: Callable[..., Any], *, name: str = "", is_change: bool, is_for_operators: bool = False
+    owner: str,
+    function: Callable[..., Any],
+    *,
+    name: str = "",
+    is_change: bool,
+    is_for_operators: bool = False,
+    needs: Callable[[Any], Iterable[str | int]] | None = None,
 ) -> Operation:
     """Return the operation ``OWNER.name`` of a function or of a mod's method. ``name`` defaults to the function's
     name."""
     name = name or function.__name__
     declared = getattr(function, "__func__", function)
     description, args_type = _read_declaration(owner, name, declared, skipped=2 if declared is not function else 1)
-    return Operation(f"{owner}.{name}", description, args_type, function, is_change, is_for_operators)
+    return Operation(f"{owner}.{name}", description, args_type, function, is_change, is_for_operators, needs=needs)
 
 
 @cache  # Without the cache each hub of a process would create about 50 types, which takes 12 ms.

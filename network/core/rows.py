@@ -58,6 +58,7 @@ RowType: TypeAlias = Literal[
     "dead",
     "budget",
     "hold",
+    "mod",
     "damaged",
 ]
 

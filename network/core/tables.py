@@ -43,8 +43,9 @@ LoadedTable: TypeAlias = Literal[
 ]
 """Tables that are loaded at start and kept in memory."""
 ColdTable: TypeAlias = Literal[
-    "root", "call", "dead", "tried", "triggered", "given_up", "stopped", "undelivered", "spent_out", "followed"
-]
+    "root", "call", "dead", "tried", "triggered", "given_up", "stopped", "undelivered", "spent_out", "followed",
+    "mod_cold",
+]  # fmt: skip
 """Tables that stay in the ledger. A batch looks up their values (`LookupRequest`)."""
 Table: TypeAlias = LoadedTable | ColdTable | Literal["bucket"]
 """Any table. ``bucket`` exists in memory only."""
@@ -532,6 +533,7 @@ VALUE_TYPES: dict[Table, Any] = {
     "attempt": Attempt,
     "reaction": OpenReaction,
     "mod": Raw,
+    "mod_cold": Raw,
     "root": ConversationBudget,
     "call": CallResult,
     "dead": DeadLetter,

@@ -48,7 +48,7 @@ def find_thread(state: State, facts: Facts, origin: Origin, thread_id: str) -> M
     Raises `UnknownMessage` if the thread does not exist or the caller may not read it. Both cases have the same error
     text. Raises `Forbidden` for a caller in the thread who is not a person.
     """
-    head = _describe_thread(state, facts, thread_id)
+    head = find_place(state, facts, thread_id)
     if head is None or not (origin.is_operator or may_read(state, origin.agent_id, next_message_head(state, head))):
         raise UnknownMessage(f"There is no thread {thread_id[:80]!r} that {origin.agent_id} may take over.")
     if origin.kind != "human" and not origin.is_operator:
@@ -61,7 +61,9 @@ def next_message_head(state: State, head: MessageHead) -> MessageHead:
     return msgspec.structs.replace(head, seq=state.head + 1)
 
 
-def _describe_thread(state: State, facts: Facts, thread_id: str) -> MessageHead | None:
+def find_place(state: State, facts: Facts, thread_id: str) -> MessageHead | None:
+    """Return the head of a message that would go to a thread now, or None if the thread does not exist. It has no sender,
+    and its seq is 0."""
     kind, _, name = thread_id.partition(":")
     if thread_id == BROADCAST:
         return _make_head(BROADCAST, BROADCAST, BROADCAST)
@@ -77,6 +79,13 @@ def _describe_thread(state: State, facts: Facts, thread_id: str) -> MessageHead 
     if start is None or start.kind not in ("broadcast", "channel") or thread_start(start.thread_id) is not None:
         return None
     return _make_head(start.kind, start.to, reply_thread(start.seq), excluded=start.excluded)
+
+
+def place_of(head: MessageHead) -> MessageHead:
+    """Return the head of `find_place` for the thread of a message."""
+    # A sender reads its own messages forever. The next message of a channel is not its own.
+    sender_id = head.sender_id if head.kind in ("direct", "mod") else ""
+    return _make_head(head.kind, head.to, head.thread_id, sender_id=sender_id, excluded=head.excluded)
 
 
 def _make_head(

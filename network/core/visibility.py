@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Set
+from copy import copy
 from typing import Literal
 
 from roundelay.network.addresses import (
@@ -286,6 +287,12 @@ class PromptFilter:
         self._readers = thread_readers(state, trigger) if visibility == "strict" else set()
         self._newest: dict[str, list[tuple[int, str]] | None] = {}
         """By address: the two members of the audience who joined last. None if these members do not decide for all."""
+
+    def renewed(self) -> PromptFilter:
+        """Return the same filter without results for labels. Labels that are no messages may share a seq."""
+        fresh = copy(self)
+        fresh._shared = {}
+        return fresh
 
     def admits(self, head: MessageHead, label: MessageHead) -> bool:
         """Return whether a message that the agent may read enters the prompt. ``strict`` and ``current`` narrow

@@ -371,7 +371,8 @@ class Intake:
         self._check_load(origin)
         entry: Operate | None = None
         if operation.is_change:
-            entry = Operate(origin, frame.call_id, frame.op, args, body_digest(frame.op.encode(), bytes(frame.args)))
+            digest = body_digest(frame.op.encode(), bytes(frame.args))
+            entry = Operate(origin, frame.call_id, frame.op, args, digest, needs=operation.list_needs(args))
             # A read-only hub refuses the entry anyway, so its IO must not run.
             if operation.prepare is None or self._rules.is_read_only:
                 self.pending.add(entry, size, OPERATION_COST)

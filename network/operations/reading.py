@@ -15,6 +15,7 @@ from roundelay.network.core.entries import Origin
 from roundelay.network.core.limits import Quotas
 from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.state import State
+from roundelay.network.core.takeovers import next_message_head
 from roundelay.network.core.visibility import Visibility, may_read
 from roundelay.network.errors import Forbidden
 from roundelay.network.ledger import Ledger
@@ -214,13 +215,31 @@ class Reading(Struct, frozen=True):
         return msgspec.json.decode(raw) if raw is not None else None
 
     def items(self, prefix: str, after: str = "") -> Iterator[tuple[str, Any]]:
-        """Yield the mod's own keys that begin with a prefix, above ``after``, with their values, in ascending order. The
-        iteration must not wait."""
+        """Yield the mod's own keys that begin with ``prefix`` and are above ``after``, ascending, with their values. Do
+        not await anything during the iteration."""
         own = f"{self.mod_id}/"
-        for key, raw in self.hub.state.ascending("mod", own + (after or prefix)):
-            if not key.startswith(own + prefix):
+        start = own + prefix
+        for key, raw in self.hub.state.ascending("mod", max(own + after, start)):
+            if not key.startswith(start):
                 return
             yield key.removeprefix(own), msgspec.json.decode(raw)
+
+    async def cold(self, key: str) -> Any:
+        """Return the mod's own cold JSON value under a key, or None."""
+        raw: Raw | None = await self.hub.ledger.lookup_cold("mod_cold", f"{self.mod_id}/{key}")
+        return msgspec.json.decode(raw) if raw is not None else None
+
+    async def list_cold(self, prefix: str, limit: int, *, after: str = "") -> list[tuple[str, Any]]:
+        """Return the mod's own cold keys that begin with ``prefix`` and are above ``after``, ascending, with their
+        values."""
+        own = f"{self.mod_id}/"
+        values = await self.hub.ledger.cold("mod_cold", own + prefix, limit, after=own + after)
+        return [(key.removeprefix(own), msgspec.json.decode(raw)) for key, raw in values]
+
+    def reads_now(self, head: MessageHead) -> bool:
+        """Return whether the caller would receive the next message in the thread of ``head`` (`Change.thread`), or is an
+        operator."""
+        return reads(self, next_message_head(self.hub.state, head))
 
 
 def reads_as_itself(reading: Reading, head: MessageHead) -> bool:

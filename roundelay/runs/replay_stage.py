@@ -254,6 +254,8 @@ class InputPlayer:
                 self._call(row, "network.resume_agent", {"agent_id": body["agent_id"]})
             case "budget":
                 self._call(row, "network.resume_root", {"root": body["root"]})
+            case "mod" if "args" in body:
+                self._call(row, body["op"], body["args"])
             case _:
                 return False
         return True

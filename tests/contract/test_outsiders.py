@@ -119,6 +119,13 @@ async def play(node: Node) -> Scene:
     broadcast = await react(worker, "worker", call_out, "broadcast", public, content["files"][0]["file"])
     in_thread = await worker.send("broadcast", "canary-answer", reply_to=broadcast.seq, cause=broadcast.seq)
     answer = await react(helper, "helper", in_thread, "answer", public)
+    await mia.call("notes.create", {"thread_id": "channel:den", "name": "plan", "text": "for members"})
+    await mia.call("notes.create", {"thread_id": "broadcast", "name": "public", "text": "for all"})
+    for writer, secret in ((mia, direct), (worker, asked), (mia, reply), (worker, answer)):
+        text = f"canary-{secret.name} [[broadcast/public]]"
+        note = {"thread_id": secret.thread_id, "name": "plan", "text": text, "cause": secret.seq}
+        await writer.call("notes.create", note)
+        await writer.call("notes.propose", {"note": f"{secret.thread_id}/plan", "text": text, "expected_version": 1})
     mod = Secret("mod", *seq_and_thread(await mia.send("mod:channels", "canary-mod")), "mia", "reaction-mod")
 
     for name in ("late", "away"):
@@ -289,6 +296,29 @@ GUESSES: dict[str, list[Make]] = {
     "channels.list": [],
     "channels.members": [],
     "discovery.find": [],
+    "notes.create": [
+        lambda it, who, public: {"name": new_id("n"), "text": "x", "thread_id": it.thread_id},
+        lambda it, who, public: {"name": new_id("n"), "text": "x", "thread_id": f"thread:{it.seq}"},
+        lambda it, who, public: {"name": new_id("n"), "text": "x", "cause": it.seq},
+        lambda it, who, public: {"name": "plan", "text": "x", "thread_id": "broadcast", "cause": it.seq},
+    ],
+    "notes.write": [lambda it, who, public: {"note": f"{it.thread_id}/plan", "text": "x", "expected_version": 1}],
+    "notes.append": [lambda it, who, public: {"note": f"{it.thread_id}/plan", "text": "x"}],
+    "notes.patch": [lambda it, who, public: {"note": f"{it.thread_id}/plan", "find": "a", "replace": "a"}],
+    "notes.revert": [lambda it, who, public: {"note": f"{it.thread_id}/plan", "version": 1, "expected_version": 1}],
+    "notes.propose": [lambda it, who, public: {"note": f"{it.thread_id}/plan", "text": "x", "expected_version": 1}],
+    "notes.decide": [lambda it, who, public: {"note": f"{it.thread_id}/plan", "proposal": 1, "accept": True}],
+    "notes.set_access": [lambda it, who, public: {"note": f"{it.thread_id}/plan", "access": "open"}],
+    "notes.delete": [lambda it, who, public: {"note": f"{it.thread_id}/plan"}],
+    "notes.read": [
+        lambda it, who, public: {"note": f"{it.thread_id}/plan"},
+        lambda it, who, public: {"note": "broadcast/public", "trigger": it.seq},
+    ],
+    "notes.history": [lambda it, who, public: {"note": f"{it.thread_id}/plan"}],
+    "notes.diff": [lambda it, who, public: {"note": f"{it.thread_id}/plan", "version": 1}],
+    "notes.proposals": [lambda it, who, public: {"note": f"{it.thread_id}/plan"}],
+    "notes.list": [],
+    "notes.search": [],
     "reservations.reserve": [],
     "reservations.release": [],
     "reservations.list": [],
@@ -385,6 +415,13 @@ LISTS: dict[str, list[Ask]] = {
     "channels.list": [lambda it, who, public: {}],
     "channels.members": [lambda it, who, public: {"name": "den"}],
     "discovery.find": [lambda it, who, public: {"query": f"canary {it.name} {it.thread_id}"}],
+    "notes.list": [
+        lambda it, who, public: {},
+        lambda it, who, public: {"thread_id": it.thread_id} if it.thread_id not in PLACES else {},
+        lambda it, who, public: {"trigger": public},
+    ],
+    "notes.search": [lambda it, who, public: {"query": f"canary {it.name}"}],
+    "notes.read": [lambda it, who, public: {"note": "broadcast/public", "sources": True}],
     "reservations.reserve": [lambda it, who, public: {"paths": [f"{who.own}.py"]}],
     "reservations.release": [lambda it, who, public: {}],
     "reservations.list": [lambda it, who, public: {}],
@@ -477,6 +514,8 @@ def knows(op: str, args: dict[str, Any], outsider: Outsider, kind: str) -> bool:
     # a channel is no secret, to those who were in it less than ever
     if args.get("thread_id") == "channel:den":
         return kind in ("left", "late", "away")
+    if args.get("note") == "channel:den/plan":
+        return kind in ("late", "away")
     return args.get("thread_id") == "broadcast"
 
 

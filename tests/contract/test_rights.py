@@ -77,6 +77,7 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
                 case "late":
                     await session.call("channels.join", {"name": "room"})
         during = (await ann.send("channel:room", "canary-during"))["seq"]
+        await ann.call("notes.create", {"thread_id": "channel:room", "name": "plan", "text": "canary-note"})
         left_out = [f"{role}-excluded" for role in ROLES]
         await ann.send("broadcast", "canary-broadcast", exclude_agent_ids=left_out)
         await ann.send("broadcast", "the end")
@@ -130,11 +131,13 @@ def for_readers(reader: str = "ok", verb: str = "") -> Expected:
     return expect
 
 
-def for_who_is_in(reader: str) -> Expected:
+def for_who_is_in(reader: str, verb: str = "") -> Expected:
     """What is done in the thread by who would be given its next message."""
 
     def expect(role: str, relation: str) -> str:
-        return reader if relation in INSIDE and "read" in ROLES[role] else "unknown_message"
+        if relation not in INSIDE or "read" not in ROLES[role]:
+            return "unknown_message"
+        return "forbidden" if verb and verb not in ROLES[role] else reader
 
     return expect
 
@@ -150,6 +153,7 @@ def for_who_was_in(role: str, relation: str) -> str:
 NO_FILE = "f-00000000000-00000000"
 OPERATORS = always("forbidden")
 HASH = "0" * 64
+NOTE = {"note": "channel:room/plan"}
 OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.info": (always("ok"), lambda seq: {}),
     "network.list_agents": (always("ok"), lambda seq: {}),
@@ -215,6 +219,27 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "channels.list": (always("ok"), lambda seq: {}),
     "channels.members": (for_members(verb="read"), lambda seq: {"name": "room"}),
     "discovery.find": (always("ok"), lambda seq: {"query": "canary"}),
+    "notes.create": (
+        for_who_is_in("ok", "write"),
+        lambda seq: {"thread_id": "channel:room", "name": new_id("n"), "text": "x"},
+    ),
+    "notes.write": (for_who_is_in("ok", "write"), lambda seq: {**NOTE, "text": "x", "expected_version": 999}),
+    "notes.append": (for_who_is_in("ok", "write"), lambda seq: {**NOTE, "text": "x"}),
+    "notes.patch": (
+        for_who_is_in("ok", "write"),
+        lambda seq: {**NOTE, "find": "canary-note", "replace": "canary-note"},
+    ),
+    "notes.revert": (for_who_is_in("ok", "write"), lambda seq: {**NOTE, "version": 1, "expected_version": 1}),
+    "notes.propose": (for_who_is_in("ok", "write"), lambda seq: {**NOTE, "text": "x", "expected_version": 1}),
+    "notes.decide": (for_who_is_in("invalid_arguments"), lambda seq: {**NOTE, "proposal": 999, "accept": True}),
+    "notes.set_access": (for_who_is_in("forbidden"), lambda seq: {**NOTE, "access": "open"}),
+    "notes.delete": (for_who_is_in("forbidden"), lambda seq: NOTE),
+    "notes.read": (for_who_is_in("ok"), lambda seq: NOTE),
+    "notes.history": (for_who_is_in("ok"), lambda seq: NOTE),
+    "notes.diff": (for_who_is_in("ok"), lambda seq: {**NOTE, "version": 1}),
+    "notes.proposals": (for_who_is_in("ok"), lambda seq: NOTE),
+    "notes.list": (always("ok"), lambda seq: {}),
+    "notes.search": (always("ok"), lambda seq: {"query": "canary"}),
     "reservations.reserve": (always("ok"), lambda seq: {"paths": ["a.py"]}),
     "reservations.list": (always("ok"), lambda seq: {}),
     "reservations.release": (always("ok"), lambda seq: {}),
@@ -295,6 +320,9 @@ async def test_what_somebody_may_is_what_its_row_says(scene: Scene, role: str, r
         for canary in ("canary-before", "canary-during"):
             shown = canary in answer.raw
             assert not shown or canary in may_read(role, relation), (op, answer)
+        if "canary-note" in answer.raw:
+            assert relation in INSIDE
+            assert "read" in ROLES[role]
         if op in ("network.history", "network.search") and expected == "ok":
             found = [it for it in ("canary-before", "canary-during") if it in answer.raw]
             assert found == may_read(role, relation)

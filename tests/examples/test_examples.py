@@ -51,6 +51,18 @@ def test_hello_prints_the_conversation_of_two_agents(tmp_path: Path) -> None:
     assert said == ["ann: Hello, Bob!", "bob: Hello yourself, ann!"]
 
 
+def test_two_writers_of_a_note_lose_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLES / "notes/review.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "-Launch on Tuesday.\n+Launch on Friday." in done.stdout
+    assert done.stdout.splitlines()[-3:] == [
+        "ann, version 2: ['#', 'Plan', 'Launch', 'on', 'Tuesday.']",
+        "bob, version 4: ['##', 'Risks', 'One', 'known:']",
+        "bob, version 3: ['The', 'pump', 'leaks,', 'see', '[[pump]].']",
+    ]
+
+
 def test_a_desk_hands_over_and_a_manager_calls_two_agents(tmp_path: Path) -> None:
     for name, printed in (
         ("triage_desk/desk.py", "desk: You are right, order 7 was paid twice. You get one payment back.\n"),

@@ -93,7 +93,7 @@ export interface PresenceFrame {
 }
 
 export interface NoticeFrame {
-  kind: (string & {}) | "behind" | "budget_exhausted" | "conversation_quiet" | "damaged" | "dead_letter" | "dead_letter_withdrawn" | "draining" | "given" | "inbox" | "loop_stopped" | "marked" | "members" | "superseded" | "taken";
+  kind: (string & {}) | "behind" | "budget_exhausted" | "conversation_quiet" | "damaged" | "dead_letter" | "dead_letter_withdrawn" | "draining" | "given" | "inbox" | "loop_stopped" | "marked" | "members" | "mod" | "superseded" | "taken";
   thread_id?: string;
   body: Json;
 }

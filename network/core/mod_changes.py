@@ -1,0 +1,92 @@
+"""The part of a change that only mods need: cold values, rows of the log, threads and notices. `ChangeSet` inherits
+it, and `mod.Change` describes it for authors. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec import Raw
+
+from roundelay.network.addresses import parse_address
+from roundelay.network.errors import InternalError, UnknownMessage
+from roundelay.network.frames import encode
+
+from .access import check_right_to_send
+from .entries import Effect, Operate, Origin, SendNotice
+from .limits import ROW_BYTES
+from .rows import MessageHead, Row, RowType
+from .state import State
+from .tables import Facts, Table
+from .takeovers import find_place, next_message_head, place_of
+from .visibility import may_read, parties, thread_readers
+
+
+class ModChanges:
+    """Actions of mods that send no message."""
+
+    if TYPE_CHECKING:
+        origin: Origin
+        state: State
+        facts: Facts
+        mod_id: str
+        effects: list[Effect]
+        operate: Operate | None
+        _unpaid_bytes: int
+
+        def lookup_cold(self, table: Table, key: str) -> Any: ...
+        def set_value(self, table: Table, key: str, value: Any) -> None: ...
+        def write_row(self, type_: RowType, *, label: str = "", data: bytes = b"{}") -> Row: ...
+
+    def cold(self, key: str) -> Any:
+        full = f"{self.mod_id}/{key}"
+        if self.operate is None or key not in self.operate.needs:
+            # Without a lookup an existing value looks absent, and the mod would overwrite it.
+            raise LookupError(f"The cold value {full!r} was not requested. List it in needs= of the operation.")
+        if ("mod_cold", full) in self.facts.damaged:
+            raise InternalError(f"The stored value {full!r} is damaged. Tell the hub's operator.")
+        raw: Raw | None = self.lookup_cold("mod_cold", full)
+        return msgspec.json.decode(raw) if raw is not None else None
+
+    def put_cold(self, key: str, value: object) -> None:
+        raw = Raw(encode(value)) if value is not None else None
+        if raw is not None:
+            self._unpaid_bytes += len(bytes(raw)) + len(key.encode()) + ROW_BYTES
+        self.set_value("mod_cold", f"{self.mod_id}/{key}", raw)
+
+    def log(self, event: dict[str, object], *, hides_args: bool = False) -> Row:
+        body = {"mod": self.mod_id, **event}
+        if self.operate is not None and not hides_args:
+            body |= {"op": self.operate.op, "args": self.operate.args}
+        return self.write_row("mod", label=self.mod_id, data=encode(body))
+
+    def thread(self, of: str | MessageHead) -> MessageHead:
+        head = place_of(of) if isinstance(of, MessageHead) else find_place(self.state, self.facts, of)
+        if head is None or not self.reads_now(head):
+            name = of.thread_id if isinstance(of, MessageHead) else of[:80]
+            raise UnknownMessage(f"There is no thread {name!r} that {self.origin.agent_id} may read.")
+        return head
+
+    def check_may_write(self, head: MessageHead) -> None:
+        kind, name = parse_address(head.to)
+        if head.kind == "direct":  # the recipient is the other one of the two
+            name = next((party for party in parties(head) if party != self.origin.agent_id), name)
+        check_right_to_send(self.state, self.origin, kind, name)
+
+    def reads_now(self, head: MessageHead) -> bool:
+        is_reader = may_read(self.state, self.origin.agent_id, next_message_head(self.state, head))
+        return self.origin.is_operator or is_reader
+
+    def update_screens(
+        self, head: MessageHead, body: dict[str, object], agent_ids: Iterable[str] | None = None
+    ) -> None:
+        readers = thread_readers(self.state, next_message_head(self.state, head) if head.seq == 0 else head)
+        chosen = readers if agent_ids is None else readers.intersection(agent_ids)
+        # Agents read with their tools, and would only drop the notices.
+        screens = frozenset(name for name in chosen if (found := self.state.present(name)) and found.kind != "agent")
+        notice = {"mod": self.mod_id, **body}
+        if screens:
+            self.effects.append(
+                SendNotice(screens, "mod", head.thread_id, notice, except_session=self.origin.session_id)
+            )

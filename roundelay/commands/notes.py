@@ -1,0 +1,192 @@
+"""``roundelay notes``: the shared notes of the mod `notes`."""
+
+from __future__ import annotations
+
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from roundelay.commands.options import Function, identity_options, join, json_option, run
+from roundelay.commands.output import format_day, print_answer, show, show_list
+from roundelay.display.text import sanitize, sanitize_lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+NOTE = click.argument("note", metavar="THREAD/NAME")
+
+
+class NotesGroup(click.Group):
+    """The command ``roundelay notes``. Without a subcommand it lists notes."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args and args[0] != "--json" else ["list", *args])
+
+
+@click.group(cls=NotesGroup, short_help="List, read and write shared notes.")
+def notes() -> None:
+    """List, read and write the notes of the mod `notes`. A note belongs to a thread, and its id is THREAD/NAME."""
+
+
+def call_options(function: Function) -> Function:
+    return json_option(identity_options(function))
+
+
+@notes.command("list", short_help="List notes.")
+@click.option("--thread", metavar="ID", help="Only notes of this thread.")
+@call_options
+def list_notes(as_json: bool, thread: str | None) -> None:
+    """List the notes that you may read."""
+    found = run(_list_all("notes.list", "notes", _given(thread_id=thread)))
+    show_list(
+        {"notes": found},
+        {
+            "NOTE": lambda it: it["note"],
+            "VERSION": lambda it: it["version"],
+            "BY": lambda it: it["by"],
+            "CHANGED": lambda it: format_day(it["at"]),
+            "OWNER": lambda it: it["owner"],
+            "ACCESS": lambda it: it["access"],
+            "PROPOSALS": lambda it: it["proposals"] or "",
+        },
+        empty="There are no notes. `roundelay notes create THREAD/NAME FILE` creates one.",
+        as_json=as_json,
+        print_value=print_answer,
+    )
+
+
+@notes.command("show", short_help="Show a note.")
+@NOTE
+@click.option("--version", type=click.IntRange(1), help="An earlier version.")
+@click.option("--heading", metavar="TEXT", help="Only the section under this heading.")
+@click.option("--sources", is_flag=True, help="Show the author and the cause of each paragraph.")
+@call_options
+def show_note(note: str, as_json: bool, version: int | None, heading: str | None, sources: bool) -> None:
+    """Show the text of a note."""
+    value = run(_call("notes.read", _given(note=note, version=version, heading=heading, sources=sources)))
+    show(value, lambda _: _describe(value), as_json=as_json, print_value=print_answer)
+
+
+def _describe(value: dict[str, Any]) -> Iterable[str]:
+    if "sources" not in value:
+        yield from sanitize_lines(value["text"].rstrip())
+        return
+    for paragraph in value["sources"]:
+        cause = f" because of #{paragraph['cause']}" if "cause" in paragraph else ""
+        yield sanitize(f"[{paragraph['by']}, version {paragraph['version']}{cause}]")
+        yield from sanitize_lines(paragraph["text"].rstrip())
+
+
+@notes.command("create", short_help="Create a note from a file or stdin.")
+@NOTE
+@click.argument("file", type=click.File(encoding="utf-8"), default="-")
+@click.option("--owned", is_flag=True, help="Only you write the note. Others propose changes.")
+@call_options
+def create_note(note: str, file: IO[str], as_json: bool, owned: bool) -> None:
+    """Create a note with the text of FILE, or of stdin."""
+    thread, slash, name = note.partition("/")
+    if not slash:
+        raise click.UsageError(f"{note!r} is no id of a note. Write THREAD/NAME, such as channel:dev/plan.")
+    args = {"thread_id": thread, "name": name, "text": file.read(), "access": "owner" if owned else "open"}
+    _show_change(run(_call("notes.create", args)), as_json=as_json)
+
+
+@notes.command("write", short_help="Replace the text of a note.")
+@NOTE
+@click.argument("file", type=click.File(encoding="utf-8"), default="-")
+@click.option("--expected", type=click.IntRange(1), required=True, metavar="VERSION", help="The version that you read.")
+@call_options
+def write_note(note: str, file: IO[str], as_json: bool, expected: int) -> None:
+    """Replace the text of a note with FILE, or stdin. If the note has changed since, nothing is stored."""
+    value = run(_call("notes.write", {"note": note, "text": file.read(), "expected_version": expected}))
+    _show_change(value, as_json=as_json)
+
+
+@notes.command("append", short_help="Add a paragraph to a note.")
+@NOTE
+@click.argument("text")
+@click.option("--heading", metavar="TEXT", help="At the end of the section under this heading.")
+@call_options
+def append_note(note: str, text: str, as_json: bool, heading: str | None) -> None:
+    """Add a paragraph at the end of a note or of a section."""
+    _show_change(run(_call("notes.append", _given(note=note, text=text, heading=heading))), as_json=as_json)
+
+
+@notes.command("history", short_help="List the versions of a note.")
+@NOTE
+@call_options
+def note_history(note: str, as_json: bool) -> None:
+    """List the versions of a note, newest first."""
+    value = run(_call("notes.history", {"note": note, "limit": 200}))
+    show_list(
+        {"versions": value["versions"]},
+        {
+            "VERSION": lambda it: it["version"],
+            "BY": lambda it: it["by"],
+            "WHEN": lambda it: format_day(it["at"]),
+            "BECAUSE OF": lambda it: f"#{it['cause']}" if it["cause"] else "",
+            "WHAT": lambda it: it["summary"] or it["action"],
+        },
+        empty="There are no versions.",
+        as_json=as_json,
+        print_value=print_answer,
+    )
+
+
+@notes.command("diff", short_help="Show what changed between two versions.")
+@NOTE
+@click.argument("version", type=click.IntRange(1))
+@click.argument("to_version", type=click.IntRange(1), required=False)
+@call_options
+def diff_note(note: str, version: int, to_version: int | None, as_json: bool) -> None:
+    """Show the difference from VERSION to TO_VERSION, or to the current version."""
+    value = run(_call("notes.diff", _given(note=note, version=version, to_version=to_version)))
+    lines = sanitize_lines(value["diff"]) if value["diff"] else ["The two versions are equal."]
+    show(value, lambda _: lines, as_json=as_json, print_value=print_answer)
+
+
+@notes.command("search", short_help="Find notes by their words.")
+@click.argument("words", nargs=-1, required=True)
+@call_options
+def search_notes(words: tuple[str, ...], as_json: bool) -> None:
+    """Find the notes that contain all WORDS."""
+    found = run(_list_all("notes.search", "notes", {"query": " ".join(words)}))
+    columns = {"NOTE": lambda it: it["note"], "LINE": lambda it: next(iter(it["lines"]), "")}
+    show_list({"notes": found}, columns, empty="Nothing was found.", as_json=as_json, print_value=print_answer)
+
+
+def _show_change(value: dict[str, Any], *, as_json: bool) -> None:
+    if value.get("is_conflict"):
+        if as_json:
+            print_answer(value)
+        else:
+            click.echo("\n".join(sanitize_lines(value["diff"])))
+        raise click.ClickException(
+            f"{value['note']} has version {value['version']} by now, so nothing was stored. Apply your change to that version."
+        )
+    show(
+        value,
+        lambda _: [sanitize(f"{value['note']} has version {value['version']}.")],
+        as_json=as_json,
+        print_value=print_answer,
+    )
+
+
+def _given(**args: Any) -> dict[str, Any]:
+    return {name: value for name, value in args.items() if value is not None and value is not False}
+
+
+async def _call(op: str, args: dict[str, Any]) -> Any:
+    async with join(as_person=True) as client:
+        return await client.call(op, args)
+
+
+async def _list_all(op: str, name: str, args: dict[str, Any]) -> Sequence[Any]:
+    entries: list[Any] = []
+    async with join(as_person=True) as client:
+        while True:
+            page = await client.call(op, args)
+            entries += page[name]
+            if not page["has_more"]:
+                return entries
+            args = {**args, "after": page.get("next") or page[name][-1]["note"]}
