@@ -2,7 +2,7 @@
 
 `run_isolated` runs each call in a separate task and abandons it after a grace period. Code that exits, crashes, cancels
 itself or ignores its cancellation affects neither the reaction nor the runner. `run_in_thread` runs a sync tool in one
-of a limited number of threads. `run_hook` limits the time of a hook. Time that the hook spends waiting for the run
+of a limited number of threads. Agents that share a process have separate limits (`running_agent`). `run_hook` limits the time of a hook. Time that the hook spends waiting for the run
 (``proceed``, `Around.complete`, the hub: `pause_hook_timer`) does not count, because those calls have their own limits.
 `retry_later` repeats a request that a busy hub postpones.
 """
@@ -15,7 +15,7 @@ import inspect
 import logging
 import math
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -26,6 +26,9 @@ from roundelay.network.credentials import hide_secrets
 from roundelay.network.errors import RetryLater
 
 T = TypeVar("T")
+
+running_agent: ContextVar[str] = ContextVar("roundelay_running_agent", default="")
+"""Id of the agent whose code runs, in a process that several agents share. Empty in other processes."""
 
 
 class HookTimedOut(TimeoutError):
@@ -204,7 +207,7 @@ async def abandon(task: asyncio.Task[Any]) -> None:
             _forget(task)
         else:
             _logger.error("work continues after its cancellation", extra={"work": task.get_name()})
-            _abandoned.add(task)
+            _abandoned[task] = running_agent.get()
             task.add_done_callback(_forget)
 
 
@@ -269,12 +272,13 @@ async def _catch(work: Callable[[], Awaitable[T]]) -> T | _Failure:
 
 
 def _forget(task: asyncio.Task[object]) -> None:
-    _abandoned.discard(task)
+    _abandoned.pop(task, None)
     if not task.cancelled():
         task.exception()  # mark the error as retrieved, because nobody awaits the task
 
 
-_abandoned: set[asyncio.Task[object]] = set()  # strong references: the event loop itself only has weak ones
+# Abandoned tasks with their agents. Strong references: the event loop itself only has weak ones.
+_abandoned: dict[asyncio.Task[object], str] = {}
 
 
 run_inline: contextvars.ContextVar[bool] = contextvars.ContextVar("run_inline", default=False)
@@ -283,8 +287,8 @@ every run.
 """
 
 MAX_THREADS = 128
-"""Maximum number of sync tool calls that run in parallel in this process. Further calls wait within their own time
-limit.
+"""Maximum number of sync tool calls of an agent that run in parallel. Further calls wait within their own time limit.
+An agent whose tools hang must not stop the tools of other agents in its process.
 """
 
 
@@ -295,7 +299,8 @@ async def run_in_thread(function: Callable[[], object], name: str) -> object:
     if run_inline.get():
         return function()
     loop = asyncio.get_running_loop()
-    await _slots.acquire(loop)
+    slots = _slots[running_agent.get()]
+    await slots.acquire(loop)
     outcome: asyncio.Future[object] = loop.create_future()
     # The tool reads the same context variables as if it ran here, such as the metadata of its messages.
     context = contextvars.copy_context()
@@ -319,7 +324,7 @@ async def run_in_thread(function: Callable[[], object], name: str) -> object:
             failure = CallCrashed(error)
         except BaseException as error:  # noqa: BLE001 (the thread's boundary: the awaiting task gets it)
             failure = error
-        _slots.release()
+        slots.release()
         try:
             loop.call_soon_threadsafe(set_outcome, result, failure)
         except RuntimeError:
@@ -328,9 +333,16 @@ async def run_in_thread(function: Callable[[], object], name: str) -> object:
     try:
         threading.Thread(target=work, name=f"tool-{name}", daemon=True).start()
     except RuntimeError:  # the system cannot start more threads
-        _slots.release()
+        slots.release()
         raise
     return await outcome
+
+
+def count_leftovers(agent_id: str) -> int:
+    """Return the number of an agent's threads and abandoned tasks that still run. Only the end of the process stops
+    them.
+    """
+    return _slots[agent_id].used + sum(owner == agent_id for owner in _abandoned.values())
 
 
 class _ThreadSlots:
@@ -340,8 +352,12 @@ class _ThreadSlots:
 
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
-        self._free = count
+        self._count = self._free = count
         self._waiting: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
+
+    @property
+    def used(self) -> int:
+        return self._count - self._free
 
     async def acquire(self, loop: asyncio.AbstractEventLoop) -> None:
         with self._lock:
@@ -379,7 +395,7 @@ class _ThreadSlots:
             slot.set_result(None)
 
 
-_slots = _ThreadSlots(MAX_THREADS)
+_slots: defaultdict[str, _ThreadSlots] = defaultdict(lambda: _ThreadSlots(MAX_THREADS))  # by agent
 
 
 async def retry_later(attempt: Callable[[], Awaitable[T]], *, attempts: int | None = None) -> T:

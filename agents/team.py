@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from inspect import signature
 from pathlib import Path
-from typing import Annotated, Any, Self, Unpack
+from typing import Annotated, Any, Literal, Self, Unpack
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -312,6 +312,8 @@ class AgentSpec(Strict):
     escalate_to: Approvers = ()
     requester_may_approve: bool = False
     middleware: tuple[MiddlewareChoice, ...] = ()
+    process: Literal["shared", "own"] = "shared"
+    """Whether `roundelay up` runs the agent in one process with the other agents of its folder."""
 
     @field_validator("a2a", mode="before")
     @classmethod

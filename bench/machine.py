@@ -73,6 +73,28 @@ def read_process_cpu_s(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)
 
 
+def list_process_tree(pid: int) -> list[int]:
+    """Return a process and all processes below it. Only the process itself if the system cannot report them."""
+    try:
+        children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    except OSError:
+        return [pid]
+    return [pid, *(below for ids in children for child in ids for below in list_process_tree(int(child)))]
+
+
+def read_tree_memory_kb(pid: int) -> float:
+    """Return the memory of a process and all processes below it in KiB. Memory that several processes share counts
+    once (the proportional set size). 0.0 if the system cannot report it."""
+    total = 0.0
+    for below in list_process_tree(pid):
+        try:
+            lines = Path(f"/proc/{below}/smaps_rollup").read_text().splitlines()
+        except OSError:
+            continue
+        total += float(next((line.split()[1] for line in lines if line.startswith("Pss:")), 0))
+    return total
+
+
 def read_written_bytes(pid: int) -> int:
     """Return the bytes that process `pid` wrote to files on a disk, each page once; 0 if the system cannot report
     them."""

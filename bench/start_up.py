@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from machine import read_process_cpu_s
+from machine import list_process_tree, read_process_cpu_s, read_tree_memory_kb
 from servers import read_memory_kb
 
 IMPORT_TARGET_S, ALL_TARGET_S, SEND_TARGET_S, UP_TARGET_S = 0.15, 0.35, 0.25, 0.6
@@ -75,6 +75,14 @@ SUBJECTS = (
 NODE = ("up", "--port", "0", "--db", "{database}", "--no-open")
 UP = Subject.command("up", max_cpu_s=UP_TARGET_S)
 """A node without agents, until it says that it is ready: measured when it starts, once a run."""
+MANY_CPU_TARGET_S, MANY_MEMORY_TARGET_MB = 3.0, 200.0
+TEAMS = {
+    1: Subject("roundelay up, 1 agent", ""),
+    10: Subject("roundelay up, 10 agents", ""),
+    50: Subject("roundelay up, 50 agents", "", MANY_CPU_TARGET_S, MANY_MEMORY_TARGET_MB),
+}
+"""Nodes with agents, until all are ready: the sum of all processes. Memory that they share counts once."""
+AGENT = "  - {id: agent-NUMBER, instruction: Answer., model: {openai: {name: m, base_url: 'http://127.0.0.1:9/v1'}}}\n"
 
 
 @dataclass(frozen=True)
@@ -95,24 +103,34 @@ class Cost:
 
 def measure(runs: int, subjects: Sequence[Subject] = SUBJECTS) -> list[Cost]:
     """Run each subject once unmeasured, then ``runs`` times. The subjects take turns, so that a slow minute hits all."""
-    costs = [Cost(subject.name, subject.max_cpu_s, subject.max_memory_mb, [], []) for subject in (*subjects, UP)]
+    all_subjects = (*subjects, UP, *TEAMS.values())
+    costs = [Cost(subject.name, subject.max_cpu_s, subject.max_memory_mb, [], []) for subject in all_subjects]
     with tempfile.TemporaryDirectory() as folder:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
         environment |= {"PYTHONPYCACHEPREFIX": f"{folder}/bytecode", "ROUNDELAY_HOME": f"{folder}/home"}
         for number in range(-1, runs):
             with start_node(Path(folder), environment) as (url, *started):
                 results = [_run(subject, environment, url) for subject in subjects]
-            for cost, (cpu_s, memory_mb) in zip(costs, [*results, started], strict=True):
+            results += [(started[0], started[1]), *(_start_team(Path(folder), environment, count) for count in TEAMS)]
+            for cost, (cpu_s, memory_mb) in zip(costs, results, strict=True):
                 if number >= 0:
                     cost.cpu_s.append(cpu_s)
                     cost.memory_mb.append(memory_mb)
     return costs
 
 
+def _start_team(folder: Path, environment: dict[str, str], count: int) -> tuple[float, float]:
+    """Start a node with agents. Return the CPU seconds and the megabytes of all its processes when it is ready."""
+    file = folder / f"team-{count}.yaml"
+    file.write_text("agents:\n" + "".join(AGENT.replace("NUMBER", str(number)) for number in range(count)))
+    with start_node(folder, environment, str(file)) as (_, cpu_s, memory_mb):
+        return cpu_s, memory_mb
+
+
 @contextmanager
-def start_node(folder: Path, environment: dict[str, str]) -> Iterator[tuple[str, float, float]]:
-    """Run a node; yield its URL, and its CPU seconds and resident megabytes when it is ready."""
-    arguments = [argument.format(database=folder / "node.db") for argument in NODE]
+def start_node(folder: Path, environment: dict[str, str], *file: str) -> Iterator[tuple[str, float, float]]:
+    """Run a node; yield its URL, and the CPU seconds and megabytes of its processes when it is ready."""
+    arguments = [*(argument.format(database=folder / "node.db") for argument in NODE), *file]
     with subprocess.Popen(
         [sys.executable, "-m", "roundelay", *arguments], env=environment, cwd=folder, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -121,7 +139,10 @@ def start_node(folder: Path, environment: dict[str, str]) -> Iterator[tuple[str,
             ready = next((line for line in process.stdout if " is ready at " in line), None)
             if ready is None:
                 sys.exit("the node did not start")
-            cpu_s, memory_mb = read_process_cpu_s(process.pid), read_memory_kb(process.pid) / 1024
+            cpu_s = sum(map(read_process_cpu_s, list_process_tree(process.pid)))
+            # Without agents the node is one process, measured like the other commands.
+            memory_kb = read_tree_memory_kb(process.pid) if file else read_memory_kb(process.pid)
+            memory_mb = memory_kb / 1024
             yield ready.split(" is ready at ")[1].split()[0], cpu_s, memory_mb
         finally:
             process.terminate()

@@ -212,6 +212,37 @@ def kill_process(pid: int) -> None:
     os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
+def can_fork() -> bool:
+    """Return whether processes of this program may be forked. Only on Linux: macOS's own libraries may crash in a forked
+    process, and Windows has no fork."""
+    return sys.platform == "linux"
+
+
+def fork_process() -> int:
+    """Fork this process. Return the child's id, and 0 in the child. Only where `can_fork`, and without other threads."""
+    return os.fork()
+
+
+def lead_session() -> None:
+    """Leave the terminal's process group, so that Ctrl-C there does not reach this process."""
+    os.setsid()
+
+
+def signal_process(pid: int, number: int) -> None:
+    """Send a signal to a process. Raises `ProcessLookupError` if the process has already ended."""
+    os.kill(pid, number)
+
+
+def name_process(name: str) -> None:
+    """Set the name of this process that ``ps -o comm`` shows, up to 15 bytes. Only on Linux."""
+    with suppress(OSError):
+        Path("/proc/self/comm").write_bytes(name.encode()[:15])
+
+
+HANG_SIGNAL: int | None = getattr(signal, "SIGUSR1", None)
+"""Signal by which a node asks a process what blocks its event loop. None on Windows."""
+
+
 def find_process_age_s() -> float:
     """Return the time since this process started, in seconds. Without /proc, return the CPU time of the process, which
     is less."""

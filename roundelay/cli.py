@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 import click
@@ -39,11 +39,9 @@ from roundelay.commands import (
     webhook,
 )
 from roundelay.commands.options import debug_option, node_options
+from roundelay.exit_codes import EXIT_FAILURE, EXIT_INTERRUPTED, explain, list_errors
 from roundelay.garbage import collect_seldom
 from roundelay.nodes.reports import get_reporter
-
-EXIT_FAILURE, EXIT_USAGE, EXIT_NO_CONNECTION, EXIT_INTERRUPTED = 1, 2, 3, 130
-
 
 EXPECTED = {
     "stop": "There is no command stop. Stop a node with Ctrl-C in its terminal, SIGTERM, `systemctl stop roundelay` or "
@@ -172,7 +170,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     except Exception as error:  # noqa: BLE001 (the boundary of a command: every error becomes a sentence or a traceback)
-        if isinstance(next(_leaves(error)), BrokenPipeError):
+        if isinstance(next(list_errors(error)), BrokenPipeError):
             # The reader of our output has closed the pipe, as `head` does. Writing at exit must not fail either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_FAILURE
@@ -196,41 +194,3 @@ def _format_traceback(error: Exception) -> str:
 def is_debugging() -> bool:
     """Whether ``--debug`` or ``ROUNDELAY_DEBUG`` asks for tracebacks."""
     return os.environ.get("ROUNDELAY_DEBUG", "") not in ("", "0")
-
-
-def explain(error: BaseException) -> tuple[str, int]:
-    """Return the error message and the exit code for an unhandled error."""
-    from roundelay.display.screen import tell_person
-    from roundelay.display.text import sanitize, sanitize_lines
-    from roundelay.network.credentials import hide_secrets
-    from roundelay.network.errors import ConfigError, ConnectError, RoundelayError
-
-    # Of several tasks that failed together, the first error is the most likely cause.
-    first = next(_leaves(error))
-    match first:
-        case ConnectError():
-            code = EXIT_NO_CONNECTION
-        case ConfigError():
-            code = EXIT_USAGE
-        case _:
-            code = EXIT_FAILURE
-    if isinstance(first, RoundelayError):
-        sentence = tell_person(sanitize(hide_secrets(str(first))))
-        pasted = (
-            sanitize_lines(hide_secrets(first.to_paste)) if isinstance(first, ConfigError) and first.to_paste else []
-        )
-        return "\n".join([sentence, *pasted]), code
-    if isinstance(first, OSError) and first.strerror:
-        place = f"{first.filename}: " if first.filename is not None else ""
-        return sanitize(f"{place}{first.strerror}. Check the path and its permissions."), code
-    text = hide_secrets(str(first))
-    return sanitize(f"Unexpected {type(first).__name__}: {text}. Run the command with --debug to see where."), code
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors inside an exception group, or the error itself."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error

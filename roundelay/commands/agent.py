@@ -20,6 +20,7 @@ from roundelay.commands.options import (
 )
 from roundelay.commands.output import show, show_list
 from roundelay.connection import find_login_id
+from roundelay.network.extras import name_command
 from roundelay.nodes.reports import get_reporter
 
 if TYPE_CHECKING:
@@ -73,6 +74,31 @@ def run_command(
             until_input_ends=until_input_ends,
             reporter=get_reporter(),
             log=ProcessLog(log_format),
+        )
+    )
+
+
+@agent.command("host", hidden=True)
+@click.option("--board", required=True, type=click.Path(path_type=Path, exists=True))
+@log_options
+@node_options
+@debug_option
+def host_command(board: Path, log_level: str, log_format: LogFormat) -> None:
+    """Run agents in this process by the orders of a node, which starts this command."""
+    import asyncio
+
+    from roundelay.nodes.agent_host import host_agents
+    from roundelay.nodes.logs import ProcessLog, log_to_stderr
+    from roundelay.nodes.work_board import WorkBoard
+
+    target = find_target()
+    asyncio.run(
+        host_agents(
+            url=target.url,
+            token=target.token,
+            board=WorkBoard(board),
+            log=ProcessLog(log_format),
+            begin_log=lambda: log_to_stderr(log_level, log_format),
         )
     )
 
@@ -144,7 +170,9 @@ def list_command(as_json: bool) -> None:
 def _describe_note(agent: dict[str, Any]) -> str:
     if error := agent.get("error"):
         return str(error)
-    return f"changed; apply: roundelay agent reload {agent['agent_id']}" if agent["has_changed"] else ""
+    if agent["has_changed"]:
+        return f"changed; apply: {name_command(Path.cwd())} agent reload {agent['agent_id']}"
+    return f"isolated: {reason}" if (reason := agent.get("isolated")) else ""
 
 
 def _add_action(name: AgentAction, short: str, done: str, details: str = "") -> None:

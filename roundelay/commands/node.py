@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from roundelay.nodes.logs import LogFormat
 
 DEFAULT_FILE = Path("roundelay.yaml")
+OPENAI_MODULE = "roundelay.agents.models.openai_model"
 
 
 def pick_file(file: Path | None) -> Path | None:
@@ -131,11 +132,14 @@ def up(
             "trust, add --insecure."
         )
     log_to_stderr(log_level, log_format)
-    agents = []
+    agents, forker = [], None
     if config.agents and not no_agents:
         from roundelay.agents.team import load_agents
+        from roundelay.nodes.forker import Forker
 
         agents = load_agents(config.agents)
+        # Before the event loop starts: a forked process must not inherit its threads and files.
+        forker = Forker.start([OPENAI_MODULE] if any(spec.model.openai is not None for spec in agents) else [])
 
     is_at_terminal = sys.stderr.isatty()
     if opens is None:
@@ -167,6 +171,7 @@ def up(
         until_input_ends=until_input_ends,
         announce_ready=announce_ready,
         log=ProcessLog(log_format),
+        forker=forker,
         person_id=find_login_id() if config.web and (web_link or opens or is_at_terminal) else None,
     )
     return_large_blocks()
@@ -178,6 +183,8 @@ def up(
     except ModError as error:
         raise place_mod_error(error, origins["mods"]) from error
     finally:
+        if forker is not None:
+            forker.join()
         if opened is not None:
             # It holds a link that may still log somebody in.
             opened.unlink(missing_ok=True)

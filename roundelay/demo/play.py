@@ -201,6 +201,8 @@ class _Demo:
         return file
 
     def _choose_model(self, agent: dict[str, Any]) -> dict[str, Any]:
+        if agent["id"] == self._plan.kill:
+            agent = agent | {"process": "own"}  # the others go on while this one is killed
         if self._plan.model is None:
             return agent
         if self._plan.is_local:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from roundelay.display.text import sanitize
 from roundelay.network.errors import RoundelayError
@@ -27,6 +28,23 @@ DRAIN_TIMEOUT_S = 1.0
 """Time to read the remaining output of a process that has ended, in seconds."""
 MAX_LINE_BYTES = 64 * 1024
 MAX_LAST_LINES = 20
+
+
+class Child(Protocol):
+    """Running process: of `asyncio`, or a `forker.ForkedProcess`."""
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def returncode(self) -> int | None: ...
+    @property
+    def stdin(self) -> asyncio.StreamWriter | None: ...
+    @property
+    def stdout(self) -> asyncio.StreamReader | None: ...
+    async def wait(self) -> int: ...
+    def send_signal(self, signal: int, /) -> None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
 
 
 class NotReady(RoundelayError):
@@ -63,7 +81,7 @@ class Process:
         self._on_line = on_line
         self._folder = folder
         self._environment = environment
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Child | None = None
         self._run_task: asyncio.Task[int] | None = None
 
     @property
@@ -80,22 +98,9 @@ class Process:
 
         On cancellation, the process is terminated, and killed after `STOP_TIMEOUT_S`.
         """
-        # The token in the environment belongs to the user. An agent has its own token, in the user's folder.
-        user_variables = ("ROUNDELAY_TOKEN", "ROUNDELAY_URL")
-        environment = {name: value for name, value in self._environment.items() if name not in user_variables}
         self.last_lines.clear()
         self.error = ""
-        process = self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            # The child waits for the end of this pipe. The system closes the pipe even if this process is killed.
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            # One stream keeps the order of reports and log lines.
-            stderr=asyncio.subprocess.STDOUT,
-            env=environment | {"PYTHONUNBUFFERED": "1", SUPERVISED: "1"},
-            cwd=self._folder,
-            start_new_session=True,  # only the parent receives Ctrl-C, and then stops the child cleanly
-        )
+        process = self._process = await self._launch()
         assert process.stdout is not None
         reader = asyncio.create_task(self._read_output(process.stdout))
         try:
@@ -108,6 +113,27 @@ class Process:
             # Also read the output of the shutdown. A grandchild may hold the pipe open forever, so limit this wait.
             await asyncio.wait([reader], timeout=DRAIN_TIMEOUT_S)
             reader.cancel()
+            self._release(process)
+
+    async def _launch(self) -> Child:
+        """Start the child process."""
+        # The token in the environment belongs to the user. An agent has its own token, in the user's folder.
+        user_variables = ("ROUNDELAY_TOKEN", "ROUNDELAY_URL")
+        environment = {name: value for name, value in self._environment.items() if name not in user_variables}
+        return await asyncio.create_subprocess_exec(
+            *self._command,
+            # The child waits for the end of this pipe. The system closes the pipe even if this process is killed.
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            # One stream keeps the order of reports and log lines.
+            stderr=asyncio.subprocess.STDOUT,
+            env=environment | {"PYTHONUNBUFFERED": "1", SUPERVISED: "1"},
+            cwd=self._folder,
+            start_new_session=True,  # only the parent receives Ctrl-C, and then stops the child cleanly
+        )
+
+    def _release(self, process: Child) -> None:
+        """Release what belongs to an ended process."""
 
     async def start(self) -> str:
         """Run the process in the background until `stop` or `kill`. Return the address at which it is ready.
@@ -183,7 +209,7 @@ async def _read_lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
         yield rest.decode(errors="replace")
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _stop(process: Child) -> None:
     """End a process: terminate it first, and kill it after `STOP_TIMEOUT_S`."""
     if process.returncode is not None:
         return

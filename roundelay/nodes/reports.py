@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from functools import cache
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 SUPERVISED = "ROUNDELAY_SUPERVISED"
 """Environment variable by which a supervisor asks its child for JSON lines."""
@@ -19,11 +19,18 @@ _PREFIX = '{"report": '
 
 
 class Report(TypedDict):
-    """Report of a child process. ``url`` is the address at which the child is ready, or empty."""
+    """Report of a child process. ``url`` is the address at which the child is ready, or empty.
 
-    report: Literal["ready", "error"]
+    A process of several agents names the agent that the report is about. Such a process also reports the agent's output
+    lines, and that the agent has ended there, with its exit code and its work that nothing can stop (``leftovers``).
+    """
+
+    report: Literal["ready", "error", "output", "ended"]
     message: str
     url: str
+    agent: NotRequired[str]
+    code: NotRequired[int]
+    leftovers: NotRequired[int]
 
 
 class Reporter:

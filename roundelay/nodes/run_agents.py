@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.network.client import NetworkClient
@@ -31,34 +31,10 @@ async def run_agents(
     """
 
     async def run_one(runner: SimpleAgentRunner) -> None:
-        await runner.prepare()
-        card = runner.describe_card()
-        joining = NetworkClient(
-            runner.agent_id,
-            url,
-            kind="agent",
-            token=token,
-            role="reactor",
-            card=card,
-            # While this node waits for leadership, the leader's processes run the same agents.
-            goes_to_leader=not until_input_ends,
-        )
-        async with joining as client:
-            # Join the channels before reporting, because the process that waits for the report may write there at once.
-            await runner.join_channels(client)
-            reporter.report_ready(f"Agent {runner.agent_id} is ready at {client.url}", client.url)
-            try:
-                await runner.run(client)
-            except Superseded as error:
-                # A normal end here would leave the agent to the process that took over. That process belongs to a node
-                # that no longer exists.
-                if until_input_ends and isinstance(client.failure, Superseded) and client.failure.was_away:
-                    raise Superseded(
-                        f"Another process of agent {runner.agent_id} worked while the node was away; this one starts "
-                        "again."
-                    ) from error
-                # This is no failure, so the other agents of this process continue.
-                log.write(str(error))
+        def report_ready(ready_url: str) -> None:
+            reporter.report_ready(f"Agent {runner.agent_id} is ready at {ready_url}", ready_url)
+
+        await run_agent(runner, url=url, token=token, follows_node=until_input_ends, report_ready=report_ready, log=log)
 
     with stop_signals() as stopping:
         async with asyncio.TaskGroup() as group:
@@ -68,3 +44,45 @@ async def run_agents(
             await wait_for_first(asyncio.wait(agents), stopping.wait(), *input_end)
             for task in agents:
                 task.cancel()
+
+
+async def run_agent(
+    runner: SimpleAgentRunner,
+    *,
+    url: str | None,
+    token: str | None,
+    follows_node: bool,
+    report_ready: Callable[[str], None],
+    log: ProcessLog,
+) -> None:
+    """Run one agent until it is cancelled, or until another runner takes over.
+
+    With ``follows_node`` the agent stays connected to the node at ``url``. ``report_ready`` gets the address at which
+    the agent has joined. Raises `Superseded` only for an agent that was replaced while its node was away.
+    """
+    await runner.prepare()
+    joining = NetworkClient(
+        runner.agent_id,
+        url,
+        kind="agent",
+        token=token,
+        role="reactor",
+        card=runner.describe_card(),
+        # While this node waits for leadership, the leader's processes run the same agents.
+        goes_to_leader=not follows_node,
+    )
+    async with joining as client:
+        # Join the channels before reporting, because the process that waits for the report may write there at once.
+        await runner.join_channels(client)
+        report_ready(client.url)
+        try:
+            await runner.run(client)
+        except Superseded as error:
+            # A normal end here would leave the agent to the process that took over. That process belongs to a node that
+            # no longer exists.
+            if follows_node and isinstance(client.failure, Superseded) and client.failure.was_away:
+                raise Superseded(
+                    f"Another process of agent {runner.agent_id} worked while the node was away; this one starts again."
+                ) from error
+            # This is no failure, so the other agents of this process continue.
+            log.write(str(error))

@@ -61,6 +61,9 @@ async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[s
         "figures": figures,
         "rates": rates,
         "quotas": quotas["quotas"],
+        "isolated": [
+            it for it in (await _ask(client, "network.node_agents", {"agents": []}))["agents"] if "isolated" in it
+        ],
         "stopped": await _ask(client, "network.stopped", {"conversations": [], "has_more": False, "agents": []}),
     }
 
@@ -101,9 +104,11 @@ def describe_status(status: Mapping[str, Any]) -> list[str]:
     parts.pop("has_operators", None)
     parts.pop("has_human_operators", None)
     if "rates" in parts:
-        rates, quotas, stopped = (parts.pop(name) for name in ("rates", "quotas", "stopped"))
+        rates, quotas, stopped, isolated = (parts.pop(name) for name in ("rates", "quotas", "stopped", "isolated"))
         agents = summarize_agents(parts.pop("agents"))
         parts |= {"agents": agents} if agents else {}
+        if isolated:
+            parts["own process"] = [f"{it['agent_id']} ({it['isolated']})" for it in isolated]
         parts |= {**describe_figures(figures, rates), **describe_quotas(quotas), **describe_stopped(stopped)}
     return [
         f"{name:<14} {sanitize(', '.join(value) if isinstance(value, list) else str(value))}"

@@ -1,4 +1,7 @@
-"""Supervised processes of a node: one for each agent of the node's file, and one for the gateway.
+"""Supervised processes of a node: its agents, and one for the gateway.
+
+The agents of a folder share a process (`shared_process`). An agent has its own process if its file says so, if it
+is alone, if it crashed the shared process, or once an operator has started it again: a new process reads its code again.
 
 A supervised process that fails starts again, after a delay that doubles each time. `NodeAgents` shows operators the
 state of the agents' processes, and lets them start, stop, restart or reload a process. A changed agent file is
@@ -23,9 +26,10 @@ from roundelay.network.extras import name_command
 from roundelay.network.hub import Hub
 from roundelay.network.operations.reading import AgentAction
 from roundelay.network.yaml import MAX_FILE_BYTES
+from roundelay.nodes.forker import Forker, ForkingProcess
 from roundelay.nodes.logs import ProcessLog
-from roundelay.nodes.processes import Process
 from roundelay.nodes.reports import Report
+from roundelay.nodes.shared_process import SharedProcess, describe_code
 
 if TYPE_CHECKING:
     from roundelay.agents.team import AgentSpec
@@ -45,7 +49,7 @@ WRONG_FILE = 2
 """Exit code of an agent whose file is wrong; starting it again would not help."""
 
 
-class SupervisedProcess(Process):
+class SupervisedProcess(ForkingProcess):
     """Process of the node that starts again when it fails.
 
     ``description`` names the process in sentences. ``path`` names the file to correct if the process cannot start.
@@ -78,7 +82,7 @@ class SupervisedProcess(Process):
             self._set_state("starting")
             _logger.info(self.start_message, extra={"agent_id": self.name})
             code = await self._run_until_requested()
-            # An operator's restart is no failure, so it must not increase the next delay.
+            # Neither an operator's restart nor another agent's crash is a failure, so it must not increase the next delay.
             if code is None:
                 failures = 0
             # At the first start, the author of the file is still present, so the whole node refuses to start.
@@ -115,7 +119,7 @@ class SupervisedProcess(Process):
                 if self.error:
                     # The reason arrived as a report and not as an output line, so print it now.
                     self._log.forward(self.name, f"Error: {self.error}")
-                ending = f"exit code {code}" if code > 0 else f"signal {-code}"
+                ending = describe_code(code)
                 _logger.error("%s has ended with %s; it starts again in %g s.", self._description, ending, delay_s)
                 self._set_state("restarting")
                 self._record_fault(": ".join([ending, *([self.error] if self.error else [])]))
@@ -132,9 +136,13 @@ class SupervisedProcess(Process):
         if report["report"] == "ready":
             self._set_state("running")
 
+    async def run_once(self) -> int | None:
+        """Run to the end. Return the exit code, or None if something else than this process is to blame for the end."""
+        return await self.run()
+
     async def _run_until_requested(self) -> int | None:
-        """Run the process once. Return the exit code, or None if an operator ended the process."""
-        run, requested = asyncio.create_task(self.run()), asyncio.create_task(self._requested.wait())
+        """Run the process once. Return the exit code, or None if an operator or another agent's crash ended it."""
+        run, requested = asyncio.create_task(self.run_once()), asyncio.create_task(self._requested.wait())
         try:
             await asyncio.wait({run, requested}, return_when=asyncio.FIRST_COMPLETED)
             return run.result() if run.done() else None
@@ -179,17 +187,30 @@ class SupervisedProcess(Process):
 
 
 class AgentProcess(SupervisedProcess):
-    """The process of one agent."""
+    """One agent, in its own process or in a shared one."""
 
     start_message = "an agent's process starts"
 
     def __init__(
-        self, spec: AgentSpec, hub: Hub, url: str, *, log_level: str, log: ProcessLog, snapshots: Path
+        self,
+        spec: AgentSpec,
+        hub: Hub,
+        url: str,
+        *,
+        log_level: str,
+        log: ProcessLog,
+        snapshots: Path,
+        shared: SharedProcess | None = None,
+        forker: Forker | None = None,
     ) -> None:
         command = ["-m", "roundelay", "agent", "run", str(spec.path), "--only", spec.id, "--url", url]
         command += ["--log-level", log_level, "--log-format", log.format, "--until-input-ends"]
         super().__init__(spec.id, f"Agent {spec.id}", command, path=str(spec.path), log=log)
         self._hub = hub
+        self._forker = forker
+        self._shared = shared  # for the next start
+        self._runs_in: SharedProcess | None = None
+        self._isolation = ""
         self.file = spec.path
         self._loaded_bytes, self._loaded_spec = _read(spec.path), spec.find_node().plain()
         # Store the copy in a folder of the node. Next to the file, users would find a second, old version.
@@ -198,21 +219,43 @@ class AgentProcess(SupervisedProcess):
         self._plain_command = list(self._command)
         self._has_fault = False
 
-    async def run(self) -> int:
-        """Run as `Process.run` does, but with the agent file as it was loaded."""
+    @property
+    def pid(self) -> int:
+        return super().pid if self._runs_in is None else self._runs_in.pid
+
+    @property
+    def is_up(self) -> bool:
+        return super().is_up if self._runs_in is None else self._runs_in.is_up
+
+    async def run_once(self) -> int | None:
+        """Run the agent file as it was loaded."""
         self._command = list(self._plain_command)
+        as_loaded = None
         if self.has_changed():
             # The file was edited since it was loaded. A crash must not apply the edit; only a reload may.
-            self._snapshot.write_bytes(self._loaded_bytes)
-            self._command += ["--as-loaded", str(self._snapshot)]
+            as_loaded = self._snapshot
+            as_loaded.write_bytes(self._loaded_bytes)
+            self._command += ["--as-loaded", str(as_loaded)]
         # An agent that crashes after each start looks healthy in between, so keep its fault until it has run for a
         # while.
         steady = asyncio.create_task(self._clear_fault_later()) if self._has_fault else None
         try:
-            return await super().run()
+            if self._shared is None:
+                return await self.run()
+            self.last_lines.clear()
+            self.error = ""
+            self._runs_in = self._shared
+            return await self._runs_in.run_agent(self, self.file, as_loaded)
         finally:
+            self._runs_in, self.is_ready = None, False
             if steady is not None:
                 steady.cancel()
+
+    def isolate(self, reason: str) -> None:
+        """Run the agent in its own process from its next start on."""
+        if self._shared is not None:
+            self._shared, self._isolation = None, reason
+            _logger.warning("Agent %s is isolated in its own process: %s.", self.name, reason)
 
     def has_changed(self) -> bool:
         """Return whether the file now describes the agent differently from the loaded version."""
@@ -229,6 +272,8 @@ class AgentProcess(SupervisedProcess):
         fields: dict[str, Any] = {"agent_id": self.name, "state": self.state, "file": str(self.file)}
         fields |= {"pid": self.pid} if self.is_up else {}
         fields |= {"error": self.error} if self.error and self.state in ("ended", "restarting") else {}
+        fields["process"] = "own" if self._shared is None and self._runs_in is None else "shared"
+        fields |= {"isolated": self._isolation} if self._isolation else {}
         return fields | {"has_changed": self.has_changed()}
 
     async def control(self, action: AgentAction) -> dict[str, Any]:
@@ -241,6 +286,8 @@ class AgentProcess(SupervisedProcess):
             return self.describe()
         if action == "reload":
             self._reload()
+        if action != "stop":
+            self._shared = None  # a new process imports the current code of the agent's tools
         # Set the request before the event, because the woken task reads it at once.
         self._wanted = action
         self._requested.set()

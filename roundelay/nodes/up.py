@@ -45,10 +45,12 @@ from roundelay.network.ledger.storage_errors import explain
 from roundelay.network.log_urls import hide_password
 from roundelay.network.platforms import is_read_only, raise_file_limit
 from roundelay.network.tls import read_certificate, server_context
+from roundelay.nodes.forker import Forker
 from roundelay.nodes.hub_http import TIMEOUT_S, is_hub_ready
 from roundelay.nodes.links import make_owners_link
 from roundelay.nodes.logs import ProcessLog
 from roundelay.nodes.processes import stop_signals, wait_for_first, wait_for_input_end
+from roundelay.nodes.shared_process import SharedProcess, closing_processes, group_agents
 from roundelay.nodes.supervised import AgentProcess, GatewayProcess, NodeAgents, SupervisedProcess, webhooks_file
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ async def run_node(
     announce_ready: Callable[[str, str, str | None], None],
     log: ProcessLog,
     person_id: str | None = None,
+    forker: Forker | None = None,
 ) -> None:
     """Run a node with its agents until SIGTERM or SIGINT, or with ``until_input_ends`` until its input ends.
 
@@ -108,8 +111,26 @@ async def run_node(
             place = {"url": url, "network": node.hub.name, "database": str(config.db), "agents": len(agents)}
             _logger.info("the node listens", extra=place)
             snapshots = Path(stack.enter_context(TemporaryDirectory(prefix="roundelay-")))
+            if forker is not None:
+                forker.watch()
+                stack.callback(forker.close)
+            shared: dict[str, SharedProcess] = {}
+            for name, agent_ids in group_agents(own_agents.specs).items():
+                process = SharedProcess(
+                    name, agent_ids, url, log_level=log_level, log=log, folder=snapshots, forker=forker
+                )
+                shared |= dict.fromkeys(agent_ids, process)
             agent_processes = [
-                AgentProcess(spec, node.hub, url, log_level=log_level, log=log, snapshots=snapshots)
+                AgentProcess(
+                    spec,
+                    node.hub,
+                    url,
+                    log_level=log_level,
+                    log=log,
+                    snapshots=snapshots,
+                    shared=shared.get(spec.id),
+                    forker=forker,
+                )
                 for spec in own_agents.specs
             ]
             node.hub.view.supervisor = NodeAgents(agent_processes)
@@ -118,7 +139,7 @@ async def run_node(
             if config.interop.serve:
                 gateway = GatewayProcess(config, url, log_level=log_level, log=log)
                 processes.append(gateway)
-            async with asyncio.TaskGroup() as group:
+            async with closing_processes(set(shared.values())), asyncio.TaskGroup() as group:
                 tasks = [group.create_task(process.supervise()) for process in processes]
                 tasks.append(group.create_task(node.hub.view.supervisor.watch_files(write)))
 
@@ -136,6 +157,8 @@ async def run_node(
                 input_end = [wait_for_input_end()] if until_input_ends else []
                 await wait_for_first(stopping.wait(), node.hub.status.failed.wait(), *input_end)
                 _logger.info("the node stops", extra={"url": url, "has_failed": node.hub.status.failed.is_set()})
+                for it in shared.values():
+                    it.is_closing = True
                 for task in tasks:
                     task.cancel()
             if node.hub.status.failed.is_set():

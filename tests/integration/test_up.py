@@ -25,7 +25,7 @@ from tests.support.terminals import command_at_terminal
 from tests.support.wire import WireSession, hello_frame, make_token
 
 TEAM = "port: 0\nagents: [ann.yaml, {id: bob, instruction: Greet., model: {rules: [{do: [{say: 'bob heard {{ text }}'}]}]}}]\n"
-ANN = "id: ann\ninstruction: Greet.\nmodel: {rules: [{do: [{say: 'ann heard {{ text }}'}]}]}\n"
+ANN = "id: ann\nprocess: own\ninstruction: Greet.\nmodel: {rules: [{do: [{say: 'ann heard {{ text }}'}]}]}\n"
 
 
 @pytest.fixture
@@ -62,13 +62,23 @@ async def ask(url: str, agent_id: str, text: str) -> str:
 
 
 def children(pid: int) -> dict[str, int]:
-    """The processes that a process started, by the id of the agent that they run."""
+    """The processes of a node's agents, by the name of the process: an agent's id, or ``agents`` for those that share one."""
     found = {}
-    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        arguments = Path(f"/proc/{child}/cmdline").read_text().split("\0")
-        if "--only" in arguments:
-            found[arguments[arguments.index("--only") + 1]] = int(child)
+    for child in _list_children(pid):
+        if _read_name(child) == "forker":
+            found |= {_read_name(agent): agent for agent in _list_children(child)}
+        else:  # a node that a test started without a forker
+            arguments = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+            found |= {arguments[arguments.index("--only") + 1]: child} if "--only" in arguments else {}
     return found
+
+
+def _list_children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def _read_name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def list_notes() -> list[Path]:

@@ -73,7 +73,7 @@ async def test_what_swallows_its_cancellation_is_left_alone(
 
 
 async def test_threads_of_sync_tools_are_bounded_and_handed_on_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threads, "_slots", threads._ThreadSlots(2))
+    monkeypatch.setitem(threads._slots, "", threads._ThreadSlots(2))
     release, begun = threading.Event(), list[int]()
 
     def work(number: int) -> int:

@@ -29,7 +29,7 @@ def find_commands(command: click.Command = cli, path: str = "roundelay") -> Iter
             yield path, command
         for name, inner in command.commands.items():
             yield from find_commands(inner, f"{path} {name}")
-    else:
+    elif not command.hidden:  # the program itself starts hidden commands
         yield path, command
 
 

@@ -1,0 +1,352 @@
+"""Forks the processes of a node's agents from one process that has imported their code (Linux).
+
+An import of all agent code takes a second of CPU and 60 MB. A forked process takes some milliseconds, and shares the
+memory of the imports. The forking process, the *forker*, is itself forked from ``roundelay up`` before that command has
+an event loop, threads or open files. The forker starts no threads, and imports no code of users: a new process therefore
+reads the current code of an agent's tools.
+
+`Forker` is the node's side. A request has the arguments of a command and the descriptors of its streams. The forker
+answers with the process id, and later with the exit code. If the forker is lost, the node starts interpreters instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import gc
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, NoReturn
+
+from roundelay.network.platforms import can_fork, fork_process, lead_session, name_process, signal_process
+from roundelay.nodes.processes import Child, Process
+from roundelay.nodes.reports import SUPERVISED
+
+MAX_REQUEST_BYTES = 64 * 1024
+PRELOADED = ("roundelay.nodes.agent_host", "roundelay.nodes.run_agents", "roundelay.commands.agent")
+LOST = -signal.SIGTERM
+"""Exit code of a process whose end the forker could not report."""
+
+
+class ForkerLost(Exception):
+    """The forking process has ended."""
+
+
+class ForkedProcess:
+    """Process that the forker started. Implements `processes.Child`."""
+
+    def __init__(self, forker: Forker) -> None:
+        self.pid = 0
+        self.returncode: int | None = None
+        self.stdin: asyncio.StreamWriter | None = None
+        self.stdout: asyncio.StreamReader | None = None
+        self._forker = forker
+        self._output: asyncio.BaseTransport | None = None
+        self._changed = asyncio.Event()  # the process has started, or ended
+
+    async def connect(self, stdin: IO[bytes], stdout: IO[bytes]) -> None:
+        """Connect this node's ends of the process's streams."""
+        loop = asyncio.get_running_loop()
+        transport, protocol = await loop.connect_write_pipe(
+            lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), stdin
+        )
+        self.stdin = asyncio.StreamWriter(transport, protocol, None, loop)
+        reader = self.stdout = asyncio.StreamReader()
+        self._output, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stdout)
+
+    def close(self) -> None:
+        """Close this node's ends of the streams, which a process of the ended process may still hold open."""
+        if self._output is not None:
+            self._output.close()
+        if self.stdin is not None:
+            self.stdin.close()
+
+    async def wait_for_start(self) -> None:
+        """Wait for the process id. Raises `ForkerLost`."""
+        await self._changed.wait()
+        self._changed.clear()
+        if not self.pid:
+            raise ForkerLost
+        if self.returncode is not None:
+            self._changed.set()
+
+    async def wait(self) -> int:
+        while self.returncode is None:
+            await self._changed.wait()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            self._forker.send_signal(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def record(self, *, pid: int = 0, code: int | None = None) -> None:
+        self.pid = pid or self.pid
+        if code is not None:
+            self.returncode = code
+        self._changed.set()
+
+
+class Forker:
+    """The node's side of the forker. ``start`` first, then ``watch`` in the event loop."""
+
+    def __init__(self, sock: socket.socket, pid: int) -> None:
+        self.pid = pid
+        self.is_lost = False
+        self._sock = sock
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting: list[ForkedProcess] = []  # in the order of the requests
+        self._running: dict[int, ForkedProcess] = {}
+
+    @classmethod
+    def start(cls, preloaded: Sequence[str] = ()) -> Forker | None:
+        """Fork the forker from this process. Returns None where processes cannot be forked.
+
+        Call this before the process has an event loop or threads. ``preloaded`` names further modules to import.
+        """
+        # A forked process has only the thread that forked it. A lock that another thread held would stay locked.
+        if not can_fork() or threading.active_count() > 1:
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = fork_process()
+        if pid == 0:
+            ours.close()
+            _serve_and_exit(theirs, [*PRELOADED, *preloaded])
+        theirs.close()
+        ours.setblocking(False)
+        return cls(ours, pid)
+
+    def watch(self) -> None:
+        """Read the forker's answers in the running event loop until `close`."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._sock.fileno(), self._read)
+
+    def close(self) -> None:
+        """End the forker. Its processes end by the end of their input. Idempotent."""
+        if self._loop is not None and self._sock.fileno() >= 0:
+            self._loop.remove_reader(self._sock.fileno())
+        self._sock.close()
+
+    def join(self) -> None:
+        """Wait for the end of the forker, after the end of its processes."""
+        self.close()
+        with suppress(ProcessLookupError, ChildProcessError):
+            signal_process(self.pid, signal.SIGTERM)  # it may still be importing
+            os.waitpid(self.pid, 0)
+
+    async def spawn(self, arguments: Sequence[str], name: str) -> ForkedProcess:
+        """Run the command with these arguments in a forked process. Raises `ForkerLost`."""
+        if self.is_lost:
+            raise ForkerLost
+        process = ForkedProcess(self)
+        stdin, our_stdin = os.pipe()
+        our_stdout, stdout = os.pipe()
+        await process.connect(os.fdopen(our_stdin, "wb", 0), os.fdopen(our_stdout, "rb", 0))
+        request = json.dumps({"arguments": list(arguments), "name": name}).encode()
+        try:
+            while True:
+                try:
+                    socket.send_fds(self._sock, [request], [stdin, stdout])
+                    break
+                except BlockingIOError:  # many processes start at once, and the forker is still busy with the others
+                    await asyncio.sleep(0.01)
+            self._starting.append(process)
+        except OSError as error:
+            raise ForkerLost from error
+        finally:
+            os.close(stdin)
+            os.close(stdout)
+        try:
+            await process.wait_for_start()
+        except asyncio.CancelledError:
+            process.close()  # the end of its input ends it
+            raise
+        return process
+
+    def send_signal(self, pid: int, number: int) -> None:
+        """Ask the forker to send a signal. Only the parent knows for sure that the id still belongs to the process."""
+        try:
+            self._sock.send(json.dumps({"signal": number, "pid": pid}).encode())
+        except OSError:
+            self._lose()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = self._sock.recv(MAX_REQUEST_BYTES)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._lose()
+                return
+            answer = json.loads(data)
+            if "code" not in answer:
+                process = self._starting.pop(0)
+                self._running[answer["pid"]] = process
+                process.record(pid=answer["pid"])
+            else:
+                self._running.pop(answer["pid"]).record(code=answer["code"])
+
+    def _lose(self) -> None:
+        """Stop all processes, because nobody could report their end, and take them for ended."""
+        self.is_lost = True
+        self.close()
+        for process in (*self._starting, *self._running.values()):
+            if process.pid:
+                with suppress(ProcessLookupError):
+                    signal_process(process.pid, signal.SIGTERM)
+            if process.stdin is not None:
+                process.stdin.close()
+            process.record(code=LOST)
+        self._starting.clear()
+        self._running.clear()
+
+
+class ForkingProcess(Process):
+    """Process that the node's forker starts if there is one, and otherwise a new interpreter."""
+
+    _forker: Forker | None = None
+
+    async def _launch(self) -> Child:
+        if self._forker is not None and not self._forker.is_lost:
+            with suppress(ForkerLost):
+                return await self._forker.spawn(self._command[3:], self.name)  # without `python -m roundelay`
+        return await super()._launch()
+
+    def _release(self, process: Child) -> None:
+        if isinstance(process, ForkedProcess):
+            process.close()
+
+
+# --- the forker's side
+
+
+def _serve_and_exit(sock: socket.socket, modules: Sequence[str]) -> NoReturn:
+    """Import the modules and fork for each request, until the node closes the socket. Never returns to the command."""
+    code = 1
+    try:
+        lead_session()
+        name_process("forker")
+        _replace_streams()
+        for name in ("ROUNDELAY_TOKEN", "ROUNDELAY_URL", SUPERVISED):
+            # The token in the environment belongs to the user. An agent has its own token, in the user's folder.
+            os.environ.pop(name, None)
+        for module in modules:
+            __import__(module)
+        # Frozen objects are not visited by collections, so their memory stays shared.
+        gc.collect()
+        gc.freeze()
+        request = _serve(sock)
+        code = 0 if request is None else _run_command(request["arguments"], request["name"])
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        # The frames below belong to the command that was forked. Its cleanup must run only there.
+        os._exit(code)
+
+
+def _replace_streams() -> None:
+    """Read from and write to nothing. The terminal belongs to the node."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(nothing, number)
+    os.close(nothing)
+
+
+def _serve(sock: socket.socket) -> dict[str, object] | None:
+    """Fork for each request, and report each end. Return the request in a child, and None when the node closes the
+    socket."""
+    running: set[int] = set()
+    waking, woken = socket.socketpair()
+    for end in (waking, woken):
+        end.setblocking(False)
+    signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    with selectors.DefaultSelector() as selector:
+        selector.register(sock, selectors.EVENT_READ)
+        selector.register(woken, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is woken:
+                    woken.recv(4096)
+                    _report_ended(sock, running)
+                    continue
+                data, descriptors, _, _ = socket.recv_fds(sock, MAX_REQUEST_BYTES, 2)
+                if not data:
+                    return None
+                request = json.loads(data)
+                if "signal" in request:
+                    if request["pid"] in running:
+                        signal_process(request["pid"], request["signal"])
+                    continue
+                pid = fork_process()
+                if pid == 0:
+                    signal.set_wakeup_fd(-1)
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    os.dup2(descriptors[0], 0)
+                    os.dup2(descriptors[1], 1)
+                    os.dup2(descriptors[1], 2)  # one stream keeps the order of reports and log lines
+                    for end in (sock, waking, woken):
+                        end.close()
+                    for descriptor in descriptors:
+                        os.close(descriptor)
+                    return dict(request)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                running.add(pid)
+                sock.send(json.dumps({"pid": pid}).encode())
+
+
+def _report_ended(sock: socket.socket, running: set[int]) -> None:
+    while running:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        running.discard(pid)
+        sock.send(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
+
+
+def _run_command(arguments: object, name: object) -> int:
+    """Run the command in this forked process, as a new interpreter would. Return the exit code."""
+    from roundelay.nodes.reports import get_reporter
+
+    assert isinstance(arguments, list)
+    lead_session()
+    name_process(str(name))
+    sys.argv[:] = ["roundelay", *arguments]
+    for number, attribute in enumerate(("stdin", "stdout", "stderr")):
+        stream = open(number, "w" if number else "r", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        if number:
+            stream.reconfigure(line_buffering=True, write_through=True)
+        setattr(sys, attribute, stream)
+        setattr(sys, f"__{attribute}__", stream)
+    get_reporter.cache_clear()
+    os.environ[SUPERVISED] = "1"
+    get_reporter()
+    code = 1
+    try:
+        runpy.run_module("roundelay", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        atexit._run_exitfuncs()
+    return code

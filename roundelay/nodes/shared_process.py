@@ -1,0 +1,298 @@
+"""The node's side of a process that several agents share (`agent_host`): starts it, and decides who is to blame.
+
+The process starts with its first agent and ends with its last. If it crashes, the agents that were at work are suspects.
+The node isolates a suspect of two crashes, and an agent that blocks the event loop: such an agent gets its own process. All other agents
+start again at once, because nothing was wrong with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from roundelay.network.platforms import HANG_SIGNAL
+from roundelay.nodes.forker import Forker, ForkingProcess
+from roundelay.nodes.logs import ProcessLog
+from roundelay.nodes.processes import STOP_TIMEOUT_S, Child
+from roundelay.nodes.reports import Report
+from roundelay.nodes.work_board import Work, WorkBoard
+
+if TYPE_CHECKING:
+    from roundelay.agents.team import AgentSpec
+
+_logger = logging.getLogger(__name__)
+
+MAX_CRASHES = 2
+"""Crashes of the shared process during an agent's work until the agent gets a process of its own."""
+UNEXPLAINED_S = 60.0
+"""Time in seconds. After two crashes without a suspect within this time, every agent is isolated."""
+HANG_CHECK_S, MAX_MISSED_CHECKS = 2.0, 5
+"""Interval between checks of the heartbeat, in seconds, and checks without one until the process counts as hanging."""
+HANG_ANSWER_S = 2.0
+"""Time for a hanging process to name the blocking agent before it is killed, in seconds."""
+HANG_S = HANG_CHECK_S * MAX_MISSED_CHECKS
+
+
+class HostedAgent(Protocol):
+    """An agent in a shared process."""
+
+    name: str
+
+    def handle_report(self, report: Report) -> None: ...
+    def isolate(self, reason: str) -> None: ...
+
+
+class _Run:
+    """One run of an agent in the process. ``ended`` gets the exit code, or None for an agent that is not to blame."""
+
+    def __init__(self, agent: HostedAgent, slot: int) -> None:
+        self.agent = agent
+        self.slot = slot
+        self.ended: asyncio.Future[int | None] = asyncio.get_running_loop().create_future()
+
+    def end(self, code: int | None) -> None:
+        if not self.ended.done():
+            self.ended.set_result(code)
+
+
+class SharedProcess(ForkingProcess):
+    """Process of several agents of one folder."""
+
+    def __init__(
+        self,
+        name: str,
+        agent_ids: Sequence[str],
+        url: str,
+        *,
+        log_level: str,
+        log: ProcessLog,
+        folder: Path,
+        forker: Forker | None,
+    ) -> None:
+        arguments = ["-m", "roundelay", "agent", "host", "--url", url, "--board", ""]
+        arguments += ["--log-level", log_level, "--log-format", log.format]
+        super().__init__(name, arguments, on_line=lambda line: log.forward(name, line))
+        self._forker = forker
+        self.is_closing = False
+        self._slots = {agent_id: slot for slot, agent_id in enumerate(agent_ids)}
+        self._log = log
+        self._board_folder = folder
+        self._launches = 0
+        self._board: WorkBoard | None = None
+        self._runs: dict[str, _Run] = {}
+        self._main: asyncio.Task[None] | None = None
+        self._launched = asyncio.Event()
+        self._launch_error: OSError | None = None
+        self._is_ending = False
+        self._ended_on_purpose = False
+        self._crashes: dict[str, int] = {}
+        self._unexplained_at = float("-inf")
+
+    async def run_agent(self, agent: HostedAgent, file: Path, as_loaded: Path | None) -> int | None:
+        """Run an agent until it ends. Return its exit code, or None if it ended through no fault of its own.
+
+        On cancellation the agent is stopped. An agent that does not stop ends the process.
+        """
+        await self._ensure_up()
+        run = self._runs[agent.name] = _Run(agent, self._slots[agent.name])
+        self._order("start", run, file, as_loaded)
+        try:
+            return await asyncio.shield(run.ended)
+        finally:
+            if not run.ended.done():
+                self._order("stop", run)
+                await asyncio.wait({run.ended}, timeout=STOP_TIMEOUT_S)
+            if not run.ended.done():
+                self._end_for(run, "its code did not end when it was stopped")
+                await asyncio.wait({run.ended})
+            self._runs.pop(agent.name, None)
+            if not self._runs and self._main is not None:
+                self._is_ending = self._ended_on_purpose = True
+                self._close_input()
+
+    async def close(self) -> None:
+        """End the process."""
+        self._ended_on_purpose = True
+        if self._main is not None:
+            self._close_input()
+            await asyncio.wait({self._main}, timeout=STOP_TIMEOUT_S)
+        if self._main is not None:
+            self.kill()
+            await asyncio.wait({self._main})
+
+    def handle_report(self, report: Report) -> None:
+        run = self._runs.get(report.get("agent", ""))
+        if run is None:
+            return
+        match report["report"]:
+            case "output":
+                self._log.forward(run.agent.name, report["message"])
+            case "ended":
+                if report["message"]:
+                    run.agent.handle_report({"report": "error", "message": report["message"], "url": ""})
+                run.end(report.get("code", 1))
+                if report.get("leftovers") and not self.is_closing:
+                    # A thread cannot be stopped from outside. If it went on, a stopped agent could still do harm.
+                    self._end_for(run, "a tool of it still ran when it was stopped")
+            case _:
+                run.agent.handle_report(report)
+
+    # --- the process
+
+    async def _ensure_up(self) -> None:
+        """Start the process if it does not run."""
+        while self._is_ending and self._main is not None:
+            await asyncio.wait({self._main})
+        if self._main is None:
+            self._launched = asyncio.Event()
+            self._launch_error, self._is_ending, self._ended_on_purpose = None, False, False
+            self._main = asyncio.create_task(self._run_once())
+        await self._launched.wait()
+        if self._launch_error is not None:
+            raise self._launch_error
+
+    async def _run_once(self) -> None:
+        self._launches += 1
+        path = self._board_folder / f"{self.name.replace('/', '-')}-{self._launches}.board"
+        self._board = WorkBoard.create(path, len(self._slots))
+        self._command[self._command.index("--board") + 1] = str(path)
+        watch = asyncio.create_task(self._watch_heartbeat(self._board))
+        code: int | None = None
+        try:
+            code = await self.run()
+        except OSError as error:
+            self._launch_error = error
+        finally:
+            watch.cancel()
+            self._main = None
+            self._launched.set()
+            self._handle_end(code)
+            path.unlink(missing_ok=True)
+
+    async def _launch(self) -> Child:
+        process = await super()._launch()
+        self._launched.set()
+        return process
+
+    def _order(self, order: str, run: _Run, file: Path | None = None, as_loaded: Path | None = None) -> None:
+        if self._process is None or self._process.stdin is None or self._main is None:
+            run.end(None)  # the process has just ended
+            return
+        line = {
+            "order": order,
+            "agent_id": run.agent.name,
+            "slot": run.slot,
+            "file": "" if file is None else str(file),
+            "as_loaded": "" if as_loaded is None else str(as_loaded),
+        }
+        self._process.stdin.write(json.dumps(line).encode() + b"\n")
+
+    def _close_input(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+
+    async def _watch_heartbeat(self, board: WorkBoard) -> None:
+        """End the process if its event loop stands still."""
+        last, missed = 0, 0
+        while True:
+            await asyncio.sleep(HANG_CHECK_S)
+            is_loading = any(board.get_work(run.slot) is Work.LOADS for run in self._runs.values())
+            # Importing a large library may take longer than a loop may stand still.
+            missed = missed + 1 if board.heartbeat == last and last and not is_loading else 0
+            last = board.heartbeat
+            if missed >= MAX_MISSED_CHECKS and self._process is not None:
+                if HANG_SIGNAL is not None:
+                    self._process.send_signal(HANG_SIGNAL)
+                    await asyncio.sleep(HANG_ANSWER_S)
+                self.kill()
+
+    # --- blame
+
+    def _end_for(self, run: _Run, reason: str) -> None:
+        """Kill the process because of one agent, and isolate that agent."""
+        run.agent.isolate(reason)
+        if not run.ended.done() or self._main is not None:
+            others = sorted(name for name, other in self._runs.items() if other is not run)
+            _logger.warning(
+                "the shared process starts again because of one agent",
+                extra={"agent_id": run.agent.name, "reason": reason, "others": ", ".join(others)},
+            )
+            self._ended_on_purpose = True
+            self.kill()
+
+    def _handle_end(self, code: int | None) -> None:
+        """Decide which agents are to blame for the end of the process, and end all runs."""
+        runs = [run for run in self._runs.values() if not run.ended.done()]
+        blamed = [] if self._ended_on_purpose else self._find_blamed(runs, code)
+        for run in runs:
+            run.end((code or 1) if run in blamed else None)
+
+    def _find_blamed(self, runs: Sequence[_Run], code: int | None) -> list[_Run]:
+        board = self._board
+        assert board is not None
+        ending = "could not start" if code is None else f"ended with {describe_code(code)}"
+        if board.blamed is not None:
+            culprits = [run for run in runs if run.slot == board.blamed]
+            for run in culprits:
+                reason = f"it blocked the event loop of a shared process for {HANG_S:g} s"
+                run.agent.isolate(reason)
+                run.agent.handle_report({"report": "error", "message": f"{reason}. {HANG_ADVICE}", "url": ""})
+            return culprits
+        suspects = _pick(runs, lambda run: board.get_work(run.slot))
+        names = ", ".join(sorted(run.agent.name for run in suspects)) or "no agent"
+        _logger.error("The shared process of %d agents %s. At work: %s.", len(runs), ending, names)
+        for run in suspects:
+            crashes = self._crashes[run.agent.name] = self._crashes.get(run.agent.name, 0) + 1
+            if crashes >= MAX_CRASHES:
+                run.agent.isolate(f"a shared process {ending} while it worked, {crashes} times in all")
+        if not suspects:
+            if time.monotonic() - self._unexplained_at < UNEXPLAINED_S:
+                for run in runs:
+                    run.agent.isolate(f"the shared process {ending} twice, and nobody was at work")
+            self._unexplained_at = time.monotonic()
+        return suspects
+
+
+def group_agents(specs: Sequence[AgentSpec]) -> dict[str, list[str]]:
+    """Return the agents that share a process, by the name of the process.
+
+    The agents of a folder share one, because the folder is in the import path: modules of equal names in two folders
+    would be mixed up. An agent that is alone needs no shared process.
+    """
+    folders: dict[Path, list[str]] = {}
+    for spec in specs:
+        if spec.process == "shared":
+            folders.setdefault(spec.path.resolve().parent, []).append(spec.id)
+    groups = [agent_ids for agent_ids in folders.values() if len(agent_ids) > 1]
+    return {"agents" if place == 0 else f"agents-{place + 1}": agent_ids for place, agent_ids in enumerate(groups)}
+
+
+@asynccontextmanager
+async def closing_processes(processes: Collection[SharedProcess]) -> AsyncIterator[None]:
+    """End the processes at the end, after all of their agents."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            await process.close()
+
+
+HANG_ADVICE = "A function that blocks belongs in a plain `def` tool, which runs in a thread."
+
+
+def describe_code(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+
+
+def _pick(runs: Sequence[_Run], get_work: Callable[[_Run], Work]) -> list[_Run]:
+    """Return the runs that most probably ended the process: those that loaded code, else ran tools, else reacted."""
+    for work in (Work.LOADS, Work.CALLS, Work.REACTS):
+        if picked := [run for run in runs if get_work(run) is work]:
+            return picked
+    return []
