@@ -71,9 +71,12 @@ class ReadOnlyIndex(IndexReads):
     async def verify(self) -> None:
         """Do nothing: the follower detects problems of the log or the index."""
 
-    async def lookup(self, _request: LookupRequest) -> Facts:
+    def recall(self, _request: LookupRequest) -> Facts:
         """Return nothing: lookups are only for batches that will be stored."""
         return Facts()
+
+    async def lookup(self, request: LookupRequest) -> Facts:
+        return self.recall(request)
 
     async def append(self, _rows: Sequence[Row], _writes: Sequence[TableWrite]) -> None:
         raise LedgerError("This node follows, and stores nothing.")

@@ -55,6 +55,7 @@ class ReplicatedLedger(IndexReads):
         replica: ReadReplica | None = None,
     ) -> None:
         super().__init__(index)
+        self.recall = index.recall
         self.lookup = index.lookup
         self.replica = NoReadReplica() if replica is None else replica
         self._log = IndexedLog(shared, index, clock=clock, report=report)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 
 from roundelay.network.backoff import Backoff
 from roundelay.network.clock import NewId, SteadyClock
@@ -51,18 +52,25 @@ class Batch:
     def __init__(self, entries: list[Entry]) -> None:
         self.entries = entries
         self.lookup = build_lookup(entries)
-        self.is_guessed = not self.lookup.seqs and not self.lookup.cold
-        """Whether the lookup is skipped, on the guess that no entry is a repeat."""
+        self.is_guessed = True
+        """Whether keys are not looked up, on the guess that no entry is a repeat."""
         self.is_checked = False
         """Whether step 6 tests that the ledger can store each outcome."""
         self.is_appending = False
         """Whether the ledger was asked to store the batch."""
         self.is_stored = False
+        self.recalled = Facts()
+        """Heads and values that the ledger had in memory, if ``is_guessed``."""
         self.facts = Facts()
         self.draft: State
         """Changes of the entries on top of the committed state, made by step 6."""
         self.outcomes: list[tuple[Entry, Outcome]] = []
         self.rows: list[Row] = []
+
+    def assume_stored(self, keys: Mapping[tuple[str, str], StoredKey]) -> None:
+        """Set the facts for step 6: what was recalled, and these keys as the only stored ones."""
+        # Use copies: step 6 adds the batch's own rows to the facts, and the next round must not treat them as stored.
+        self.facts = Facts(stored=dict(keys), heads=dict(self.recalled.heads), cold=self.recalled.cold)
 
 
 class BatchWriter:
@@ -165,9 +173,15 @@ class BatchWriter:
     async def _look_up(self, batch: Batch) -> None:
         """Step 5. Skip the lookup if it would only find repeats. Repeats are rare, and the ledger's unique key detects
         them (docs/decisions/guessed-lookups.md)."""
-        # Guess only if the lookup contains nothing but keys. Missing heads or cold values would change outcomes, and no
+        # Guess only if everything but keys is in memory. Missing heads or cold values would change outcomes, and no
         # unique key would reveal that.
-        batch.facts = Facts() if batch.is_guessed else await self._ledger.lookup(batch.lookup)
+        recalled = self._ledger.recall(batch.lookup) if batch.is_guessed else None
+        if recalled is None:
+            batch.is_guessed = False
+            batch.facts = await self._ledger.lookup(batch.lookup)
+        else:
+            batch.recalled = recalled
+            batch.assume_stored({})
 
     async def _apply(self, batch: Batch) -> None:
         """Step 6. A refused entry stores nothing, so the unique key cannot reveal that it is a repeat. So look up the
@@ -182,9 +196,7 @@ class BatchWriter:
             repeats = (await self._ledger.lookup(LookupRequest(doubted, set(), set()))).stored
             if repeats:
                 known |= repeats
-                # Use a copy: `_apply_entries` adds the batch's own rows to the facts, and the next round must not treat
-                # them as stored.
-                batch.facts = Facts(stored=dict(known))
+                batch.assume_stored(known)
                 self._apply_entries(batch)
 
     def _apply_entries(self, batch: Batch) -> None:

@@ -192,6 +192,9 @@ class Ledger(Protocol):
         """Check that the next start will find the stored data. If this raises `LedgerError`, the ledger must be
         reopened."""
 
+    def recall(self, request: LookupRequest) -> Facts | None:
+        """Answer a batch's lookup request from memory, except for its keys. Return None if the stored data is needed."""
+
     async def lookup(self, request: LookupRequest) -> Facts:
         """Answer a batch's lookup request. The answer also has the ``root`` row of each head that is found, if there is
         one."""

@@ -137,11 +137,15 @@ class MemoryLedger:
             raise LedgerError("The ledger is closed. Open it first.")
 
     async def lookup(self, request: LookupRequest) -> Facts:
-        facts = Facts()
+        facts = self.recall(request)
         for key in request.keys:
             row = self._rows.by_key.get(key)
             if row is not None:
                 facts.stored[key] = row
+        return facts
+
+    def recall(self, request: LookupRequest) -> Facts:
+        facts = Facts()
         for seq in request.seqs:
             row = self._rows.by_seq.get(seq)
             if row is not None and row.head is not None:

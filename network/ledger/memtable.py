@@ -39,6 +39,8 @@ SKIP_ROWS = 500
 
 Key = tuple[int, int]
 """Hash and seq."""
+Range = tuple[str, int, int]
+"""A place, and two seqs: the rows of the place that are strictly between them."""
 
 
 class MemtableRows(NamedTuple):
@@ -89,16 +91,18 @@ class Memtable:
         """Keys whose hash another key already has."""
         self._flushed_to = self._last = flushed_to
         self._places: dict[str, list[int]] = {}
+        self._whole_places: set[str] = set()
+        """Places that have no row in the tables. Not all of them are known."""
         self._lock = Lock()
-        """Guards ``_flushed_to`` and ``_places``, which must match: a reader that saw only one of the two changes would
-        miss rows, or find them twice."""
+        """Guards ``_flushed_to``, ``_places`` and ``_whole_places``, which must match: a reader that saw only one of the
+        changes would miss rows, or find them twice."""
         self._new_rows = 0
         """Number of new rows since the last flush began."""
         self._flush: _FlushInProgress | None = None
 
     # --- searches
 
-    def find(self, ranges: Iterable[tuple[str, int, int]], limit: int = -1, *, newest: bool = False) -> MemtableRows:
+    def find(self, ranges: Iterable[Range], limit: int = -1, *, newest: bool = False) -> MemtableRows:
         """Return the rows at these places, each strictly between two seqs. Of each place return the first ``limit``
         rows, or the last."""
         result: list[int] = []
@@ -113,6 +117,21 @@ class Memtable:
                         low, high = (high - limit, high) if newest else (low, low + limit)
                     result += seqs[low:high]
             return MemtableRows(self._flushed_to, result)
+
+    def find_all(self, ranges: Iterable[Range], limit: int = -1, *, newest: bool = False) -> list[int] | None:
+        """Return the seqs of `find`, or None if the tables may have further rows for the result."""
+        ranges = [*ranges]
+        with self._lock:
+            flushed_to, whole = self._flushed_to, [place in self._whole_places for place, _, _ in ranges]
+        seqs: list[int] = []
+        for (place, after, before), is_whole in zip(ranges, whole, strict=True):
+            rows = self.find([(place, after, before)], limit, newest=newest)
+            # The newest rows are in memory, so a full result needs no older ones.
+            is_full = newest and len(rows.seqs) == limit
+            if rows.flushed_to != flushed_to or not (is_whole or is_full or after >= flushed_to):
+                return None
+            seqs += rows.seqs
+        return seqs
 
     def summarize(self, kind: str, among: Collection[str] | None) -> tuple[int, list[tuple[str, int, int]]]:
         """Return ``flushed_to``, and the newest row and the number of rows of each place. The places are given, or all
@@ -130,10 +149,22 @@ class Memtable:
             return []
         return [self.keys[key_hash], *(seq for other, seq in self._more_keys if other == key_hash)]
 
-    def add(self, keys: Collection[Key], places: Mapping[str, Sequence[int]], last: int, rows: int) -> None:
-        """Add rows that were stored, up to the seq ``last``."""
+    def list_new_places(self, places: Iterable[str]) -> list[str]:
+        """Return the places that have no row in memory."""
+        return [place for place in places if place not in self._places]
+
+    def add(
+        self,
+        keys: Collection[Key],
+        places: Mapping[str, Sequence[int]],
+        last: int,
+        rows: int,
+        whole_places: Iterable[str] = (),
+    ) -> None:
+        """Add rows that were stored, up to the seq ``last``. ``whole_places`` have no row in the tables."""
         self._add_keys(keys)
         with self._lock:
+            self._whole_places.update(whole_places)
             for place, seqs in places.items():
                 here = self._places.get(place)
                 if here is None:
@@ -209,8 +240,9 @@ class Memtable:
         self.keys, self._more_keys = {}, []
         self._add_keys([key for key in keys if key[1] > flushed_to and key[1] not in gone])
         places = {place: rows for place, seqs in self._places.items() if (rows := retain(seqs))}
+        whole = {place for place in self._whole_places if place in places and self._places[place][0] > flushed_to}
         with self._lock:
-            self._flushed_to, self._places = flushed_to, places
+            self._flushed_to, self._places, self._whole_places = flushed_to, places, whole
 
 
 # --- at a start

@@ -18,7 +18,7 @@ from roundelay.network.core.tables import COLD_TABLES, Facts, LookupRequest, Tab
 from roundelay.network.errors import LedgerError
 
 from . import HeadAt
-from .memtable import Memtable, MemtableRows
+from .memtable import Memtable, MemtableRows, Range
 from .row_encoding import hash_key, make_head
 from .row_reader import UNREADABLE, Damage, find_row, is_damaged_cell, pass_once, reading_any_text
 from .schema import CHECKED_FROM, ROW_COLUMNS, checksum
@@ -242,15 +242,19 @@ THREADS = f"""
     GROUP BY stream HAVING max(seq) < :end ORDER BY max(seq) DESC LIMIT :most"""
 
 
+def inbox_ranges(spans: Sequence[Span], sender: str, after: int, until: int) -> list[Range]:
+    """Return the ranges in which the memtable has the rows of an inbox."""
+    ends = cut_spans(spans, after, until)
+    return [*((f"to/{target}", start, end) for target, start, end, _ in ends), (f"by/{sender}", after, until + 1)]
+
+
 def inbox_values(
     spans: Sequence[Span], sender: str, after: int, until: int, limit: int, memtable: Memtable, *, newest: bool = False
 ) -> dict[str, object]:
     """Return the values for `INBOX_SEQS`."""
-    ends = cut_spans(spans, after, until)
-    ranges = [(f"to/{target}", start, end) for target, start, end, _ in ends]
-    rows = memtable.find([*ranges, (f"by/{sender}", after, until + 1)], limit, newest=newest)
+    rows = memtable.find(inbox_ranges(spans, sender, after, until), limit, newest=newest)
     return {
-        "spans": json.dumps(ends), "sender": sender, "after": after, "until": until, "limit": limit,
+        "spans": json.dumps(cut_spans(spans, after, until)), "sender": sender, "after": after, "until": until, "limit": limit,
         "flushed_to": rows.flushed_to, "newest": json.dumps(rows.seqs),
     }  # fmt: skip
 

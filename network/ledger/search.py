@@ -26,6 +26,8 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.messages import write_content
 from roundelay.network.platforms import CLOSE_ON_EXEC, NO_FOLLOW
 
+from . import Page, SearchPage, collect_page
+
 T = TypeVar("T")
 
 PRIVATE = frozenset({"direct", "mod"})
@@ -33,6 +35,9 @@ PRIVATE = frozenset({"direct", "mod"})
 
 MAX_WORD_CHARS = 64
 """Maximum length of an indexed word. A longer word is found by its beginning."""
+
+MAX_SEARCHED, SEARCH_STEP = 4000, 1000
+"""Number of messages that one search examines if few of them are within its spans, and the maximum at a time."""
 
 # In scripts without spaces between words each character is a word.
 _WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W_\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
@@ -75,6 +80,39 @@ def is_within(row: Row, spans: Collection[Span] | None, sender: str, stream: str
     if spans is None or (row.actor == sender and row.head.kind in PRIVATE):
         return True
     return any(span.target == row.target and span.after < row.seq < (span.before or 2**63) for span in spans)
+
+
+async def collect_matches(
+    find: Callable[[int, int], Awaitable[Sequence[int]]],
+    read: Callable[[Sequence[int], Callable[[Iterable[Row]], Page]], Awaitable[Page]],
+    is_match: Callable[[Row], bool],
+    before: int,
+    limit: int,
+    max_bytes: int,
+) -> SearchPage:
+    """Answer `Ledger.search`. ``find`` returns the newest candidates below a seq, descending. ``read`` passes their rows
+    to a function."""
+
+    def collect(rows: Iterable[Row]) -> Page:
+        return collect_page(filter(is_match, rows), limit + 1, max_bytes, newest=True)
+
+    end, matches, size = before, list[Row](), 0
+    searched, step = 0, limit + 1
+    while len(matches) <= limit and size <= max_bytes:
+        if searched >= MAX_SEARCHED:
+            return SearchPage(matches[::-1], True, end)
+        # The index proposes and the log decides: words that were indexed from a damaged or deleted row are filtered
+        # here.
+        seqs = await find(end, step)
+        if not seqs:
+            break
+        page = await read(seqs, collect)
+        matches += reversed(page.rows)
+        size += sum(len(row.data) for row in page.rows)
+        end = page.rows[0].seq if page.has_more else seqs[-1]
+        # each `find` scans all matching words again, so take more at a time if few rows are within the spans
+        searched, step = searched + len(seqs), min(step * 4, SEARCH_STEP)
+    return SearchPage(*collect_page(matches, limit, max_bytes, newest=True))
 
 
 def _words_of(row: Row) -> set[str]:

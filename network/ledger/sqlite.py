@@ -1,36 +1,39 @@
 """`SQLiteLedger`: the durable ledger, one file in WAL mode.
 
-One connection writes and two read, each on its own thread. `append` is one transaction. With ``durability="full"`` it
-is on the disk when `append` returns: ``synchronous=FULL`` is set on the connection, because the file does not store
-this setting. The statements are in `writes`, `queries` and `retention`, the tables in `schema`, and the checks of a
-file that is opened in `opening`. `database_lock` keeps other nodes away, and detects if the file is exchanged. Every
-error of SQLite is raised as `LedgerError`.
+`append` is one transaction. With ``durability="full"`` it is on the disk when `append` returns. The statements are in
+`writes`, `queries` and `retention`, and the tables in `schema`. `database_file` opens and checks the file. Most reads
+of new rows are answered from memory (`newest_rows`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import logging
-import sqlite3
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 from roundelay.network.config import Durability
 from roundelay.network.core.rows import MessageHead, Row, Span
 from roundelay.network.core.tables import Facts, LookupRequest, Table, TableWrite
 from roundelay.network.errors import LedgerError
-from roundelay.network.platforms import boot_id
 
-from . import MAX_PAGE_BYTES, HeadAt, Meta, Page, SearchPage, ThreadSummary, Trim, Trimmed, TrimStep, collect_page
-from .backup import rescue
+from . import (
+    MAX_PAGE_BYTES,
+    HeadAt,
+    KeyTaken,
+    LogFull,
+    Page,
+    SearchPage,
+    ThreadSummary,
+    Trim,
+    Trimmed,
+    TrimStep,
+    Unstorable,
+    collect_page,
+)
 from .connection import SqliteConnection
-from .database_lock import DatabaseLock
-from .memtable import FLUSHED_TO, Memtable, load_memtable
-from .opening import begins_new_history, configure, mark_open, refuse_damage, refuse_foreign_wal, refuse_other_history
+from .database_file import DatabaseFile
+from .memtable import MemtableRows, Range
 from .queries import (
     ALL_THREADS,
     BY_SEQ,
@@ -43,247 +46,31 @@ from .queries import (
     cut_spans,
     drop_calls,
     find_cold,
+    inbox_ranges,
     inbox_values,
     list_calls,
     list_cold,
     list_first_seqs,
     list_newest_heads,
-    load_meta,
-    load_state,
     read_heads,
     select_at_place,
 )
-from .retention import Marks, TrimProgress, apply_trim, plan_trim, read_beginning, read_head, read_marks, read_stamp
-from .row_reader import FAILURES, Damage, read_rows
-from .schema import CHECKED_FROM, ROW_COLUMNS, SCHEMA_VERSION, migrate, refuse_schema
-from .search import SearchIndex, holds, is_within
-from .storage_errors import explain
-from .writes import check_batch, encode_batch, flush_memtable, store_batch, write_meta
+from .retention import Marks, TrimProgress, apply_trim, plan_trim, read_beginning, read_marks
+from .row_reader import read_rows
+from .schema import ROW_COLUMNS, SCHEMA_VERSION
+from .search import SearchIndex, collect_matches, holds, is_within
+from .writes import check_batch, encode_batch, store_batch
 
 EXPIRY_STEP = 1000
 """Number of call results that are examined at a time."""
 INDEX_STEP = 500
 """Number of messages that are added to the search index at a time."""
-MAX_SEARCHED, SEARCH_STEP = 4000, 1000
-"""Number of messages that one search examines if few of them are within its spans, and the maximum at a time."""
 
 T = TypeVar("T")
 
-log = logging.getLogger(__name__)
 
-
-class SQLiteLedger:
-    """A `Ledger` in one SQLite file.
-
-    ``new_epoch`` returns the string that marks a new history. A history begins in three cases: at creation, if the file
-    is an older copy of the stored data, and after an unclean stop that may have lost acknowledged rows. The last case
-    requires that ``durability`` is not ``full`` and the machine was restarted. ``boot`` identifies the boot of the
-    machine, and is empty if unknown. The file of an index of a shared log needs ``is_index``: otherwise it would begin
-    its own history.
-    """
-
-    def __init__(
-        self,
-        path: Path | str,
-        *,
-        new_epoch: Callable[[], str],
-        name: str = "roundelay",
-        durability: Durability = "full",
-        boot: str | None = None,
-        is_index: bool = False,
-    ) -> None:
-        self.path = Path(path)
-        self._memtable = Memtable(0)
-        self._is_index = is_index
-        self._new_epoch = new_epoch
-        self._name = name
-        self._durability = durability
-        self._boot = boot_id() if boot is None else boot
-        self._lock = DatabaseLock(self.path)
-        self._writer: SqliteConnection | None = None
-        self._reader: SqliteConnection | None = None
-        """Connection for deliveries."""
-        self._browser: SqliteConnection | None = None
-        """Connection for requests, because a long request must not delay deliveries."""
-        self._index: SearchIndex | None = None
-        self._epoch = ""
-        self._first = 1
-        """Seq below which no message is kept."""
-        self._head = 0
-        """Newest seq that this object has stored or found. A reopened file must have this seq."""
-        self._is_suspect = False
-        """Whether SQLite has found damage since the last check of the file."""
-        self._damage = Damage(self._log_damaged)
-        self._is_rescued = False
-        """Whether the content of the deleted database was saved as ``FILE.rescued``."""
-
-    # --- lifetime
-
-    @property
-    def is_answering(self) -> bool:
-        return True  # there is no engine
-
-    async def open(self) -> tuple[Meta, list[TableWrite]]:
-        # Held from before SQLite opens the file until after it has closed it (`database_lock`). A reopened file must
-        # exist: a new file would be an empty history.
-        self._lock.acquire(create=not self._epoch)
-        try:
-            refuse_foreign_wal(self._lock, self.path)
-            self._writer = await self._connect()
-            meta, writes = await self._run(self._writer, self._prepare)
-            self._reader = await self._connect()
-            self._browser = await self._connect()
-            self._index = SearchIndex(Path(f"{self.path}.search"))
-        except BaseException:
-            await self.close()
-            raise
-        return meta, writes
-
-    async def reload(self) -> tuple[Meta, list[TableWrite]]:
-        """Return the result of `open` for the current state."""
-
-        def load(db: sqlite3.Connection) -> tuple[Meta, list[TableWrite]]:
-            meta, head, stamp = load_meta(db), read_head(db), read_stamp(self._damage, db)
-            first = int(meta.get("first_seq", "1"))
-            info = Meta(epoch=self._epoch, name=self._name, first_seq=first, head=head, stamp=stamp)
-            return info, load_state(self._damage, db)
-
-        return await self._run(self._writer, load)
-
-    async def close(self) -> None:
-        connections = (self._writer, self._browser, self._reader)
-        writer, browser, _ = connections
-        self._writer = self._browser = self._reader = None
-        index, self._index = self._index, None
-        if index is not None:
-            await index.close()
-        try:
-            if writer is not None and browser is not None:  # a refused file stays unchanged
-                with suppress(sqlite3.Error, LedgerError):  # a failing database stays marked as unclean
-                    await writer.run(self._finish)
-        finally:
-            try:
-                async with AsyncExitStack() as closing:
-                    # closed in reverse, the writer last: the last one copies the WAL into the database
-                    for connection in connections:
-                        if connection is not None:
-                            closing.push_async_callback(connection.close)
-                if self._is_rescued:
-                    self._lock.delete_wal()
-            except sqlite3.Error as error:
-                raise await asyncio.to_thread(self._explain, error) from error
-            finally:
-                self._is_rescued = False
-                self._lock.release()  # whatever failed: otherwise no node could open the file again
-
-    async def verify(self) -> None:
-        await self._run(self._writer, lambda _: self._lock.check())
-
-    async def _connect(self) -> SqliteConnection:
-        connection = SqliteConnection(self.path)
-        try:
-            await connection.open()
-        except sqlite3.Error as error:
-            await connection.close()
-            raise await asyncio.to_thread(self._explain, error) from error
-        return connection
-
-    async def _run(self, connection: SqliteConnection | None, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function on a connection's thread. The function contains all statements of one task, because a change
-        of threads costs more than a small transaction."""
-        if connection is None:
-            raise LedgerError(f"The ledger {self.path} is closed.")
-
-        def guarded(db: sqlite3.Connection) -> T:
-            try:
-                return function(db)
-            except FAILURES as error:
-                raise self._explain(error) from error
-
-        return await connection.run(guarded)
-
-    async def _change(self, function: Callable[[sqlite3.Connection], T], *, head: int | None = None) -> T:
-        """Run a function that writes, on the writer's thread. ``head`` is the newest seq afterwards, if it changes.
-
-        The files are checked first: a row that was written into a file without a path must not be acknowledged.
-        """
-
-        def change(db: sqlite3.Connection) -> T:
-            self._lock.check()
-            result = function(db)
-            self._lock.note_state()
-            # after the commit, and before its answers: FILE.head is never ahead of the database
-            if head is not None:
-                self._lock.write_head(self._epoch, head)
-                self._head = head
-            return result
-
-        return await self._run(self._writer, change)
-
-    def _finish(self, db: sqlite3.Connection) -> None:
-        """End the writer's work before it closes."""
-        if self._lock.is_unlinked:
-            self._is_rescued = rescue(db, self.path)
-        try:
-            self._lock.check()
-        except LedgerError:
-            if self._lock.is_overwritten:
-                self._lock.block_wal_copy()
-                self._is_suspect = True
-            raise
-        with suppress(sqlite3.Error):  # a full disk: the next start reads these rows again
-            flush_memtable(self._memtable, db)
-        write_meta(db, {"state": "clean"})
-
-    @property
-    def damaged(self) -> int:
-        return len(self._damage.rows)
-
-    def _log_damaged(self, row: int | str) -> None:
-        where = {"seq": row} if isinstance(row, int) else {"row": row}
-        log.error("a row of the ledger is damaged and left out", extra={**where, "database": str(self.path)})
-
-    def _explain(self, error: Exception) -> LedgerError:
-        """Return the error to raise instead. It asks the system for the cause that SQLite hides. So it runs on a
-        thread: a hanging disk must not block the loop."""
-        self._is_suspect = self._is_suspect or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT
-        return explain(error, self.path)
-
-    def _prepare(self, db: sqlite3.Connection) -> tuple[Meta, list[TableWrite]]:
-        """Prepare the opened file: first the checks that may refuse it, then loading, and last marking it as open."""
-        refuse_schema(db)  # before any change: another program's database stays unchanged
-        configure(db)
-        self._lock.note_state()
-        if self._is_suspect:
-            refuse_damage(db, self.path)
-            self._is_suspect = False
-        if self._epoch:
-            refuse_other_history(db, self.path, self._epoch, self._head)
-        migrate(db)
-        if not self._is_index and db.execute("SELECT 1 FROM state WHERE tbl = 'followed'").fetchone():
-            raise LedgerError(
-                f"{self.path} is a node's index of a shared log, and holds nothing of its own: name the log with --log."
-            )
-        meta = load_meta(db, (CHECKED_FROM, FLUSHED_TO))
-        self._damage.restart(int(meta[CHECKED_FROM]))
-        writes = load_state(self._damage, db)
-        first, head = int(meta.get("first_seq", "1")), read_head(db)
-        self._first = first
-        self._memtable = load_memtable(db, int(meta[FLUSHED_TO]))
-        stamp = read_stamp(self._damage, db)  # no older timestamp is assigned
-        name = meta.get("name", self._name)
-        epoch = meta.get("epoch", "")
-        # A failed sync may have lost pages without a sign. So a ledger that was reopened after a failure does not rely
-        # on the data that the kernel kept.
-        boot = "" if self._epoch else self._boot
-        if begins_new_history(meta, head, self._lock.read_head(), boot=boot, durability=self._durability):
-            if epoch and not self._is_index:  # an index gets lost rows from its log again, and the epoch too
-                log.warning("a new epoch begins: the database may have lost its newest messages", extra={"head": head})
-            epoch = self._new_epoch()
-        mark_open(db, self._lock, epoch, head, name=name, boot=self._boot, durability=self._durability)
-        # Last: `refuse_other_history` compares a reopened file with these values, so they must name only stored rows.
-        self._epoch, self._head = epoch, head
-        return Meta(epoch=epoch, name=name, first_seq=first, head=head, stamp=stamp), writes
+class SQLiteLedger(DatabaseFile):
+    """A `Ledger` in one SQLite file."""
 
     # --- writing
 
@@ -293,12 +80,32 @@ class SQLiteLedger:
         """Like `Ledger.append`. ``before_commit`` is called on the writer's thread before the transaction is committed.
         If it raises, the transaction is rolled back."""
         change = partial(store_batch, encode_batch(rows, writes), self._memtable, before_commit)
-        await self._change(change, head=rows[-1].seq if rows else None)
+        try:
+            await self._change(change, head=rows[-1].seq if rows else None)
+        except (KeyTaken, Unstorable, LogFull):  # nothing was stored
+            raise
+        except BaseException:
+            self._newest.forget()
+            raise
+        self._newest.add(rows, writes)
 
     def check(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         check_batch(encode_batch(rows, writes))
 
     # --- reading
+
+    def recall(self, request: LookupRequest) -> Facts | None:
+        return self._newest.recall(request)
+
+    def _recall_rows(self, ranges: Iterable[Range], limit: int, *, newest: bool = False) -> list[Row] | None:
+        """Return the first rows at these places, or the last ones, descending. None if the file may have others."""
+        seqs = self._memtable.find_all(ranges, limit, newest=newest)
+        if seqs is None:
+            return None
+        chosen = sorted(set(seqs), reverse=newest)[: limit if limit >= 0 else None]
+        rows = self._newest.find(chosen)
+        # A commit that is about to return is in the memtable, and not yet in the cache.
+        return [*rows.values()] if rows is not None and len(rows) == len(chosen) else None
 
     async def lookup(self, request: LookupRequest) -> Facts:
         if not request:
@@ -317,6 +124,9 @@ class SQLiteLedger:
         newest: bool = False,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
+        rows = self._recall_rows(inbox_ranges(spans, sender, after, until), limit + 1, newest=newest)
+        if rows is not None:
+            return collect_page(rows, limit, max_bytes, newest=newest)
         values = inbox_values(spans, sender, after, until, limit + 1, self._memtable, newest=newest)
         sql = INBOX.replace("{columns}", ROW_COLUMNS).replace("{order}", "DESC" if newest else "ASC")
         # windows read the newest messages, deliveries the oldest
@@ -334,6 +144,9 @@ class SQLiteLedger:
     ) -> Page:
         end = before if before is not None else 2**62
         place = f"in/{stream}"
+        recalled = self._recall_rows([(place, after, end)], limit + 1, newest=newest)
+        if recalled is not None:
+            return collect_page(recalled, limit, max_bytes, newest=newest)
         rows = self._memtable.find([(place, after, end)], limit + 1, newest=newest)
         sql, values = select_at_place(place, after, end, rows, limit + 1, order="DESC" if newest else "ASC")
         return await self._read_page(self._browser, sql, values, limit, max_bytes, newest)
@@ -346,6 +159,9 @@ class SQLiteLedger:
         return await self._read_place(f"re/{reaction}", after, limit, max_bytes, where)
 
     async def inbox_heads(self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int) -> list[HeadAt]:
+        rows = self._recall_rows(inbox_ranges(spans, sender, after, until), limit, newest=True)
+        if rows is not None:
+            return [(row.seq, row.head) for row in rows]
         values = inbox_values(spans, sender, after, until, limit, self._memtable, newest=True)
         sql = INBOX.replace("{columns}", HEAD_COLUMNS).replace("{order}", "DESC")
         return await self._run(self._browser, partial(read_heads, sql, values))
@@ -354,15 +170,30 @@ class SQLiteLedger:
         self, after: Mapping[str, int], limit: int, *, before: int | None = None
     ) -> dict[str, list[HeadAt]]:
         end = before if before is not None else 2**62
-        ranges = {
-            stream: (seq, self._memtable.find([(f"in/{stream}", seq, end)], limit, newest=True))
-            for stream, seq in after.items()
-        }
-        return await self._run(self._browser, partial(list_newest_heads, ranges, end, limit))
+        heads: dict[str, list[HeadAt]] = {}
+        ranges: dict[str, tuple[int, MemtableRows]] = {}
+        for stream, seq in after.items():
+            place = (f"in/{stream}", seq, end)
+            rows = self._recall_rows([place], limit, newest=True)
+            if rows is None:
+                ranges[stream] = seq, self._memtable.find([place], limit, newest=True)
+            else:
+                heads[stream] = [(row.seq, row.head) for row in rows]
+        return heads | (
+            await self._run(self._browser, partial(list_newest_heads, ranges, end, limit)) if ranges else {}
+        )
 
     async def first_seqs(self, threads: Collection[str]) -> dict[str, int]:
-        newest = {stream: self._memtable.find([(f"in/{stream}", 0, 2**62)], 1) for stream in threads}
-        return await self._run(self._browser, partial(list_first_seqs, newest))
+        seqs: dict[str, int] = {}
+        newest: dict[str, MemtableRows] = {}
+        for stream in threads:
+            place = (f"in/{stream}", 0, 2**62)
+            recalled = self._memtable.find_all([place], 1)
+            if recalled is None:
+                newest[stream] = self._memtable.find([place], 1)
+            elif recalled:
+                seqs[stream] = recalled[0]
+        return seqs | (await self._run(self._browser, partial(list_first_seqs, newest)) if newest else {})
 
     async def threads(
         self,
@@ -398,27 +229,16 @@ class SQLiteLedger:
     ) -> SearchPage:
         index = await self._update_search_index()
 
-        def collect(rows: Iterator[Row]) -> Page:
-            matching = (row for row in rows if is_within(row, spans, sender, stream) and holds(row, terms))
-            return collect_page(matching, limit + 1, max_bytes, newest=True)
+        async def find(end: int, step: int) -> list[int]:
+            return await index.find(terms, spans, sender, stream, end, step)
 
-        end, matches, size = before if before is not None else 2**62, list[Row](), 0
-        searched, step = 0, limit + 1
-        while len(matches) <= limit and size <= max_bytes:
-            if searched >= MAX_SEARCHED:
-                return SearchPage(matches[::-1], True, end)
-            # The index proposes and the log decides: words that were indexed from a damaged or deleted row are filtered
-            # here.
-            seqs = await index.find(terms, spans, sender, stream, end, step)
-            if not seqs:
-                break
-            page = await self._read(self._browser, NEWEST_BY_SEQ, [json.dumps(seqs)], collect)
-            matches += reversed(page.rows)
-            size += sum(len(row.data) for row in page.rows)
-            end = page.rows[0].seq if page.has_more else seqs[-1]
-            # each `find` scans all matching words again, so take more at a time if few rows are within the spans
-            searched, step = searched + len(seqs), min(step * 4, SEARCH_STEP)
-        return SearchPage(*collect_page(matches, limit, max_bytes, newest=True))
+        async def read(seqs: Sequence[int], collect: Callable[[Iterator[Row]], Page]) -> Page:
+            return await self._read(self._browser, NEWEST_BY_SEQ, [json.dumps(seqs)], collect)
+
+        def is_match(row: Row) -> bool:
+            return is_within(row, spans, sender, stream) and holds(row, terms)
+
+        return await collect_matches(find, read, is_match, before if before is not None else 2**62, limit, max_bytes)
 
     async def search_seqs(
         self,
@@ -466,21 +286,33 @@ class SQLiteLedger:
         return [ThreadSummary(*columns) for columns in summaries]
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
+        seqs = [*seqs]
+        recalled = self._newest.find(seqs)
+        if recalled is not None:
+            return {seq: row for seq, row in recalled.items() if row.type == "message"}
+
         def collect(rows: Iterator[Row]) -> dict[int, Row]:
             return {row.seq: row for row in rows if row.type in ("message", "damaged")}
 
-        return await self._read(self._reader, BY_SEQ, [json.dumps(list(seqs))], collect)
+        return await self._read(self._reader, BY_SEQ, [json.dumps(seqs)], collect)
 
     async def heads(self, seqs: Iterable[int]) -> dict[int, MessageHead]:
+        seqs = [*seqs]
+        recalled = self._newest.find(seqs)
+        if recalled is not None:
+            return {seq: row.head for seq, row in recalled.items() if row.head is not None}
+
         def collect(rows: Iterator[Row]) -> dict[int, MessageHead]:  # one whole row in memory at a time
             return {row.seq: row.head for row in rows if row.head is not None}
 
-        return await self._read(self._browser, BY_SEQ, [json.dumps(list(seqs))], collect)
+        return await self._read(self._browser, BY_SEQ, [json.dumps(seqs)], collect)
 
     async def cold(self, table: Table, prefix: str, limit: int, *, after: str = "") -> list[tuple[str, Any]]:
         return await self._run(self._browser, partial(list_cold, self._damage, table, prefix, limit, after))
 
     async def lookup_cold(self, table: Table, key: str) -> Any:
+        if self._newest.knows_value(table, key):
+            return self._newest.value(table, key)
         return await self._run(self._browser, partial(find_cold, self._damage, table, key))
 
     async def expire_calls(self, before: int) -> None:
@@ -520,7 +352,10 @@ class SQLiteLedger:
         return dropped + progress.dropped
 
     async def _apply_trim(self, step: TrimStep) -> TrimProgress:
-        progress = await self._change(partial(apply_trim, step, self._damage, self._memtable))
+        try:
+            progress = await self._change(partial(apply_trim, step, self._damage, self._memtable))
+        finally:
+            self._newest.forget()  # it may have deleted rows
         self._first = progress.first_seq
         return progress
 
@@ -565,7 +400,12 @@ class SQLiteLedger:
         self, place: str, after: int, limit: int, max_bytes: int, where: tuple[str, str] | None
     ) -> Page:
         """Return a page of the rows at a place, ascending. ``where`` is the argument of `select_at_place`."""
-        rows = self._memtable.find([(place, after, 2**62)], limit + 1 if where is None else -1)
+        ranges, bound = [(place, after, 2**62)], limit + 1 if where is None else -1
+        recalled = self._recall_rows(ranges, bound)
+        if recalled is not None:
+            matching = (row for row in recalled if where is None or getattr(row, where[0]) == where[1])
+            return collect_page(matching, limit, max_bytes)
+        rows = self._memtable.find(ranges, bound)
         sql, values = select_at_place(place, after, 2**62, rows, limit + 1, where=where)
         return await self._read_page(self._browser, sql, values, limit, max_bytes)
 

@@ -37,6 +37,10 @@ _INTO_LOG = _make_inserts("INSERT INTO log", ROW_COLUMNS)
 _INTO_KEY = _make_inserts("INSERT OR IGNORE INTO key", "hash, seq")
 _INTO_PLACE = _make_inserts("INSERT OR IGNORE INTO place", "place, seq")
 
+MAX_CHECKED_THREADS = 8
+"""Number of new threads in one batch up to which the batch checks whether they have older messages. Windows of single
+messages gain by this check. A large batch would wait for it."""
+
 UNENCODABLE = (TypeError, ValueError, OverflowError, AttributeError, RecursionError, msgspec.MsgspecError)
 """Errors for a value that cannot be encoded or passed to SQLite. SQLite itself raises `sqlite3.Error`."""
 
@@ -115,6 +119,7 @@ def store_batch(
         # Rows first: two rows of one batch may have the same key, and are then compared as rows of the file.
         _insert(db, _INTO_LOG, batch.log)
         _refuse_taken_keys(db, batch.keys, memtable)
+        threads = _find_whole_threads(db, batch, memtable)
         flush = memtable.next_flush(rows)
         _write_flush(db, flush)
         if batch.saved:
@@ -132,8 +137,21 @@ def store_batch(
         raise
     # Only after the commit: a reader that looks earlier sees the previous state, both in the file and in memory.
     if rows:
-        memtable.add(batch.keys, batch.places, batch.head, rows)
+        memtable.add(batch.keys, batch.places, batch.head, rows, threads)
     memtable.complete_flush(flush)
+
+
+def _find_whole_threads(db: sqlite3.Connection, batch: EncodedBatch, memtable: Memtable) -> list[str]:
+    """Return the threads of a batch that have no older message. The tables are searched only for threads without a row
+    in memory."""
+    places = memtable.list_new_places(place for place in batch.places if place.startswith("in/"))
+    if not 0 < len(places) <= MAX_CHECKED_THREADS:
+        return []
+    return [place for (place,) in db.execute(_PLACES_WITHOUT_ROWS, (json.dumps(places),))]
+
+
+_PLACES_WITHOUT_ROWS = """
+    SELECT w.value FROM json_each(?) AS w WHERE NOT EXISTS (SELECT 1 FROM place WHERE place = w.value)"""
 
 
 def _insert(db: sqlite3.Connection, into: tuple[int, list[tuple[int, str]]], values: Sequence[object]) -> int:

@@ -31,6 +31,7 @@ from roundelay.network.core.tables import (
 )
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger import KeyTaken, Ledger, Page, SearchPage, Trim, Trimmed, opening
+from roundelay.network.ledger import search as ledger_search
 from roundelay.network.ledger import sqlite as ledger_sqlite
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.search import read_terms
@@ -422,8 +423,8 @@ async def test_a_search_sees_what_an_inbox_would_and_pages_from_the_newest(ledge
 async def test_what_a_reader_may_not_read_is_looked_through_in_parts_and_by_a_newcomer_not_at_all(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_sqlite, "MAX_SEARCHED", 10)
-    monkeypatch.setattr(ledger_sqlite, "SEARCH_STEP", 5)
+    monkeypatch.setattr(ledger_search, "MAX_SEARCHED", 10)
+    monkeypatch.setattr(ledger_search, "SEARCH_STEP", 5)
     await ledger.append([said(seq, f"apple a{seq}") for seq in range(1, 101)], [])
     newcomer = await ledger.search(["a*"], [Span("channel:dev", 100)], "bob", limit=2)
     assert (seqs(newcomer), newcomer.has_more) == ([], False)

@@ -16,7 +16,8 @@ import msgspec
 import pytest
 
 from roundelay.network.core.rows import MessageHead, Row
-from roundelay.network.ledger import KeyTaken, Ledger, LookupRequest, Span, Trim, memtable
+from roundelay.network.core.tables import ConversationBudget, TableWrite, TriggeredReactions
+from roundelay.network.ledger import KeyTaken, Ledger, LookupRequest, Span, Trim, memtable, newest_rows
 from roundelay.network.ledger.integrity import check_file
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.sqlite import SQLiteLedger
@@ -45,6 +46,23 @@ def make_row(seq: int, random: Random) -> Row:
     )  # fmt: skip
 
 
+def make_writes(batch: list[Row], earlier: list[Row], random: Random) -> list[TableWrite]:
+    """Return values about new and old messages, as the hub stores them with a batch."""
+    messages = [row.seq for row in (*earlier, *batch) if row.type == "message"]
+    if not messages:
+        return []
+    seqs = [random.choice(messages), *(seq for seq in messages if seq >= batch[0].seq)]
+    budgets = [TableWrite("root", str(seq), ConversationBudget(random.randrange(99), messages[-1])) for seq in seqs]
+    key = f"ann/{random.choice(seqs)}"
+    return [*budgets, TableWrite("triggered", key, random.choice((TriggeredReactions("r", batch[-1].seq), None)))]
+
+
+async def recall_or_look_up(ledger: Ledger, request: LookupRequest) -> tuple[Any, Any]:
+    facts = ledger.recall(request)
+    facts = await ledger.lookup(request) if facts is None else facts
+    return dict(facts.heads), facts.cold
+
+
 async def ask_everything(ledger: Ledger, rows: list[Row], random: Random) -> list[Any]:
     """All that a ledger is asked for, within limits that happen to be these."""
     end = rows[-1].seq + 1
@@ -52,7 +70,15 @@ async def ask_everything(ledger: Ledger, rows: list[Row], random: Random) -> lis
     keys = {(row.actor, row.key) for row in random.sample(rows, min(len(rows), 20)) if row.key} | {("ann", "m:none")}
     newest, who, among = random.random() < 0.5, random.choice(PEOPLE), random.sample(THREADS, 2)
     facts = await ledger.lookup(LookupRequest(keys, set(), set()))
+    seqs = {random.randrange(end + 1) for _ in range(random.randrange(1, 4))}
     return [
+        await recall_or_look_up(ledger, LookupRequest(set(), seqs, {("triggered", f"ann/{seq}") for seq in seqs})),
+        {seq: await ledger.lookup_cold("root", str(seq)) for seq in seqs},
+        {seq: await ledger.lookup_cold("triggered", f"ann/{seq}") for seq in seqs},
+        await ledger.heads(seqs),
+        await ledger.messages(seqs),
+        await ledger.first_seqs(THREADS),
+        await ledger.inbox_heads(SPANS, who, after, end, limit),
         sorted((key, row.seq) for key, row in facts.stored.items()),
         await ledger.inbox(SPANS, who, after, end, limit, newest=newest),
         await ledger.inbox(SPANS, who, 0, before, limit, newest=newest),
@@ -70,13 +96,17 @@ async def ask_everything(ledger: Ledger, rows: list[Row], random: Random) -> lis
     ]
 
 
-@pytest.mark.parametrize("together", [1, 5, 40, 10_000])
+@pytest.mark.parametrize(
+    ("together", "cached"), [(1, 9), (5, 8192), (40, 20), (10_000, 0), (10_000, 50), (10_000, 8192)]
+)
 async def test_what_is_asked_for_is_found_wherever_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int, note: Note
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int, cached: int, note: Note
 ) -> None:
     """Compared with a ledger that keeps all in memory, while rows come and go and the file is opened again."""
     monkeypatch.setattr(memtable, "FLUSH_ROWS", together)
-    random, asked, taken = Random(together), 0, 0
+    monkeypatch.setattr(newest_rows, "MAX_ROWS", cached)
+    monkeypatch.setattr(newest_rows, "MAX_VALUE_BYTES", 600 * cached)
+    random, asked, taken = Random(together + cached), 0, 0
     for life in range(3):
         there = MemoryLedger(epoch="e")
         here = SQLiteLedger(tmp_path / f"{life}.db", new_epoch=lambda: "e")
@@ -97,8 +127,9 @@ async def test_what_is_asked_for_is_found_wherever_it_is(
                 case _:
                     first = rows[-1].seq + 1 if rows else 1
                     batch = [make_row(seq, random) for seq in range(first, first + random.randrange(1, 9))]
+                    writes = make_writes(batch, rows, random)
                     for ledger in (there, here):
-                        await ledger.append(batch, [])
+                        await ledger.append(batch, writes)
                     rows += batch
             if not rows:
                 continue

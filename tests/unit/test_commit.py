@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.hub import Hub
 from roundelay.network.hub.local import LocalConnection, LocalTransport
 from roundelay.network.ledger import Unstorable
+from roundelay.network.ledger.connection import SqliteConnection
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from roundelay.network.mod import Change, Mod, operation
@@ -270,6 +272,58 @@ async def test_a_repeat_among_refused_ones_is_a_repeat_and_the_others_stay_refus
     assert (stored["message_id"], stored["seq"], stored["duplicate"]) == ("again", seq, True)
     assert (await find_frame(ann, "error"))["message_id"] == "after"
     assert (await find_frame(ann, "stored"))["message_id"] == "last"
+    await hub.close()
+
+
+async def test_a_repeat_beside_a_caused_message_changes_no_budget() -> None:
+    ledger = MemoryLedger(epoch="e")
+    hub = Hub(ledger, limits=Limits(), clock=system_clock, new_id=random_id)
+    await hub.start()
+    ann, _ = await join(hub, "ann"), await join(hub, "bob")
+    repeated = {"type": "send", "message_id": "again", "to": "agent:bob", "content": 1}
+    say(ann, **repeated)
+    root = (await find_frame(ann, "stored"))["seq"]
+    say(ann, type="send", message_id="second", to="agent:ann", content=1, cause=root)
+    assert (await find_frame(ann, "stored"))["message_id"] == "second"
+    participant = hub.state.present("bob")
+    assert participant is not None
+    hub.state.apply_writes([TableWrite("participant", "bob", msgspec.structs.replace(participant, removed_seq=root))])
+    say(ann, **repeated)
+    say(ann, type="send", message_id="next", to="agent:ann", content=1, cause=root)
+    assert (await find_frame(ann, "stored"))["duplicate"] is True
+    assert (await find_frame(ann, "stored"))["message_id"] == "next"
+    assert (await ledger.lookup_cold("root", str(root))).messages == 3
+    await hub.close()
+
+
+async def test_recent_messages_are_answered_and_read_without_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = SQLiteLedger(tmp_path / "team.db", new_epoch=random_id, durability="normal")
+    hub = Hub(ledger, limits=Limits(), clock=system_clock, new_id=random_id)
+    await hub.start()
+    ann, bob = await join(hub, "ann"), await join(hub, "bob")
+    hops: list[object] = []
+    run = SqliteConnection.run
+
+    async def count(connection: SqliteConnection, function: Callable[[sqlite3.Connection], Any]) -> Any:
+        hops.append(function)
+        return await run(connection, function)
+
+    say(ann, type="send", message_id="one", to="agent:bob", content=1)
+    stored = await find_frame(ann, "stored")
+    seq, thread_id = stored["seq"], stored["thread_id"]
+    answer = {"type": "send", "message_id": "two", "to": "agent:ann", "content": 2, "reply_to": seq, "cause": seq}
+    with monkeypatch.context() as patch:
+        patch.setattr(SqliteConnection, "run", count)
+        say(bob, **answer)
+        assert (await find_frame(bob, "stored"))["duplicate"] is False
+        for op, args in (("history", {"thread_id": thread_id}), ("window", {"trigger": seq, "per_thread": 9})):
+            say(bob, type="call", call_id=op, op=f"network.{op}", args=args)
+            assert (await find_frame(bob, "result"))["call_id"] == op
+        assert len(hops) == 1  # the commit
+    say(bob, **answer)
+    assert (await find_frame(bob, "stored"))["duplicate"] is True
     await hub.close()
 
 

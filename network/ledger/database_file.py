@@ -1,0 +1,258 @@
+"""`DatabaseFile`: opening, closing and checking the file of a durable ledger, and running functions on its connections.
+
+One connection writes and two read, each on its own thread. With ``durability="full"`` ``synchronous=FULL`` is set on
+the connection, because the file does not store this setting. The checks of a file that is opened are in `opening`.
+`database_lock` keeps other nodes away, and detects if the file is exchanged. Every error of SQLite is raised as
+`LedgerError`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import TypeVar
+
+from roundelay.network.config import Durability
+from roundelay.network.core.tables import TableWrite
+from roundelay.network.errors import LedgerError
+from roundelay.network.platforms import boot_id
+
+from . import Meta
+from .backup import rescue
+from .connection import SqliteConnection
+from .database_lock import DatabaseLock
+from .memtable import FLUSHED_TO, Memtable, load_memtable
+from .newest_rows import NewestRows
+from .opening import begins_new_history, configure, mark_open, refuse_damage, refuse_foreign_wal, refuse_other_history
+from .queries import load_meta, load_state
+from .retention import read_head, read_stamp
+from .row_reader import FAILURES, Damage
+from .schema import CHECKED_FROM, migrate, refuse_schema
+from .search import SearchIndex
+from .storage_errors import explain
+from .writes import flush_memtable, write_meta
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class DatabaseFile:
+    """The file of a `SQLiteLedger` with its connections, its lock, and its rows in memory.
+
+    ``new_epoch`` returns the string that marks a new history. A history begins in three cases: at creation, if the file
+    is an older copy of the stored data, and after an unclean stop that may have lost acknowledged rows. The last case
+    requires that ``durability`` is not ``full`` and the machine was restarted. ``boot`` identifies the boot of the
+    machine, and is empty if unknown. The file of an index of a shared log needs ``is_index``: otherwise it would begin
+    its own history.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        new_epoch: Callable[[], str],
+        name: str = "roundelay",
+        durability: Durability = "full",
+        boot: str | None = None,
+        is_index: bool = False,
+    ) -> None:
+        self.path = Path(path)
+        self._memtable = Memtable(0)
+        self._is_index = is_index
+        self._new_epoch = new_epoch
+        self._name = name
+        self._durability = durability
+        self._boot = boot_id() if boot is None else boot
+        self._lock = DatabaseLock(self.path)
+        self._writer: SqliteConnection | None = None
+        self._reader: SqliteConnection | None = None
+        """Connection for deliveries."""
+        self._browser: SqliteConnection | None = None
+        """Connection for requests, because a long request must not delay deliveries."""
+        self._index: SearchIndex | None = None
+        self._epoch = ""
+        self._first = 1
+        """Seq below which no message is kept."""
+        self._head = 0
+        """Newest seq that this object has stored or found. A reopened file must have this seq."""
+        self._is_suspect = False
+        """Whether SQLite has found damage since the last check of the file."""
+        self._damage = Damage(self._log_damaged)
+        self._newest = NewestRows(self._damage)
+        self._is_rescued = False
+        """Whether the content of the deleted database was saved as ``FILE.rescued``."""
+
+    # --- lifetime
+
+    @property
+    def is_answering(self) -> bool:
+        return True  # there is no engine
+
+    async def open(self) -> tuple[Meta, list[TableWrite]]:
+        # Held from before SQLite opens the file until after it has closed it (`database_lock`). A reopened file must
+        # exist: a new file would be an empty history.
+        self._lock.acquire(create=not self._epoch)
+        try:
+            refuse_foreign_wal(self._lock, self.path)
+            self._writer = await self._connect()
+            meta, writes = await self._run(self._writer, self._prepare)
+            self._reader = await self._connect()
+            self._browser = await self._connect()
+            self._index = SearchIndex(Path(f"{self.path}.search"))
+            self._newest.restart(meta.head)
+        except BaseException:
+            await self.close()
+            raise
+        return meta, writes
+
+    async def reload(self) -> tuple[Meta, list[TableWrite]]:
+        """Return the result of `open` for the current state."""
+
+        def load(db: sqlite3.Connection) -> tuple[Meta, list[TableWrite]]:
+            meta, head, stamp = load_meta(db), read_head(db), read_stamp(self._damage, db)
+            first = int(meta.get("first_seq", "1"))
+            info = Meta(epoch=self._epoch, name=self._name, first_seq=first, head=head, stamp=stamp)
+            return info, load_state(self._damage, db)
+
+        return await self._run(self._writer, load)
+
+    async def close(self) -> None:
+        connections = (self._writer, self._browser, self._reader)
+        writer, browser, _ = connections
+        self._writer = self._browser = self._reader = None
+        self._newest.forget()
+        index, self._index = self._index, None
+        if index is not None:
+            await index.close()
+        try:
+            if writer is not None and browser is not None:  # a refused file stays unchanged
+                with suppress(sqlite3.Error, LedgerError):  # a failing database stays marked as unclean
+                    await writer.run(self._finish)
+        finally:
+            try:
+                async with AsyncExitStack() as closing:
+                    # closed in reverse, the writer last: the last one copies the WAL into the database
+                    for connection in connections:
+                        if connection is not None:
+                            closing.push_async_callback(connection.close)
+                if self._is_rescued:
+                    self._lock.delete_wal()
+            except sqlite3.Error as error:
+                raise await asyncio.to_thread(self._explain, error) from error
+            finally:
+                self._is_rescued = False
+                self._lock.release()  # whatever failed: otherwise no node could open the file again
+
+    async def verify(self) -> None:
+        await self._run(self._writer, lambda _: self._lock.check())
+
+    async def _connect(self) -> SqliteConnection:
+        connection = SqliteConnection(self.path)
+        try:
+            await connection.open()
+        except sqlite3.Error as error:
+            await connection.close()
+            raise await asyncio.to_thread(self._explain, error) from error
+        return connection
+
+    async def _run(self, connection: SqliteConnection | None, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a function on a connection's thread. The function contains all statements of one task, because a change
+        of threads costs more than a small transaction."""
+        if connection is None:
+            raise LedgerError(f"The ledger {self.path} is closed.")
+
+        def guarded(db: sqlite3.Connection) -> T:
+            try:
+                return function(db)
+            except FAILURES as error:
+                raise self._explain(error) from error
+
+        return await connection.run(guarded)
+
+    async def _change(self, function: Callable[[sqlite3.Connection], T], *, head: int | None = None) -> T:
+        """Run a function that writes, on the writer's thread. ``head`` is the newest seq afterwards, if it changes.
+
+        The files are checked first: a row that was written into a file without a path must not be acknowledged.
+        """
+
+        def change(db: sqlite3.Connection) -> T:
+            self._lock.check()
+            result = function(db)
+            self._lock.note_state()
+            # after the commit, and before its answers: FILE.head is never ahead of the database
+            if head is not None:
+                self._lock.write_head(self._epoch, head)
+                self._head = head
+            return result
+
+        return await self._run(self._writer, change)
+
+    def _finish(self, db: sqlite3.Connection) -> None:
+        """End the writer's work before it closes."""
+        if self._lock.is_unlinked:
+            self._is_rescued = rescue(db, self.path)
+        try:
+            self._lock.check()
+        except LedgerError:
+            if self._lock.is_overwritten:
+                self._lock.block_wal_copy()
+                self._is_suspect = True
+            raise
+        with suppress(sqlite3.Error):  # a full disk: the next start reads these rows again
+            flush_memtable(self._memtable, db)
+        write_meta(db, {"state": "clean"})
+
+    @property
+    def damaged(self) -> int:
+        return len(self._damage.rows)
+
+    def _log_damaged(self, row: int | str) -> None:
+        where = {"seq": row} if isinstance(row, int) else {"row": row}
+        log.error("a row of the ledger is damaged and left out", extra={**where, "database": str(self.path)})
+
+    def _explain(self, error: Exception) -> LedgerError:
+        """Return the error to raise instead. It asks the system for the cause that SQLite hides. So it runs on a
+        thread: a hanging disk must not block the loop."""
+        self._is_suspect = self._is_suspect or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT
+        return explain(error, self.path)
+
+    def _prepare(self, db: sqlite3.Connection) -> tuple[Meta, list[TableWrite]]:
+        """Prepare the opened file: first the checks that may refuse it, then loading, and last marking it as open."""
+        refuse_schema(db)  # before any change: another program's database stays unchanged
+        configure(db)
+        self._lock.note_state()
+        if self._is_suspect:
+            refuse_damage(db, self.path)
+            self._is_suspect = False
+        if self._epoch:
+            refuse_other_history(db, self.path, self._epoch, self._head)
+        migrate(db)
+        if not self._is_index and db.execute("SELECT 1 FROM state WHERE tbl = 'followed'").fetchone():
+            raise LedgerError(
+                f"{self.path} is a node's index of a shared log, and holds nothing of its own: name the log with --log."
+            )
+        meta = load_meta(db, (CHECKED_FROM, FLUSHED_TO))
+        self._damage.restart(int(meta[CHECKED_FROM]))
+        writes = load_state(self._damage, db)
+        first, head = int(meta.get("first_seq", "1")), read_head(db)
+        self._first = first
+        self._memtable = load_memtable(db, int(meta[FLUSHED_TO]))
+        stamp = read_stamp(self._damage, db)  # no older timestamp is assigned
+        name = meta.get("name", self._name)
+        epoch = meta.get("epoch", "")
+        # A failed sync may have lost pages without a sign. So a ledger that was reopened after a failure does not rely
+        # on the data that the kernel kept.
+        boot = "" if self._epoch else self._boot
+        if begins_new_history(meta, head, self._lock.read_head(), boot=boot, durability=self._durability):
+            if epoch and not self._is_index:  # an index gets lost rows from its log again, and the epoch too
+                log.warning("a new epoch begins: the database may have lost its newest messages", extra={"head": head})
+            epoch = self._new_epoch()
+        mark_open(db, self._lock, epoch, head, name=name, boot=self._boot, durability=self._durability)
+        # Last: `refuse_other_history` compares a reopened file with these values, so they must name only stored rows.
+        self._epoch, self._head = epoch, head
+        return Meta(epoch=epoch, name=name, first_seq=first, head=head, stamp=stamp), writes

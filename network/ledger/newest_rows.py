@@ -1,0 +1,141 @@
+"""Cache of the newest rows, and of the newest values about conversations and triggers.
+
+A reaction asks for its trigger, the messages of its thread, and the budget of its conversation. Nearly always all of
+them were stored a moment ago. Answers from this cache need no change of threads, which costs as much as the read.
+
+The cache has every row above `_since`, and every value about a message above it. So a row or a value that is missing
+there does not exist. Values about older messages are in the cache if they were written lately. Only the event loop uses
+the cache. No IO.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from roundelay.network.core.rows import Row
+from roundelay.network.core.tables import ConversationBudget, Facts, LookupRequest, Table, TableWrite
+
+from .row_reader import Damage
+
+MAX_ROWS, MAX_ROW_BYTES = 8192, 8 << 20
+"""Limits of the cached rows."""
+MAX_VALUE_BYTES = 4 << 20
+"""Maximum memory of the cached values, in bytes, estimated."""
+_VALUE_BYTES, _ITEM_BYTES = 600, 100
+_UNKNOWN = 2**62
+"""Value of ``_since`` while the cache cannot answer anything."""
+
+
+class NewestRows:
+    """The cache of one ledger. It is empty until `restart`. Rows and values in ``damage`` are read from the file, so that
+    every reader gets the same answer."""
+
+    def __init__(self, damage: Damage) -> None:
+        self._damage = damage
+        self._since = _UNKNOWN
+        self._head = 0
+        """Newest cached seq, or ``_since`` without rows."""
+        self._rows: dict[int, Row] = {}
+        """Ascending by seq."""
+        self._row_bytes = 0
+        self._values: dict[tuple[Table, str], Any] = {}
+        """Least recently written first. None for a deleted value."""
+        self._value_bytes = 0
+
+    def restart(self, head: int) -> None:
+        """Begin after the row ``head``."""
+        self.forget()
+        self._since = self._head = head
+
+    def forget(self) -> None:
+        """Drop everything, because the stored rows may be others. The next row that is added begins the cache."""
+        self._since = self._head = _UNKNOWN
+        self._rows.clear()
+        self._values.clear()
+        self._row_bytes = self._value_bytes = 0
+
+    def add(self, rows: Sequence[Row], writes: Iterable[TableWrite]) -> None:
+        """Add a batch that was stored."""
+        if rows and rows[0].seq != self._head + 1:  # a batch whose outcome was unknown came before
+            self.restart(rows[0].seq - 1)
+        for row in rows:
+            self._rows[row.seq] = row
+            self._row_bytes += len(row.data)
+            self._head = row.seq
+        for write in writes:
+            if write.table in _CACHED_TABLES and self._since != _UNKNOWN:
+                self._add_value((write.table, write.key), write.value)
+        while self._row_bytes > MAX_ROW_BYTES or len(self._rows) > MAX_ROWS:
+            self._drop_oldest_row()
+
+    def _add_value(self, name: tuple[Table, str], value: Any) -> None:
+        if name in self._values:
+            self._value_bytes -= _estimate_bytes(self._values.pop(name))
+        self._values[name] = value
+        self._value_bytes += _estimate_bytes(value)
+        while self._value_bytes > MAX_VALUE_BYTES:
+            oldest = next(iter(self._values))
+            self._value_bytes -= _estimate_bytes(self._values.pop(oldest))
+            # From here on a missing value about this message may be in the file.
+            while self._since < _read_seq(*oldest):
+                self._drop_oldest_row()
+
+    def _drop_oldest_row(self) -> None:
+        if self._rows:
+            seq = next(iter(self._rows))
+            self._row_bytes -= len(self._rows.pop(seq).data)
+            self._since = seq
+        else:
+            self.forget()
+
+    # --- answers; None if the file may know more
+
+    def find(self, seqs: Iterable[int]) -> dict[int, Row] | None:
+        """Return the rows with these seqs."""
+        rows: dict[int, Row] = {}
+        for seq in seqs:
+            if seq <= self._since or seq in self._damage.rows:
+                return None
+            if (row := self._rows.get(seq)) is not None:
+                rows[seq] = row
+        return rows
+
+    def knows_value(self, table: Table, key: str) -> bool:
+        """Return whether `value` is the stored value."""
+        if f"{table}/{key}" in self._damage.rows:
+            return False
+        return (table, key) in self._values or (table in _CACHED_TABLES and _read_seq(table, key) > self._since)
+
+    def value(self, table: Table, key: str) -> Any:
+        """Return a value that `knows_value`, or None if it does not exist."""
+        return self._values.get((table, key))
+
+    def recall(self, request: LookupRequest) -> Facts | None:
+        """Answer `Ledger.recall`."""
+        rows = self.find(request.seqs)
+        if rows is None:
+            return None
+        heads = {seq: row.head for seq, row in rows.items() if row.head is not None}
+        names = {*request.cold, *(("root", str(head.root)) for head in heads.values())}
+        if not all(self.knows_value(*name) for name in names):
+            return None
+        values = ((name, self.value(*name)) for name in names)
+        return Facts(heads=heads, cold={name: value for name, value in values if value is not None})
+
+
+_CACHED_TABLES = frozenset({"root", "triggered"})
+"""Tables whose keys end in the seq of the message that the value is about. Each message and each start of a reaction
+needs them."""
+
+
+def _read_seq(table: Table, key: str) -> int:
+    seq = key if table == "root" else key.rpartition("/")[2]
+    return int(seq) if seq.isdecimal() else 0  # a refused request may name no message
+
+
+def _estimate_bytes(value: Any) -> int:
+    if not isinstance(value, ConversationBudget):
+        return _VALUE_BYTES
+    items = len(value.spent) + len(value.parties) + len(value.others) + len(value.claims) + len(value.stopped_in)
+    return _VALUE_BYTES + _ITEM_BYTES * items
