@@ -13,6 +13,7 @@ from roundelay.network.errors import ConfigError, RequestError
 from roundelay.network.messages import BaseMessage
 
 from .inbox import ASK, is_declined, is_watched, read_waiting
+from .replies import IsEnough, never_enough
 from .values import ToolError
 
 if TYPE_CHECKING:
@@ -186,10 +187,10 @@ async def _finish(reason: Annotated[str, Field(description="Why nothing is left 
 
 
 async def put_question(
-    context: ToolContext, asked: Sequence[str], text: str, timeout_s: float
+    context: ToolContext, asked: Sequence[str], text: str, timeout_s: float, is_enough: IsEnough = never_enough
 ) -> tuple[dict[str, BaseMessage], dict[str, str]]:
     """Ask all agents and wait for their replies. Return the replies, and the reasons why an agent was not asked or
-    will not answer. Both results are keyed by agent.
+    will not answer. Both results are keyed by agent. ``is_enough`` ends the wait early (`Waiter.wait`).
     """
     if context.waiter is None:
         raise ToolError("Waiting for an answer works only inside a reaction.")
@@ -221,7 +222,7 @@ async def put_question(
             # asked.
             context.waiter.expect(stored.seq)
             questions[agent_id] = stored
-        replies = await context.waiter.wait(questions, timeout_s, is_watched=is_seen)
+        replies = await context.waiter.wait(questions, timeout_s, is_watched=is_seen, is_enough=is_enough)
         unanswerable = {agent_id: f"will not answer: {why}" for agent_id, why in context.waiter.unanswerable.items()}
         return replies, problems | unanswerable
     except BaseException:  # stopped before the wait: nobody reads a reply any more

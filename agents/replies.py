@@ -41,6 +41,15 @@ delay.
 """
 
 
+IsEnough = Callable[[Mapping[str, BaseMessage]], bool]
+"""Says whether these replies, by recipient, end a wait."""
+
+
+def never_enough(_: Mapping[str, BaseMessage]) -> bool:
+    """Wait for every reply."""
+    return False
+
+
 async def find_unanswerable(client: NetworkClient, questions: Mapping[str, int]) -> dict[str, str]:
     """Return the agents that will not answer these questions (seqs) any more, and the reason for each."""
     reasons: dict[str, str] = {}
@@ -158,11 +167,12 @@ class Replies:
         return True
 
     async def wait(
-        self, wait: Wait, *, reaction: str, look_first: bool, left_s: float
+        self, wait: Wait, *, reaction: str, look_first: bool, left_s: float, is_enough: IsEnough = never_enough
     ) -> tuple[dict[str, BaseMessage], dict[str, str]]:
         """Wait for the reply to each question, for at most ``left_s`` seconds even if the wall clock jumps.
 
-        ``look_first``: replies may have arrived before this call. Return the replies, and the recipients that will
+        ``look_first``: replies may have arrived before this call. ``is_enough`` says whether these replies end the wait.
+        Later replies then start no reaction. Return the replies, and the recipients that will
         not reply with the reason. Both results are keyed by recipient.
         """
         # Use the loop's clock, because the wall clock may be corrected while a call waits for days.
@@ -177,11 +187,16 @@ class Replies:
             # Pause after the lookup. If the reply is already there, no other reaction needs to start in this slot.
             self._pause(reaction)
             try:
-                unanswerable = await self._await_all(replies, wait, ends_at)
+                unanswerable = await self._await_all(replies, wait, ends_at, is_enough)
             finally:
                 self._resume(reaction)
-            # The hub may hold a reply back behind other messages. Look it up before reporting a timeout.
-            await self._look_up(wait)
+            if is_enough(_read_done(replies)):
+                for to, reply in replies.items():
+                    if not reply.done():  # nobody needs this reply any more
+                        _remember(self._dropped, wait.questions[to])
+            else:
+                # The hub may hold a reply back behind other messages. Look it up before reporting a timeout.
+                await self._look_up(wait)
         except asyncio.CancelledError:
             for question in wait.questions.values():
                 if not wait.is_approval:  # a person's later message is treated like any other message
@@ -192,10 +207,10 @@ class Replies:
             for question in wait.questions.values():  # a later reply is treated like any other message
                 del self._open[question]
                 self._approvals.discard(question)
-        return {to: reply.result() for to, reply in replies.items() if reply.done()}, unanswerable
+        return _read_done(replies), unanswerable
 
     async def _await_all(
-        self, replies: Mapping[str, asyncio.Future[BaseMessage]], wait: Wait, ends_at: float
+        self, replies: Mapping[str, asyncio.Future[BaseMessage]], wait: Wait, ends_at: float, is_enough: IsEnough
     ) -> dict[str, str]:
         """Wait for all replies until ``ends_at`` (the loop's time). Check from time to time whether each missing
         reply can still arrive.
@@ -207,6 +222,8 @@ class Replies:
             missing = {to: reply for to, reply in replies.items() if not reply.done() and to not in unanswerable}
             if not missing or (wait.is_approval and len(missing) < len(replies)):
                 break  # one decision is enough, even if several requests for the same approval are open
+            if is_enough(_read_done(replies)):
+                break
             wakes_at = ends_at if wait.is_approval else min(ends_at, look_at)
             waited: set[asyncio.Future[Any]] = {*missing.values(), hint}
             await asyncio.wait(waited, timeout=max(0.0, wakes_at - now), return_when=asyncio.FIRST_COMPLETED)
@@ -276,6 +293,10 @@ class Replies:
             before, limit = page.messages[0].seq, PAGE
 
 
+def _read_done(replies: Mapping[str, asyncio.Future[BaseMessage]]) -> dict[str, BaseMessage]:
+    return {to: reply.result() for to, reply in replies.items() if reply.done()}
+
+
 def _remember(seqs: OrderedDict[int, None], seq: int) -> None:
     """Add a seq. Remove the oldest seq if there are too many."""
     seqs[seq] = None
@@ -324,9 +345,10 @@ class Waiter:
         timeout_s: float,
         *,
         is_watched: bool = False,
+        is_enough: IsEnough = never_enough,
     ) -> dict[str, BaseMessage]:
         """Wait for replies to these questions. Return the replies by recipient. Recipients that have not replied in
-        time are missing.
+        time are missing. The wait ends early when ``is_enough`` accepts the replies so far.
         """
         if not questions:
             return {}
@@ -350,7 +372,7 @@ class Waiter:
             await self._journal.record_waiting(call.turn, call.call, wait)
             self._emit_waiting(wait)
             replies, self.unanswerable = await self._replies.wait(
-                wait, reaction=call.reaction, look_first=look_first, left_s=left_s
+                wait, reaction=call.reaction, look_first=look_first, left_s=left_s, is_enough=is_enough
             )
             self.taken += [reply.seq for reply in replies.values()]
             return replies

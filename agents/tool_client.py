@@ -131,6 +131,8 @@ class ToolClient:
             )
         if op in _FILTERED:
             args = {**(args or {}), **self._view()}
+        if op == "network.open_items":
+            args = {**(args or {}), "root": self.cause, "trigger": self.cause}
         if self._takes_trigger(op):
             args = {**(args or {}), "trigger": self.cause}
         if self.review is not None and isinstance(text := (args or {}).get("text"), str) and self._is_change(op):

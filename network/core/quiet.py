@@ -186,10 +186,17 @@ def close_answered(
 
 
 def close_all_of(state: State, agent_id: str) -> list[TableWrite]:
-    """Return the writes for everything that a removed participant will no longer do."""
-    keys = {*state.deliveries_to(agent_id), *map(_delivery_key, state.answers_of(agent_id))}
-    writes = [write for key in sorted(keys) for write in _without(state, key, agent_id)]
-    return writes + [TableWrite("reaction", key, None) for key in state.reactions_of(agent_id)]
+    """Return the writes for everything that a removed participant will no longer do, or no longer needs."""
+    draft = state.draft()
+    for key in {*state.deliveries_to(agent_id), *map(_delivery_key, state.answers_of(agent_id))}:
+        draft.apply_writes(_without(draft, key, agent_id))
+    # Nobody needs the answers to its own messages. As with questions to people, a removal scans the table.
+    for key, delivery in list(draft.items("delivery")):
+        if delivery.sender_id == agent_id and delivery.answers:
+            unanswered = _or_none(msgspec.structs.replace(delivery, answers=()))
+            draft.apply_writes((TableWrite("delivery", key, unanswered),))
+    draft.apply_writes([TableWrite("reaction", key, None) for key in state.reactions_of(agent_id)])
+    return [draft.durable_writes[key] for key in sorted(draft.durable_writes)]
 
 
 def close_dropped(state: State, first_seq: int) -> list[TableWrite]:

@@ -19,8 +19,8 @@ from roundelay.network.frames import Seq
 
 from .activity import may_see_activity
 from .paging import take_page
-from .reading import Reading, reads
-from .views import Limit, find_message
+from .reading import Reading
+from .views import Limit, find_message, open_view
 
 
 class _Open(Struct):
@@ -40,6 +40,7 @@ async def open_items(
     *,
     root: Seq,
     others: bool = False,
+    trigger: Seq | None = None,
     wait_ms: Annotated[int, Meta(ge=0, le=30_000)] = 0,
     limit: Limit = 100,
 ) -> dict[str, Any]:
@@ -50,8 +51,10 @@ async def open_items(
     Any message of the conversation may be passed. The answer has the first one as `root`.
 
     With `wait_ms`, the answer waits until the conversation is quiet, for at most this time. With `others`, items of the
-    caller do not count, and neither do reactions that wait for the caller.
+    caller do not count, and neither do reactions that wait for the caller. With `trigger`, only items about messages that
+    may enter the prompt of this message are listed.
     """
+    view = await open_view(reading, trigger, until=reading.hub.state.head)
     # Any message: an agent that was asked may not read the first one.
     root = (await find_message(reading, root, "root")).root
     loop = asyncio.get_running_loop()
@@ -61,8 +64,11 @@ async def open_items(
     while items and (left_s := until - loop.time()) > 0:
         await reading.wait_for_change(root, left_s)
         items = _list_items(reading.hub.state, root, caller)
+    if trigger is not None:  # the wait may have been long
+        view = await open_view(reading, trigger, until=reading.hub.state.head)
     heads = await reading.hub.ledger.heads({item.seq for item in items})
-    shown = [item for item in items if reads(reading, heads.get(item.seq))]
+    await view.load(heads.values())
+    shown = [item for item in items if await view.shows(heads.get(item.seq))]
     shown.sort(key=lambda item: (item.since, item.seq, item.agent_id))
     entries = (_describe(item, shows_waits=may_see_activity(reading)) for item in shown)
     page, has_more = take_page(entries, limit, reading.hub.limits.max_result_bytes)

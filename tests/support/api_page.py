@@ -28,6 +28,7 @@ F = "roundelay.agents.features"
 PAGE: dict[str, tuple[str, ...]] = {
     "roundelay": (),
     "roundelay.network.client": (),
+    "roundelay.network.client.gather": ("Gathered", "gather"),
     "roundelay.agents": (),
     "roundelay.agents.runner": ("RunnerOptions",),
     "roundelay.agents.tools": (),

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from roundelay.mods.channels import Channels
 from roundelay.network.config import Limits
 from roundelay.network.core.entries import Peer
+from roundelay.network.core.mod import Mod
 from roundelay.network.core.rows import Row
 from roundelay.network.core.tables import TableWrite
 from roundelay.network.errors import LedgerError
@@ -137,8 +138,9 @@ class _Seen:
 class SteppedHub:
     """One hub after another over one ledger, which is in memory, or a file if ``path`` is given."""
 
-    def __init__(self, limits: Mapping[str, int], path: Path | None = None) -> None:
+    def __init__(self, limits: Mapping[str, int], path: Path | None = None, mods: Sequence[Mod] = ()) -> None:
         self._limits = Limits(**limits)
+        self._mods = mods
         self._ids = itertools.count(1)
         ledger: Ledger = MemoryLedger(epoch="e1") if path is None else SQLiteLedger(path, new_epoch=self._new_id)
         self.ledger: Any = _Seen(ledger)
@@ -154,7 +156,7 @@ class SteppedHub:
             hub = Hub(
                 self.ledger,
                 limits=self._limits,
-                mods=[Channels()],
+                mods=[Channels(), *self._mods],
                 clock=lambda: int(self.loop.now * 1000),
                 new_id=self._new_id,
             )

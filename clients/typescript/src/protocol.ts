@@ -360,6 +360,7 @@ export interface OperationArgs {
   "network.open_items": {
     root: number;
     others?: boolean;
+    trigger?: number | null;
     wait_ms?: number;
     limit?: number;
   };
