@@ -24,6 +24,7 @@ from .a2a.push import TaskPushes
 from .a2a.server import make_a2a_app
 from .http.api import ENDPOINTS, make_routes
 from .http.connection_limit import ConnectionLimit, LimitedConnection
+from .http.files import make_file_routes
 from .http.middleware import (
     NO_OAUTH,
     CancelOnDisconnect,
@@ -130,6 +131,7 @@ def make_app(
         routes=[
             Route("/healthz", health, methods=["GET"]),
             *make_routes(pool, endpoints, names.show_base),
+            *(make_file_routes(pool) if "http" in served else ()),
             *(make_openai_routes(pool) if "openai" in served else ()),
             *(mcp_routes if "mcp" in served else ()),
             *((Mount("/a2a/{agent_id}", a2a_app),) if "a2a" in served else ()),

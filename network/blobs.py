@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import logging
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager, suppress
@@ -190,6 +191,7 @@ class FolderBlobs:
         self._orphans = _Orphans()
         self._draft_bytes: int | None = None
         """Size of all drafts in bytes, or None before the folder is read."""
+        self._counting = threading.Lock()
         self._numbers = itertools.count()
 
     async def write_draft(self, owner: str, upload_id: str, offset: int, data: bytes) -> int:
@@ -246,22 +248,30 @@ class FolderBlobs:
         is_new = not draft.exists()
         if is_new and offset:
             return 0
-        if self._draft_bytes is None:
-            self._draft_bytes = sum(path.stat().st_size for path in self._folder.glob("drafts/*/*.part"))
         make_folder(draft.parent)
         with open(draft, "ab", opener=open_private) as file:
             size = file.seek(0, os.SEEK_END)
             if size != offset:
                 return size
             try:
-                _check_draft(len(list(draft.parent.glob("*.part"))) - is_new, is_new, self._draft_bytes, len(data))
+                owned = len([*draft.parent.glob("*.part")]) - is_new
+                _check_draft(owned, is_new, self._count_draft_bytes(0), len(data))
             except RoundelayError:
                 if is_new:
                     draft.unlink()
                 raise
             file.write(data)
-        self._draft_bytes += len(data)
+        self._count_draft_bytes(len(data))
         return size + len(data)
+
+    def _count_draft_bytes(self, added: int) -> int:
+        """Add to the size of all drafts, and return the size. Several worker threads call this."""
+        with self._counting:
+            if self._draft_bytes is None:
+                self._draft_bytes = sum(_measure(path) for path in self._folder.glob("drafts/*/*.part"))
+            else:
+                self._draft_bytes += added  # a new count has the added bytes already
+            return self._draft_bytes
 
     def _finish(self, draft: Path, sha256: str) -> Blob:
         note = draft.with_suffix(".done")
@@ -274,14 +284,15 @@ class FolderBlobs:
                 raise _unknown_upload() from None
             return Blob(sha256, blob_path(self._folder, sha256).stat().st_size)
         size = draft.stat().st_size
-        self._draft_bytes = None
         if actual != sha256:
             draft.unlink()
+            self._count_draft_bytes(-size)
             raise _wrong_checksum(actual)
         # The note comes first. If the process is killed in between, the draft still exists and is finished again.
         with open(note, "w", encoding="ascii", opener=open_private) as file:
             file.write(sha256)
         self._publish(draft, sha256)
+        self._count_draft_bytes(-size)
         return Blob(sha256, size)
 
     def _write_blob(self, draft: Path, blob: Blob, data: bytes) -> None:
@@ -317,7 +328,8 @@ class FolderBlobs:
             with suppress(OSError):  # it was finished meanwhile
                 if path.is_file() and path.stat().st_mtime * 1000 < now - DRAFT_TTL_MS:
                     path.unlink()
-        self._draft_bytes = None
+        with self._counting:
+            self._draft_bytes = None
 
 
 async def _run(function: Callable[..., T], *args: object) -> T:
@@ -332,6 +344,14 @@ async def _run(function: Callable[..., T], *args: object) -> T:
 
 def _hash_name(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def _measure(path: Path) -> int:
+    """Return the size of a draft, or 0 if it was finished meanwhile."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def _read_text(path: Path) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from .addresses import name_of
+from .file_references import read_reference
 from .units import format_file_size
 
 MAX_DEPTH = 6
@@ -62,7 +63,9 @@ def _write_file(word: str, file: object) -> str:
     if location.startswith("data:"):
         kind, location = kind or location[5:].partition(";")[0].partition(",")[0], ""
     size = next((file[key] for key in _SIZES if isinstance(file.get(key), int)), None)
-    facts = [fact for fact in (name, kind, _write_size(size), location) if fact]
+    reference = read_reference(file)
+    stored = reference[0] if reference is not None else ""
+    facts = [fact for fact in (name, kind, _write_size(size), location, stored) if fact]
     text = file.get("text")
     below = f"\n{text}" if isinstance(text, str) and text else ""
     return f"[{' '.join([word, ', '.join(facts)]).strip()}]{below}"

@@ -1,7 +1,7 @@
 """Adds the images and files of the trigger to the model's request, from ``images`` and ``files`` in its content.
 
-An image is an ``https:`` URL or the image data. A file must include its bytes, as a ``data:`` URL or as base64 under
-``data``, so it must fit into a frame. The accepted kinds are configured, because a model refuses the whole request for
+An image is an ``https:`` URL or the image data. A file includes its bytes, as a ``data:`` URL or as base64 under
+``data``, or names a stored file of the mod ``files`` under ``file``, which is downloaded for the request. The accepted kinds are configured, because a model refuses the whole request for
 any other kind. The conversation names all attachments as text. Attachments of an accepted kind that cannot be shown are
 named again after the conversation, with the reason. Only the message itself contains attachments, not the records. A
 resumed reaction reads them from the message again.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,8 +25,13 @@ from roundelay.agents.history import add_to_prompt, find_prompt
 from roundelay.agents.middleware import Around, AskModel, Middleware
 from roundelay.agents.models.model import File, ModelReply, ModelRequest, UserMessage
 from roundelay.agents.options import InFile, checked
+from roundelay.agents.tools import ToolContext
 from roundelay.network.elements import escape_text
+from roundelay.network.errors import InternalError, RequestError
+from roundelay.network.file_references import read_reference
 from roundelay.network.safe_text import sanitize_text
+
+log = logging.getLogger(__name__)
 
 KINDS = {"image": "image/*", "pdf": "application/pdf", "wav": "audio/wav", "mp3": "audio/mpeg"}
 AUDIO = ("wav", "mp3")
@@ -68,13 +74,16 @@ class Attachment:
     """An attachment of a message, as its sender wrote it.
 
     ``url`` is an ``https:`` URL. ``data`` is base64 that is not yet validated. ``media_type`` is ``image/*`` for an
-    image of unknown type.
+    image of unknown type. ``stored`` is the id and the version of a stored file.
     """
 
     name: str
     media_type: str
     url: str = ""
     data: str = ""
+    stored: tuple[str, int | None] | None = None
+    size: int = 0
+    """Size in bytes of a stored file that is too large."""
 
 
 _Kind = Annotated[str, Field(pattern=r"^(image|pdf|audio|[a-z]+/[a-z0-9.+*-]+)$")]
@@ -103,13 +112,18 @@ class Attachments(Middleware):
         self._models = tuple(models)
         self._most = most
         self._max_bytes = max_bytes
+        self._downloads: dict[tuple[str, int, str, int | None], str] = {}
+        """Base64 of stored files, by agent, trigger, file and version: every turn of a reaction shows them again."""
 
     async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         index = find_prompt(request.messages, around.state.history)
         # Agents called as tools have their own prompts, which do not contain the trigger.
         if around.path or index is None or not any(fnmatchcase(around.model.name, model) for model in self._models):
             return await proceed(request)
-        images, files, omitted = self._select(read_attachments(around.context.trigger.content))
+        attachments = read_attachments(around.context.trigger.content)
+        if any(attachment.stored is not None for attachment in attachments):
+            attachments = await self._download_stored(around.context, attachments)
+        images, files, omitted = self._select(attachments)
         messages = request.messages
         if omitted:
             messages = add_to_prompt(messages, around.state.history, _describe_omitted(omitted))
@@ -120,6 +134,46 @@ class Attachments(Middleware):
             messages = (*messages[:index], shown, *messages[index + 1 :])
         return await proceed(replace(request, messages=messages))
 
+    async def _download_stored(self, context: ToolContext, attachments: Sequence[Attachment]) -> list[Attachment]:
+        """Return the attachments with the bytes of stored files of accepted kinds. Files that are not available have no
+        bytes."""
+        loaded, room, number = [], self._max_bytes, 0
+        for attachment in attachments:
+            if attachment.stored is not None and self._takes_kind(attachment) and number < self._most:
+                number += 1
+                try:
+                    attachment = await self._download(context, attachment, attachment.stored, room)
+                except (RequestError, InternalError) as error:
+                    log.info("an attachment is not available: %s", error)
+                room -= len(attachment.data) * 3 // 4
+            loaded.append(attachment)
+        return loaded
+
+    async def _download(
+        self, context: ToolContext, attachment: Attachment, stored: tuple[str, int | None], room: int
+    ) -> Attachment:
+        key = (context.agent_id, context.trigger.seq, *stored)
+        if key not in self._downloads:
+            args: dict[str, object] = {"file": stored[0]} | ({} if stored[1] is None else {"version": stored[1]})
+            parts: list[bytes] = []
+            size = offset = 0
+            while not parts or offset < size:
+                part = await context.client.call("files.download", {**args, "offset": offset})
+                size = int(part["size"])
+                if size > room:  # `_select` reports it
+                    return replace(attachment, data="", stored=None, size=size)
+                parts.append(base64.b64decode(part["data"]))
+                if not parts[-1]:
+                    break
+                offset += len(parts[-1])
+            if sum(len(data) for data in self._downloads.values()) > 2 * self._max_bytes:
+                self._downloads.clear()
+            self._downloads[key] = base64.b64encode(b"".join(parts)).decode()
+        return replace(attachment, data=self._downloads[key])
+
+    def _takes_kind(self, attachment: Attachment) -> bool:
+        return any(fnmatchcase(attachment.media_type, kind) for kind in self._takes)
+
     def _select(self, attachments: Sequence[Attachment]) -> tuple[list[str], list[File], list[tuple[str, str]]]:
         """Return images, files, and the omitted attachments with the reason."""
         images: list[str] = []
@@ -128,7 +182,7 @@ class Attachments(Middleware):
         room = self._max_bytes
         for attachment in attachments:
             # Skip kinds that are not configured without a note, because the conversation already names them as text.
-            if not any(fnmatchcase(attachment.media_type, kind) for kind in self._takes):
+            if not self._takes_kind(attachment):
                 continue
             is_image = attachment.media_type.startswith("image/")
             content = _decode(attachment)
@@ -136,8 +190,13 @@ class Attachments(Middleware):
                 omitted.append((attachment.name, f"the maximum is {self._most}"))
             elif is_image and attachment.url:
                 images.append(attachment.url)
+            elif attachment.size > room:
+                omitted.append((attachment.name, f"it has {attachment.size:,} bytes, but only {room:,} are left"))
             elif not attachment.data:
-                omitted.append((attachment.name, "the message does not contain its bytes"))
+                missing = (
+                    "the message does not contain its bytes" if attachment.stored is None else "it is not available"
+                )
+                omitted.append((attachment.name, missing))
             elif content is None or "*" in attachment.media_type:  # a request needs the exact type
                 omitted.append((attachment.name, f"its bytes are not {attachment.media_type}"))
             elif len(content) > room:
@@ -185,7 +244,7 @@ def _read(value: object, *, is_image: bool) -> Attachment | None:
         kind = _ENDINGS.get(name.rpartition(".")[2].lower(), "image/*" if is_image else "")
     ending = next((ending for ending, media_type in _ENDINGS.items() if media_type == kind), "")
     name = name[:MAX_NAME_CHARS] or f"{'image' if is_image else 'file'}{'.' if ending else ''}{ending}"
-    return Attachment(name, kind, url, data)
+    return Attachment(name, kind, url, data, read_reference(value))
 
 
 def _is_address(text: str) -> bool:

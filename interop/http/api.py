@@ -26,6 +26,7 @@ from roundelay.network.extras import needs
 from roundelay.network.frames import SEQ_LIMIT
 from roundelay.network.messages import BaseMessage
 
+from .files import describe_paths
 from .requests import Refusal, make_error_response, read_json, run_while_connected
 
 with needs("gateway"):
@@ -131,6 +132,12 @@ class Search(_Shape):
     thread_id: str | None = None
     before: Seq | None = None
     limit: int = Field(20, ge=1, le=500)
+
+
+class ListFiles(_Shape):
+    thread_id: str | None = Field(None, max_length=200, description="Only files in messages of this thread")
+    after: str | None = Field(None, max_length=40, description="`next` of the previous page")
+    limit: int = Field(50, ge=1, le=200)
 
 
 class Empty(_Shape):
@@ -271,6 +278,15 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         None,
         partial(_read, "network.list_agents"),
     ),
+    Endpoint(
+        "GET",
+        "/v1/files",
+        "files",
+        "Files that you may read, newest first",
+        ListFiles,
+        None,
+        partial(_read, "files.list"),
+    ),
 )
 
 
@@ -280,7 +296,11 @@ def make_routes(
     """Return the routes of these endpoints and of their OpenAPI document. ``show_base`` returns the gateway's URL."""
 
     async def show_document(request: Request) -> Response:
-        return JSONResponse({**make_openapi_document(endpoints), "servers": [{"url": show_base(request)}]})
+        document = make_openapi_document(endpoints)
+        if endpoints[: len(ENDPOINTS)] == ENDPOINTS:
+            for path, methods in describe_paths().items():
+                document["paths"].setdefault(path, {}).update(methods)
+        return JSONResponse({**document, "servers": [{"url": show_base(request)}]})
 
     by_path: dict[str, dict[str, Endpoint[Any]]] = {}
     for endpoint in endpoints:

@@ -15,7 +15,7 @@ import pytest
 from roundelay import Forbidden, InvalidArguments, Network, TooLarge
 from roundelay.app import serve
 from roundelay.mods.files import MAX_ATTACHED, MAX_CHUNK, Files
-from roundelay.network.blobs import ORPHAN_TTL_MS, blob_folder, list_blobs
+from roundelay.network.blobs import ORPHAN_TTL_MS, FolderBlobs, blob_folder, list_blobs
 from roundelay.network.client import NetworkClient
 from roundelay.network.client.files import download_file, upload_file
 from roundelay.network.config import NodeConfig
@@ -327,6 +327,16 @@ async def test_blob_is_deleted_after_its_message_and_its_grace(tmp_path: Path) -
         await upkeeper.run(now + 4 * DAY_MS + ORPHAN_TTL_MS)
         assert [*list_blobs(blob_folder(path))] == []
         assert bytes(network.hub.state.get("mod", "files/total")) == b"[0,0]"
+
+
+async def test_content_that_is_stored_again_survives_until_its_commit(tmp_path: Path) -> None:
+    blobs = FolderBlobs(tmp_path)
+    blob = await blobs.store(b"text")
+    assert await blobs.collect_garbage(set, 0) == 0
+    await blobs.store(b"text")  # its reference is not committed yet
+    assert await blobs.collect_garbage(set, ORPHAN_TTL_MS) == 0
+    assert await blobs.read(blob.sha256, 0, 4) == b"text"
+    assert await blobs.collect_garbage(set, 2 * ORPHAN_TTL_MS) == 1
 
 
 async def test_content_that_is_saved_again_survives_garbage_collection(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import tool
 from roundelay.agents.values import TurnState
 from roundelay.app import Network
+from roundelay.network.client.files import upload_file
 from roundelay.network.errors import ConfigError
 from roundelay.runs.replay import ReplayOptions, replay
 from tests.support import loops
@@ -286,3 +287,34 @@ def test_files_count_for_the_context() -> None:
 
     assert count(File("a.pdf", "application/pdf", "A" * 40_000)) - count() == 1000
     assert count(File("a.wav", "audio/wav", "A" * 40_000)) - count() == 20
+
+
+async def ask_about_stored(
+    layer: Attachments, *contents: bytes, refers_to: str = ""
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """A message with stored images; gives the parts of the prompt, and the ids of the files."""
+    async with Network.open(mods=["channels", "files"]) as network:
+        carl = await network.join("carl", kind="human")
+        files = [await upload_file(carl, content, name="a.png") for content in contents]
+        async with Provider(by_turn("Nothing.")) as provider:
+            ann = SimpleAgentRunner("ann", instruction="", model=provider.model(), middleware=[layer])
+            async with running(network, ann):
+                sent = await carl.send("agent:ann", {"text": "what is this?", "images": files})
+                async for message in carl:
+                    if message.reply_to == sent.seq:
+                        break
+            said = provider.requests[0]["messages"][1]["content"]
+    return ([{"type": "text", "text": said}] if isinstance(said, str) else list(said)), [it["file"] for it in files]
+
+
+async def test_stored_image_is_shown_to_the_model() -> None:
+    content = b"\x89PNG\r\n\x1a\n" + bytes(300_000)  # more than a frame
+    (told, *shown), [file_id] = await ask_about_stored(Attachments(["image"]), content)
+    assert [it["image_url"]["url"] for it in shown] == [f"data:image/png;base64,{b64encode(content).decode()}"]
+    assert file_id in told["text"]  # the tools of the mod need the id
+
+
+async def test_stored_image_beyond_the_maximum_is_named_as_omitted() -> None:
+    (told, *shown), _ = await ask_about_stored(Attachments(["image"], max_bytes=1000), bytes(600), bytes(1001))
+    assert len(shown) == 1
+    assert "it has 1,001 bytes, but only 400 are left" in told["text"]
