@@ -18,6 +18,7 @@ from roundelay.mods.discovery import Discovery
 from roundelay.mods.files import Files
 from roundelay.mods.notes import Notes
 from roundelay.mods.notify_when import NotifyWhen
+from roundelay.mods.polls import Polls
 from roundelay.mods.reservations import Reservations
 from roundelay.mods.tasks import Tasks
 from roundelay.network.blobs import BlobStore, FolderBlobs, MemoryBlobs, blob_folder
@@ -65,6 +66,7 @@ OWN_MODS: dict[str, type[Mod]] = {
         Files,
         Notes,
         NotifyWhen,
+        Polls,
         Reservations,
         Tasks,
     )

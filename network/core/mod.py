@@ -155,8 +155,8 @@ class Change(Protocol):
 
     def log(self, event: dict[str, object], *, hides_args: bool = False) -> Row:
         """Add a row of type ``mod`` to the log, with this event and the call with its arguments. Nobody receives the
-        row. Exports contain it, a replay repeats its call, and it identifies a late repeat of the call. ``hides_args``
-        leaves the call out."""
+        row. Exports contain it, a replay repeats its call, and it identifies a late repeat of the call. With
+        ``hides_args`` the row has no trace of the arguments, and a late repeat is not identified."""
 
     def thread(self, of: str | MessageHead) -> MessageHead:
         """Return the head of the next message in a thread that the caller may read now: by its id, or that of a

@@ -37,7 +37,7 @@ class ModChanges:
 
         def lookup_cold(self, table: Table, key: str) -> Any: ...
         def set_value(self, table: Table, key: str, value: Any) -> None: ...
-        def write_row(self, type_: RowType, *, label: str = "", data: bytes = b"{}") -> Row: ...
+        def write_row(self, type_: RowType, *, key: str = "", label: str = "", data: bytes = b"{}") -> Row: ...
 
     def cold(self, key: str) -> Any:
         full = f"{self.mod_id}/{key}"
@@ -56,10 +56,14 @@ class ModChanges:
         self.set_value("mod_cold", f"{self.mod_id}/{key}", raw)
 
     def log(self, event: dict[str, object], *, hides_args: bool = False) -> Row:
-        body = {"mod": self.mod_id, **event}
-        if self.operate is not None and not hides_args:
+        body, key = {"mod": self.mod_id, **event}, ""
+        if self.operate is not None and hides_args:
+            # With a key of its own, the row does not get the key of the call. That key comes with a digest of the
+            # arguments, from which their values could be guessed.
+            key = f"h:{self.operate.call_id}"
+        elif self.operate is not None:
             body |= {"op": self.operate.op, "args": self.operate.args}
-        return self.write_row("mod", label=self.mod_id, data=encode(body))
+        return self.write_row("mod", key=key, label=self.mod_id, data=encode(body))
 
     def thread(self, of: str | MessageHead) -> MessageHead:
         head = place_of(of) if isinstance(of, MessageHead) else find_place(self.state, self.facts, of)

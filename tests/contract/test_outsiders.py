@@ -35,6 +35,8 @@ class Secret(NamedTuple):
     kept: tuple[int, ...] = ()
     file: str = "f-00000000000-00000000"
     """A file that the message attaches."""
+    poll: int = 2**40 + 1
+    """A poll in its thread."""
 
 
 NOTHING = Secret("nothing", 2**40, "direct:nobody~nowhere", "nobody", "no-such-reaction")
@@ -110,6 +112,7 @@ async def play(node: Node) -> Scene:
     )
     content = await attach(mia, "channel")
     told_den = await mia.send("channel:den", content)
+    polls: dict[str, int] = {}
     in_den = await react(helper, "helper", told_den, "channel", public, content["files"][0]["file"])
     in_reply = await mia.send("channel:den", "canary-reply", reply_to=in_den.seq)
     reply = await react(helper, "helper", in_reply, "reply", public)
@@ -126,6 +129,10 @@ async def play(node: Node) -> Scene:
         note = {"thread_id": secret.thread_id, "name": "plan", "text": text, "cause": secret.seq}
         await writer.call("notes.create", note)
         await writer.call("notes.propose", {"note": f"{secret.thread_id}/plan", "text": text, "expected_version": 1})
+    for writer, secret in ((mia, direct), (worker, asked), (mia, reply)):
+        ask = {**POLL, "question": f"canary-{secret.name}", "thread_id": secret.thread_id, "cause": secret.seq}
+        polls[secret.name] = (await writer.call("polls.create", ask))["poll"]
+    direct, asked, reply = [it._replace(poll=polls[it.name]) for it in (direct, asked, reply)]
     mod = Secret("mod", *seq_and_thread(await mia.send("mod:channels", "canary-mod")), "mia", "reaction-mod")
 
     for name in ("late", "away"):
@@ -166,6 +173,7 @@ records under others' reaction ids."""
 Make = Callable[[Secret, Outsider, int], dict[str, Any]]
 """Arguments, of what is hidden, who asks, and the public message."""
 
+POLL = {"question": "x", "choices": ["a", "b"]}
 FRESH = hashlib.sha256(b"nobody's").hexdigest()
 GUESSES: dict[str, list[Make]] = {
     "network.info": [],
@@ -319,6 +327,15 @@ GUESSES: dict[str, list[Make]] = {
     "notes.proposals": [lambda it, who, public: {"note": f"{it.thread_id}/plan"}],
     "notes.list": [],
     "notes.search": [],
+    "polls.create": [
+        lambda it, who, public: {**POLL, "thread_id": it.thread_id},
+        lambda it, who, public: {**POLL, "cause": it.seq},
+        lambda it, who, public: {**POLL, "thread_id": "broadcast", "cause": it.seq},
+    ],
+    "polls.vote": [lambda it, who, public: {"poll": it.poll, "choice": "a"}],
+    "polls.close": [lambda it, who, public: {"poll": it.poll}],
+    "polls.results": [lambda it, who, public: {"poll": it.poll}],
+    "polls.list": [],
     "reservations.reserve": [],
     "reservations.release": [],
     "reservations.list": [],
@@ -421,6 +438,7 @@ LISTS: dict[str, list[Ask]] = {
         lambda it, who, public: {"trigger": public},
     ],
     "notes.search": [lambda it, who, public: {"query": f"canary {it.name}"}],
+    "polls.list": [lambda it, who, public: {}, lambda it, who, public: {"trigger": public}],
     "notes.read": [lambda it, who, public: {"note": "broadcast/public", "sources": True}],
     "reservations.reserve": [lambda it, who, public: {"paths": [f"{who.own}.py"]}],
     "reservations.release": [lambda it, who, public: {}],
@@ -475,7 +493,8 @@ def shape_of(answer: Frame, asked: Secret) -> Any:
     """An answer without what the question named."""
     if answer["type"] == "result":
         return answer["value"]
-    given = "|".join(map(re.escape, (asked.thread_id, asked.reaction, asked.agent_id, asked.file, str(asked.seq))))
+    named = (asked.thread_id, asked.reaction, asked.agent_id, asked.file, str(asked.seq), str(asked.poll))
+    given = "|".join(map(re.escape, named))
     return answer["code"], re.sub(rf"\b({given})(?![\w-])", "IT", answer["message"])
 
 

@@ -154,6 +154,7 @@ NO_FILE = "f-00000000000-00000000"
 OPERATORS = always("forbidden")
 HASH = "0" * 64
 NOTE = {"note": "channel:room/plan"}
+POLL = {"question": "x", "choices": ["a", "b"]}
 OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "network.info": (always("ok"), lambda seq: {}),
     "network.list_agents": (always("ok"), lambda seq: {}),
@@ -240,6 +241,11 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "notes.proposals": (for_who_is_in("ok"), lambda seq: NOTE),
     "notes.list": (always("ok"), lambda seq: {}),
     "notes.search": (always("ok"), lambda seq: {"query": "canary"}),
+    "polls.create": (for_who_is_in("ok", "write"), lambda seq: {**POLL, "thread_id": "channel:room"}),
+    "polls.vote": (always("unknown_message"), lambda seq: {"poll": 1, "choice": "a"}),
+    "polls.close": (always("unknown_message"), lambda seq: {"poll": 1}),
+    "polls.results": (always("unknown_message"), lambda seq: {"poll": 1}),
+    "polls.list": (always("ok"), lambda seq: {}),
     "reservations.reserve": (always("ok"), lambda seq: {"paths": ["a.py"]}),
     "reservations.list": (always("ok"), lambda seq: {}),
     "reservations.release": (always("ok"), lambda seq: {}),

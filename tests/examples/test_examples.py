@@ -63,6 +63,16 @@ def test_two_writers_of_a_note_lose_nothing(tmp_path: Path) -> None:
     ]
 
 
+def test_secret_vote_shows_its_sums_after_the_end(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLES / "notes/vote.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1:] == [
+        "3 votes: [{'choice': 'ann'}, {'choice': 'bob'}]",
+        "3 votes: [{'choice': 'ann', 'votes': 1}, {'choice': 'bob', 'votes': 2}]",
+    ]
+
+
 def test_a_desk_hands_over_and_a_manager_calls_two_agents(tmp_path: Path) -> None:
     for name, printed in (
         ("triage_desk/desk.py", "desk: You are right, order 7 was paid twice. You get one payment back.\n"),
