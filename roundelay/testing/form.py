@@ -272,6 +272,8 @@ class Expectation(Strict):
     mod: ModExpectation | None = None
     state: StateExpectation | None = None
     no_dead_letters: Literal[True] | None = None
+    quiet: Either[Literal[True], MessagePattern] | None = None
+    """Nothing is open in any conversation, or in the conversations of matching messages."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -395,9 +397,10 @@ Condition = Either[Annotated[Text, AfterValidator(_check_expression)], Expectati
 
 
 class WaitStep(Strict):
-    """Wait until nothing is in flight (``until: idle``), until a message arrives, or ``for`` a time."""
+    """Wait until nothing is in flight (``until: idle``), until no conversation has open items (``until: quiet``), until
+    a message arrives, or ``for`` a time."""
 
-    until: Literal["idle"] | None = None
+    until: Literal["idle", "quiet"] | None = None
     message: MessagePattern | None = None
     duration: Seconds | None = Field(None, alias="for")
     at_most: Seconds = 60.0

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, Literal
 
 from roundelay.agents.models.model import Usage
 from roundelay.agents.patterns import compile_pattern
@@ -341,6 +341,16 @@ class Judge:
         expected = map_texts(expect.equals if is_exact else expect.contains, self._render)
         if not (value == expected if is_exact else _contains(value, expected)):
             raise _Wrong(f"it gives {json.dumps(value, ensure_ascii=False, default=str)}")
+
+    def _quiet(self, expect: Literal[True] | MessagePattern) -> None:
+        messages = self._run.messages if expect is True else self._matching(expect)
+        if expect is not True and not messages:
+            raise _Wrong("there is no such message")
+        still_open = {root: self._run.open_items.get(root, ()) for root in sorted({it.root for it in messages})}
+        lines = [f"  {line}" for root in still_open for line in still_open[root]]
+        if lines:
+            roots = [root for root, open_lines in still_open.items() if open_lines]
+            raise _Wrong("\n".join(["still open:", *lines[:MAX_SHOWN]]), *roots[:MAX_SHOWN])
 
     def _no_dead_letters(self, _: object) -> None:
         letters = self._run.dead_letters

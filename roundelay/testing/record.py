@@ -34,6 +34,9 @@ class RunRecord:
     values: Sequence[Any] = ()
     """Results of the operations that `mod` expectations name, in order."""
 
+    open_items: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """Lines about what is open in each conversation, by root. Read only for the expectation `quiet`."""
+
     state_before: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
     """Shared state of the tools at the start and at the end of the run."""

@@ -28,7 +28,15 @@ from roundelay.testing.judge import Judge, Matcher, Verdict
 from roundelay.testing.live_stage import LiveStage
 from roundelay.testing.record import RunRecord
 from roundelay.testing.stage import SimulatedStage, Stage, client_of
-from roundelay.testing.steps import ANSWER_S, StepFailed, Steps, Variables, ask_operation, explain_failure
+from roundelay.testing.steps import (
+    ANSWER_S,
+    StepFailed,
+    Steps,
+    Variables,
+    ask_operation,
+    explain_failure,
+    read_open_items,
+)
 
 _BEGINNING = "the network could not begin"
 
@@ -120,6 +128,7 @@ async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
     faulting: asyncio.Task[list[str]] | None = None
     failure: StepFailed | None = None
     values: list[Any] = []
+    still_open: Mapping[int, list[str]] = {}
     faults: list[str] = []
     try:
         faulting = await _begin(scenario, stage, steps)
@@ -127,12 +136,14 @@ async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
         await steps.perform(scenario.steps)
         faults = await _end_faults(scenario, stage, faulting)
         values = await _ask_mods(scenario, stage, variables)
+        if any(expected.expectation.quiet is not None for expected in scenario.expectations):
+            still_open = await read_open_items(stage)
     except StepFailed as error:
         failure = error
     # A failed step leaves the faults running; they would change the network while its record is read.
     if faulting is not None:
         faulting.cancel()
-    record = replace(await stage.read_record(), began_at=began_at, values=values)
+    record = replace(await stage.read_record(), began_at=began_at, values=values, open_items=still_open)
     judge = Judge(record, matcher)
     # After a failed step most expectations fail too, and would hide the reason.
     verdicts = [judge.judge(expected) for expected in scenario.expectations] if failure is None else []

@@ -19,6 +19,7 @@ from roundelay.network.client import AnyMessage
 from roundelay.network.config import YamlNode
 from roundelay.network.errors import RoundelayError
 from roundelay.network.text import shorten
+from roundelay.runs.open_items import describe_open
 from roundelay.testing.file import PlacedExpectation, PlacedStep, Scenario
 from roundelay.testing.form import (
     ENVIRONMENT,
@@ -113,6 +114,17 @@ async def ask_operation(stage: Stage, question: ModExpectation, variables: Varia
     async with asyncio.timeout(ANSWER_S):
         client = await stage.reader() if question.asker is None else client_of(stage, question.asker)
         return await client.call(variables.render(question.op), variables.work_out_all(question.args))
+
+
+async def read_open_items(stage: Stage) -> dict[int, list[str]]:
+    """Return lines about what is open in each conversation, by its root. Conversations without open items are left
+    out."""
+    reader, found = await stage.reader(), dict[int, list[str]]()
+    for root in sorted({message.root for message in stage.messages}):
+        items = await reader.open_items(root)
+        if not items.is_quiet:
+            found[root] = list(describe_open(items, stage.clock()))
+    return found
 
 
 class Steps:
@@ -237,8 +249,22 @@ class Steps:
             self._waited_for.add(match.seq)  # the next wait must match a different message
             if step.save is not None:
                 self._variables.values[step.save] = match
+        elif wait.until == "quiet":
+            await self._wait_until_quiet(wait.at_most)
         else:
             await self._stage.idle(wait.at_most)
+
+    async def _wait_until_quiet(self, at_most_s: float) -> None:
+        reader, loop = await self._stage.reader(), asyncio.get_running_loop()
+        until, checked = loop.time() + at_most_s, 0
+        # Again after new messages: the end of one conversation may begin another.
+        while self._stage.messages and (newest := self._stage.messages[-1].seq) != checked:
+            checked = newest
+            for root in sorted({message.root for message in self._stage.messages}):
+                found = await reader.wait_until_quiet(root, max(0.0, until - loop.time()))
+                if not found.is_quiet:
+                    lines = "\n  ".join(describe_open(found, self._stage.clock()))
+                    raise ValueError(f"the conversation of #{root} was not quiet within {at_most_s:g} s:\n  {lines}")
 
     async def _decide(self, placed: PlacedStep) -> None:
         """Wait for a request for approval, and reply to it."""
@@ -339,6 +365,8 @@ class Steps:
         if isinstance(condition, str):
             return self._variables.holds(condition)
         record = await self._stage.read_record()
+        if condition.quiet is not None:
+            record.open_items = await read_open_items(self._stage)
         if condition.mod is not None:
             try:
                 record.values = [await ask_operation(self._stage, condition.mod, self._variables)]

@@ -450,8 +450,37 @@ HOLD_AND_FAIL: list[tuple[Any, Any, str]] = [
     ({"reaction": {"agent": "desk", "status": "finished", "count": 2}}, {"reaction": {"agent": "desk", "status": "failed"}}, "finished (asked)"),
     ({"reaction": {"agent": "finance", "reason": "done"}}, {"reaction": {"agent": "finance", "reason": "tired"}}, "not once"),
     ({"mod": {"op": "channels.members", "args": {"name": "pay"}, "contains": {"members": ["boss"]}}}, {"mod": {"op": "channels.members", "args": {"name": "pay"}, "contains": {"members": ["mia"]}}}, '"boss"'),
+    ({"quiet": True}, {"quiet": {"from": "boss"}}, "there is no such message"),
     ({"mod": {"op": "network.info", "as": "mia", "contains": {"name": "round"}}}, {"mod": {"op": "network.info", "equals": {}}}, "it gives"),
 ]  # fmt: skip
+
+
+def test_unanswered_question_keeps_a_scenario_from_being_quiet() -> None:
+    asks = [
+        {
+            "do": [
+                {"send": {"to": "mia", "text": "which one?"}},
+                {"tool": "ask", "args": {"agent_ids": ["mia"], "text": "Which?", "timeout_s": 600}},
+            ]
+        }
+    ]
+    agents = {"desk": {"script": asks}}
+    steps = [{"as": "mia", "to": "desk", "send": "go"}, {"wait": "idle"}]
+    result = run({"quiet": True}, steps=steps, agents=agents, threads={})
+    assert not result.passed
+    assert "waiting for mia" in result.verdicts[0].found
+    waits = [*steps, {"wait": {"until": "quiet", "at_most": "5s"}}]
+    assert "was not quiet within 5 s" in failure_of(run(steps=waits, agents=agents, threads={}))
+    answers = [
+        *steps[:1],
+        {"wait": {"message": {"contains": "Which?"}}, "save": "question"},
+        {"as": "mia", "reply_to": "question", "send": "this"},
+    ]
+    done = [*answers, {"wait": {"until": "quiet", "at_most": "60s"}}]
+    result = run(
+        {"quiet": True}, steps=done, agents={"desk": {"script": [*asks, {"do": [{"finish": "ok"}]}]}}, threads={}
+    )
+    assert result.passed, describe_result(result)
 
 
 def test_every_kind_of_expectation_is_tried_below() -> None:
