@@ -21,6 +21,7 @@ from roundelay.mods.notify_when import NotifyWhen
 from roundelay.mods.polls import Polls
 from roundelay.mods.reservations import Reservations
 from roundelay.mods.tasks import Tasks
+from roundelay.mods.timers import TimersMod
 from roundelay.network.blobs import BlobStore, FolderBlobs, MemoryBlobs, blob_folder
 from roundelay.network.client import NetworkClient
 from roundelay.network.client.transport import Transport
@@ -69,6 +70,7 @@ OWN_MODS: dict[str, type[Mod]] = {
         Polls,
         Reservations,
         Tasks,
+        TimersMod,
     )
 }
 

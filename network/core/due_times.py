@@ -12,10 +12,11 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from .change import ChangeSet
+from .due_time import DueTime
 from .entries import NOTHING, Origin, Outcome, ReachDueTime
 from .sending import Rules
 from .state import State
-from .tables import DueTime, Facts
+from .tables import Facts
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +42,11 @@ def apply_due_time(rules: Rules, state: State, facts: Facts, entry: ReachDueTime
     change = ChangeSet(rules, state, facts, Origin("", entry.mod, "service"), mod_id=entry.mod)
     # Before the hook, which may schedule the same key again.
     change.unschedule(entry.key)
-    change.absent_ms = entry.absent_ms
+    change.absent_ms, change.payer = entry.absent_ms, due.payer
     try:
         mod.due(change, entry.key)
-        change.charge_cause(entry.cause)
+        if state.participant(due.payer) is not None:
+            change.count_stored(is_bounded=False)
     except Exception:
         # Nobody could receive a refusal. Keeping the due time would repeat the error every half second.
         log.exception("a mod's due hook failed", extra={"mod": entry.mod, "key": entry.key})

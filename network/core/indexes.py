@@ -12,8 +12,9 @@ from typing import Any, TypeAlias
 
 from msgspec import UNSET
 
+from .due_time import DueTime
 from .reserved_ids import skeleton
-from .tables import DueTime, Member, OpenReaction, Participant
+from .tables import Member, OpenReaction, Participant
 
 Group: TypeAlias = tuple[str, str]
 """Name and owner of a group."""

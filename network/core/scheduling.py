@@ -6,9 +6,10 @@ from typing import Any
 
 from roundelay.network.errors import InvalidArguments
 
+from .due_time import DueTime
 from .limits import ROW_BYTES
 from .state import State
-from .tables import DueTime, Table
+from .tables import Table
 
 MAX_DUE_TIMES = 10_000
 """Maximum number of due times of one mod."""
@@ -19,6 +20,7 @@ class DueTimeChanges:
 
     state: State
     mod_id: str
+    payer: str
     _unpaid_bytes: int
 
     def set_value(self, table: Table, key: str, value: Any) -> None:
@@ -33,7 +35,7 @@ class DueTimeChanges:
         # Count the first time only: a hook that moves its own due time must not use up anybody's quota.
         if state.get("due", path) is None:
             self._unpaid_bytes += len(key.encode()) + ROW_BYTES
-        self.set_value("due", path, DueTime(at_ms, cause, watched))
+        self.set_value("due", path, DueTime(at_ms, cause, watched, self.payer))
 
     def unschedule(self, key: str) -> None:
         if self.state.get("due", f"{self.mod_id}/{key}") is not None:

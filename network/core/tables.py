@@ -18,6 +18,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from roundelay.network.frames import SEQ_LIMIT, Kind, encode
 
 from .ack_cursor import AckCursor
+from .due_time import DueTime
 from .open_items import OpenDelivery, OpenItem
 from .rows import MessageHead, StoredKey
 
@@ -339,15 +340,6 @@ class DismissedItems(Struct, frozen=True):
     """Inbox items that a participant (the key) dismissed: kind, seq and time (ms) of each item, newest last."""
 
     items: tuple[tuple[str, int, int], ...] = ()
-
-
-class DueTime(Struct, frozen=True, omit_defaults=True):
-    """A time (ms) at which a mod's ``due`` hook is called, under the key ``MOD/KEY``. ``cause`` is the message that the
-    hook's messages follow from. ``watched`` is a participant whose absence the hook learns."""
-
-    at: int
-    cause: int | None = None
-    watched: str = ""
 
 
 class UndeliveredMessage(Struct, frozen=True):
