@@ -20,9 +20,9 @@ from websockets.typing import Subprotocol
 from roundelay.web.site import PageSite
 from tests.support.certificates import make_certificate
 from tests.support.node import Node, running_node
+from tests.support.pages import read_pages
 from tests.support.wire import WireSession, expect_error, hello_frame, make_token
 
-PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 NAME = "hub.example.org"
 TIMEOUT_S = 30.0
 NGINX = """\
@@ -73,7 +73,7 @@ class Front:
 
 def documented(language: str, changes: Mapping[str, str]) -> str:
     """The page's one block in a language, each of these texts in it changed."""
-    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", read_pages("operations"), re.DOTALL | re.MULTILINE)
     for old, new in changes.items():
         assert block.count(old) == 1, old
         block = block.replace(old, new)

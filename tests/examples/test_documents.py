@@ -24,6 +24,7 @@ PAGES = (
     "README.md",
     "docs/adapters.md",
     *(f"docs/{name}.md" for name in AGENT_PAGES),
+    *(f"docs/middleware/{page.name}" for page in sorted((ROOT / "docs/middleware").glob("*.md"))),
     "docs/costs.md",
     "docs/mods.md",
     "examples/README.md",
@@ -31,15 +32,7 @@ PAGES = (
 COMMAND_PAGES = (
     *PAGES,
     "CONTRIBUTING.md",
-    "docs/cli.md",
-    "docs/cluster.md",
-    "docs/index.md",
-    "docs/interop.md",
-    "docs/operations.md",
-    "docs/rights.md",
-    "docs/scenarios.md",
-    "docs/seed-features.md",
-    *(f"docs/start/{page.name}" for page in sorted((ROOT / "docs/start").glob("*.md"))),
+    *(str(page.relative_to(ROOT)) for page in sorted((ROOT / "docs").rglob("*.md")) if page.name != "api.md"),
 )
 
 

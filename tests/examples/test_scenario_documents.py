@@ -15,9 +15,10 @@ from roundelay.testing import form as expectations
 from roundelay.testing import form as spec
 from roundelay.testing import load_scenario, run_scenario
 from roundelay.testing.report import describe_result
+from tests.support.pages import read_pages
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/scenarios.md").read_text(encoding="utf-8")
+PAGE = read_pages("scenarios")
 PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 FIRST, *PROGRAMS = PYTHON
 

@@ -22,6 +22,7 @@ from roundelay.network.log_urls import PostgresAddress, read_log_url
 from tests.support.certificates import make_certificate
 from tests.support.command import command, invoke, run
 from tests.support.nats import free_port, nats_server
+from tests.support.pages import read_pages
 from tests.support.postgres import DATABASE, PASSWORD, USER, PostgresServer, postgres_server
 
 
@@ -241,7 +242,7 @@ async def test_a_table_that_is_full_is_widened_while_it_is_used(server: Postgres
     assert type(caught.value) is LogFull
     # as docs/cluster.md says
     widen = "DROP CONSTRAINT max_bytes, ADD CONSTRAINT max_bytes CHECK (total <= 21474836480) NOT VALID"
-    assert widen in (Path(__file__).parents[2] / "docs/cluster.md").read_text(encoding="utf-8")
+    assert widen in read_pages("cluster")
     await server.execute(f"ALTER TABLE roundelay_lab {widen}")
     assert await log.append(b"x" * 100_000, 1) == 2
     told = await log.describe()

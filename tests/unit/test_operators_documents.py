@@ -15,10 +15,11 @@ from roundelay.cli import cli
 from roundelay.network.cluster.shared_log import LogStatus
 from roundelay.network.config import Limits, NodeConfig, flat_values, resolve_config
 from roundelay.network.hub.metrics import list_log_metrics
+from tests.support.pages import read_pages
 
 ROOT = Path(__file__).parents[2]
-CLI = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
-OPERATIONS = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+CLI = read_pages("cli")
+OPERATIONS = read_pages("operations")
 OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
@@ -63,15 +64,15 @@ def test_options_of_many_commands_are_options() -> None:
     assert set(OPTION.findall(COMMON)) <= options
 
 
-def read_table(section: str) -> dict[str, list[str]]:
-    """The cells of a section's table by its first column; a row for several names counts for each."""
-    [text] = re.findall(rf"^## {section}\n((?:(?!^## ).*\n)*)", OPERATIONS, re.MULTILINE)
+def read_table(page: str) -> dict[str, list[str]]:
+    """The cells of a page's table by its first column; a row for several names counts for each."""
+    text = (ROOT / f"docs/operations/{page}.md").read_text(encoding="utf-8")
     rows = [line.strip("| \n").split(" | ") for line in text.splitlines() if line.startswith("| `")]
     return {name: cells[1:] for cells in rows for name in re.findall(r"`([^`]+)`", cells[0])}
 
 
 def test_limits_are_those_of_the_model_with_their_defaults() -> None:
-    table = read_table("Limits")
+    table = read_table("limits")
     assert {name: int(cells[0]) for name, cells in table.items()} == Limits().model_dump()
 
 
@@ -81,12 +82,14 @@ def test_metrics_are_those_that_are_given_out() -> None:
             return network.hub.view.figures()
 
     of_a_log = [it.name for it in list_log_metrics(LogStatus(True, "", 0, 0.0, "lab", "full"))]
-    assert list(read_table("Monitoring")) == [f"roundelay_{name}" for name in [*asyncio.run(read()), *of_a_log]]
+    assert [name for name in read_table("monitoring") if name.startswith("roundelay_")] == [
+        f"roundelay_{name}" for name in [*asyncio.run(read()), *of_a_log]
+    ]
 
 
 def test_configuration_fields_are_those_of_the_model() -> None:
     fields = [name for name in flat_values(NodeConfig()) if not name.startswith("limits.")]
-    assert sorted(read_table("Configuration")) == sorted([*fields, "limits.*", "quotas", "rights", "agents"])
+    assert sorted(read_table("configuration")) == sorted([*fields, "limits.*", "quotas", "rights", "agents"])
 
 
 def test_yaml_blocks_are_a_nodes(tmp_path: Path) -> None:
