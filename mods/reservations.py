@@ -2,6 +2,10 @@
 
 A reservation is advisory. It is visible, conflicting reservations are refused, and its holder is notified once of each
 participant that wanted its files. Reservations expire by the hub's timestamps.
+
+`reserve_all` waits in a queue until it can have all of its paths at once. A request waits only for holders and for
+earlier requests that overlap it. Nobody may reserve or extend paths for which somebody else waits, so each request is
+granted after the reservations before it. A request that would close a circle of waiting participants is refused.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from roundelay.network.mod import Change, Mod, operation
 MAX_HELD = 500
 """Maximum number of reservations in a network."""
 MAX_HELD_BY_ONE = 50
+MAX_WAITING = 100
+"""Maximum number of requests that wait in a network. A participant has at most one."""
 MAX_TOLD = 50
 """Maximum number of participants about whom the holder of one reservation is notified."""
 
@@ -49,76 +55,198 @@ class Reservations(Mod):
         """Reserve files or patterns of files for some minutes before you change them. If another participant holds one
         of them, nothing is reserved: you learn who holds it, and the holder is notified. Your own reservations are
         extended."""
-        caller, held = change.origin.agent_id, _read_active(change)
+        caller, held, queue = change.origin.agent_id, _read_active(change), change.get("queue") or []
         wanted = list(dict.fromkeys(_normalize(path) for path in paths))
-        taken = [
-            (own, reservation)
-            for own in wanted
-            for reservation in held
-            if reservation["agent_id"] != caller and overlaps(own, str(reservation["path"]))
-        ]
-        if taken:
-            for holder in dict.fromkeys(reservation["agent_id"] for _, reservation in taken):
-                theirs = [
-                    reservation
-                    for _, reservation in taken
-                    if reservation["agent_id"] == holder and _is_news(reservation, caller)
-                ]
-                if theirs and change.state.present(holder) is not None:
-                    change.answer(holder, f"{caller} wants what you have reserved: {', '.join(_list_paths(theirs))}.")
-                for other in theirs:  # remember the caller, so that repeated attempts cause no further notices
-                    other["told"] = [*other["told"], caller]
+        taken = _find_taken(held, caller, wanted)
+        waiting = [request for request in queue if _blocks(request, caller, wanted)]
+        if taken or waiting:
+            _notify_holders(change, caller, taken)
             change.put("held", held)
-            return {
-                "reserved": [],
-                "taken": [
-                    _describe(reservation)
-                    for reservation in {reservation["path"]: reservation for _, reservation in taken}.values()
-                ],
-            }
-        until = change.stamp + minutes * 60_000
-        kept = [
-            reservation
-            for reservation in held
-            if not (reservation["agent_id"] == caller and reservation["path"] in wanted)
-        ]
-        # Keep the list of participants about whom the holder was notified. Extending a reservation must not repeat the
-        # notices.
-        notified = {
-            reservation["path"]: reservation["told"] for reservation in held if reservation["agent_id"] == caller
-        }
-        own = [
-            {"path": path, "agent_id": caller, "until": until, "note": note, "told": notified.get(path, [])}
-            for path in wanted
-        ]
-        if (
-            len(kept) + len(own) > MAX_HELD
-            or len(own) + sum(reservation["agent_id"] == caller for reservation in kept) > MAX_HELD_BY_ONE
-        ):
-            raise InvalidArguments(
-                f"Too many reservations: at most {MAX_HELD_BY_ONE} per participant and {MAX_HELD} in the network. "
-                "Release paths that you no longer need."
-            )
-        change.put("held", [*kept, *own])
+            return {"reserved": [], "taken": [_describe(it) for it in taken] + list(map(_describe_waiting, waiting))}
+        own = _reserve(held, caller, wanted, change.stamp + minutes * 60_000, note)
+        _check_count(held, caller)
+        change.put("held", held)
         return {"reserved": [_describe(reservation) for reservation in own], "taken": []}
 
     @operation("change")
+    def reserve_all(
+        self,
+        change: Change,
+        *,
+        paths: Paths,
+        minutes: Annotated[int, Meta(ge=1, le=1440)] = 60,
+        note: Annotated[str, Meta(max_length=200)] = "",
+        wait_minutes: Annotated[int, Meta(ge=1, le=1440, description="How long to wait for your turn.")] = 60,
+    ) -> dict[str, Any]:
+        """Reserve all of these paths at once, and wait in line if others hold some of them. You get a message when you
+        have all of them; until then you have none. A new request replaces your earlier one."""
+        caller, held, queue = change.origin.agent_id, _read_active(change), change.get("queue") or []
+        wanted = list(dict.fromkeys(_normalize(path) for path in paths))
+        number = next((it for it, request in enumerate(queue) if request["agent_id"] == caller), len(queue))
+        if number < len(queue) and sorted(queue[number]["paths"]) != sorted(wanted):
+            del queue[number]
+            number = len(queue)
+        # A repeat keeps its place in the line.
+        taken = _find_taken(held, caller, wanted)
+        waiting = [request for request in queue[:number] if _blocks(request, caller, wanted)]
+        if not (taken or waiting):
+            del queue[number : number + 1]
+            own = _reserve(held, caller, wanted, change.stamp + minutes * 60_000, note)
+            _check_count(held, caller)
+            _serve(change, held, queue)
+            return {"reserved": [_describe(reservation) for reservation in own], "taken": [], "position": 0}
+        if circle := _find_circle(held, queue[:number], caller, wanted):
+            raise InvalidArguments(
+                f"These participants would wait for each other: {' -> '.join(circle)}. Release your paths first, and "
+                "reserve all paths that you need together."
+            )
+        if number >= MAX_WAITING:
+            raise InvalidArguments(f"{MAX_WAITING} requests wait already, which is the maximum. Try again later.")
+        request = {
+            "agent_id": caller,
+            "paths": wanted,
+            "minutes": minutes,
+            "note": note,
+            "until": change.stamp + wait_minutes * 60_000,
+        }
+        queue[number : number + 1] = [request]
+        _notify_holders(change, caller, taken)
+        _serve(change, held, queue)
+        return {
+            "reserved": [],
+            "taken": [_describe(it) for it in taken] + list(map(_describe_waiting, waiting)),
+            "position": number + 1,
+        }
+
+    @operation("change")
     def release(self, change: Change, *, paths: Paths | None = None) -> dict[str, Any]:
-        """Release your reservations: the given paths as they were reserved, or all of them."""
-        held = _read_active(change)
+        """Release your reservations: the given paths as they were reserved, or all of them. A request that waits for
+        only such paths is withdrawn."""
+        held, caller = _read_active(change), change.origin.agent_id
+        given = None if paths is None else set(map(_normalize, paths))
         released = [
             reservation
             for reservation in held
-            if reservation["agent_id"] == change.origin.agent_id
-            and (paths is None or reservation["path"] in map(_normalize, paths))
+            if reservation["agent_id"] == caller and (given is None or reservation["path"] in given)
         ]
-        change.put("held", [reservation for reservation in held if reservation not in released])
+        queue = [
+            request
+            for request in change.get("queue") or []
+            if request["agent_id"] != caller or (given is not None and not given.issuperset(request["paths"]))
+        ]
+        _serve(change, [reservation for reservation in held if reservation not in released], queue)
         return {"released": _list_paths(released)}
 
     @operation("change")
     def list(self, change: Change) -> dict[str, Any]:
-        """List all reservations with holder and expiry time (milliseconds)."""
-        return {"reservations": [_describe(reservation) for reservation in _read_active(change)]}
+        """List all reservations with holder and expiry time (milliseconds), and the requests that wait, in order."""
+        waiting = [
+            {name: request[name] for name in ("agent_id", "paths", "until")} for request in change.get("queue") or []
+        ]
+        reservations = [_describe(reservation) for reservation in _read_active(change)]
+        return {"reservations": reservations, **({"waiting": waiting} if waiting else {})}
+
+    def due(self, change: Change, key: str) -> None:
+        """Serve the queue: a reservation or a request has expired."""
+        _serve(change, _read_active(change), change.get("queue") or [])
+
+
+def _find_taken(held: list[dict[str, Any]], caller: str, wanted: list[str]) -> list[dict[str, Any]]:
+    """Return the reservations of others that may overlap the wanted paths."""
+    return [it for it in held if it["agent_id"] != caller and any(overlaps(path, it["path"]) for path in wanted)]
+
+
+def _blocks(request: dict[str, Any], caller: str, wanted: list[str]) -> bool:
+    """Return whether an earlier request of somebody else waits for one of the wanted paths."""
+    return request["agent_id"] != caller and any(overlaps(one, other) for one in wanted for other in request["paths"])
+
+
+def _notify_holders(change: Change, caller: str, taken: list[dict[str, Any]]) -> None:
+    """Notify each holder once of a caller who wants its paths."""
+    for holder in dict.fromkeys(reservation["agent_id"] for reservation in taken):
+        theirs = [it for it in taken if it["agent_id"] == holder and _is_news(it, caller)]
+        if theirs and change.state.present(holder) is not None:
+            change.answer(holder, f"{caller} wants what you have reserved: {', '.join(_list_paths(theirs))}.")
+        for other in theirs:  # remember the caller, so that repeated attempts cause no further notices
+            other["told"] = [*other["told"], caller]
+
+
+def _reserve(held: list[dict[str, Any]], caller: str, wanted: list[str], until: int, note: str) -> list[dict[str, Any]]:
+    """Add the reservations of a caller to the list, in place of the caller's earlier ones of these paths."""
+    # Keep the list of participants about whom the holder was notified. Extending a reservation must not repeat the
+    # notices.
+    notified = {it["path"]: it["told"] for it in held if it["agent_id"] == caller}
+    own = [
+        {"path": path, "agent_id": caller, "until": until, "note": note, "told": notified.get(path, [])}
+        for path in wanted
+    ]
+    held[:] = [*(it for it in held if not (it["agent_id"] == caller and it["path"] in wanted)), *own]
+    return own
+
+
+def _has_room(held: list[dict[str, Any]], caller: str) -> bool:
+    return len(held) <= MAX_HELD and sum(it["agent_id"] == caller for it in held) <= MAX_HELD_BY_ONE
+
+
+def _check_count(held: list[dict[str, Any]], caller: str) -> None:
+    if not _has_room(held, caller):
+        raise InvalidArguments(
+            f"Too many reservations: at most {MAX_HELD_BY_ONE} per participant and {MAX_HELD} in the network. "
+            "Release paths that you no longer need."
+        )
+
+
+def _serve(change: Change, held: list[dict[str, Any]], queue: list[dict[str, Any]]) -> None:
+    """Grant the requests that nothing blocks, in order, and store both lists."""
+    left: list[dict[str, Any]] = []
+    for request in queue:
+        caller, wanted = request["agent_id"], request["paths"]
+        if change.state.present(caller) is None:
+            continue
+        if request["until"] <= change.stamp:
+            change.notify(caller, f"You wait no longer for {', '.join(wanted)}: others had it all the time.")
+        # An earlier request blocks a later one even if it cannot be granted yet. Otherwise small requests could pass a
+        # large one forever.
+        elif _find_taken(held, caller, wanted) or any(_blocks(other, caller, wanted) for other in left):
+            left.append(request)
+        else:
+            granted = list(held)
+            _reserve(granted, caller, wanted, change.stamp + request["minutes"] * 60_000, request["note"])
+            if not _has_room(granted, caller):
+                left.append(request)
+                continue
+            held = granted
+            change.notify(caller, f"You have reserved {', '.join(wanted)} for {request['minutes']} minutes.")
+    change.put("held", held)
+    change.put("queue", left or None)
+    if left:
+        change.schedule("queue", min(it["until"] for it in (*held, *left)))
+    else:
+        change.unschedule("queue")
+
+
+def _find_circle(
+    held: list[dict[str, Any]], queue: list[dict[str, Any]], caller: str, wanted: list[str]
+) -> list[str] | None:
+    """Return the ids of participants who would wait for each other if the caller waited, or None."""
+
+    def find_blockers(agent_id: str, paths: list[str], before: list[dict[str, Any]]) -> set[str]:
+        return {it["agent_id"] for it in _find_taken(held, agent_id, paths)} | {
+            it["agent_id"] for it in before if _blocks(it, agent_id, paths)
+        }
+
+    waits = {it["agent_id"]: find_blockers(it["agent_id"], it["paths"], queue[:at]) for at, it in enumerate(queue)}
+    waits[caller] = find_blockers(caller, wanted, queue)
+    chains, seen = [[caller]], {caller}
+    while chains:
+        chain = chains.pop()
+        for name in sorted(waits.get(chain[-1], ())):
+            if name == caller:
+                return [*chain, caller]
+            if name not in seen:
+                seen.add(name)
+                chains.append([*chain, name])
+    return None
 
 
 def overlaps(one: str, other: str) -> bool:
@@ -188,6 +316,16 @@ def _is_news(held: dict[str, Any], caller: str) -> bool:
 
 def _describe(held: dict[str, Any]) -> dict[str, Any]:
     return {key: held[key] for key in ("path", "agent_id", "until", "note")}
+
+
+def _describe_waiting(request: dict[str, Any]) -> dict[str, Any]:
+    """Return a waiting request as an entry of ``taken``."""
+    return {
+        "path": ", ".join(request["paths"]),
+        "agent_id": request["agent_id"],
+        "until": request["until"],
+        "note": "waits for it",
+    }
 
 
 def _list_paths(held: list[dict[str, Any]]) -> list[str]:
