@@ -1,7 +1,7 @@
 """The memtable: keys and places of the newest rows, before they are written to the index tables ``key`` and ``place``.
 
 A row itself is appended at the end of the log, next to the other rows of its commit. But its key and places are spread
-all over the index tables, so each of them would write another page of 4 KB. So they are first kept in memory. They are
+all over the index tables, so each of them would write another page. So they are first kept in memory. They are
 written in the order of the tables, thousands of rows together, a part with each commit. ``flushed_to`` in ``meta`` is
 the row up to which everything is in the tables. At a start, the rows after it are read again. Some of their keys and
 places may already be in the tables. Readers skip entries above ``flushed_to`` in the tables, and writing them again

@@ -30,7 +30,7 @@ from roundelay.network.core.tables import (
     TableWrite,
 )
 from roundelay.network.errors import LedgerError
-from roundelay.network.ledger import KeyTaken, Ledger, Page, SearchPage, Trim, Trimmed, opening
+from roundelay.network.ledger import KeyTaken, Ledger, Page, SearchPage, Trim, Trimmed, memtable, opening
 from roundelay.network.ledger import search as ledger_search
 from roundelay.network.ledger import sqlite as ledger_sqlite
 from roundelay.network.ledger.memory import MemoryLedger
@@ -593,6 +593,22 @@ async def test_no_commit_waits_for_a_checkpoint_of_more_than_about_ten_megabytes
     await ledger.close()
     assert max(sizes) <= 11_000_000
     assert in_database >= 20_000_000
+
+
+async def test_a_commit_of_one_message_writes_at_most_four_kilobytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memtable, "FLUSH_ROWS", 32_768)
+    log = tmp_path / "ledger.db-wal"
+    ledger = SQLiteLedger(tmp_path / "ledger.db", new_epoch=lambda: "e")
+    await ledger.open()
+    before = log.stat().st_size
+    for seq in range(1, 101):
+        await ledger.append(
+            [message(seq, "ann", "broadcast")], [TableWrite("root", str(seq), ConversationBudget(1, seq))]
+        )
+    assert log.stat().st_size - before <= 100 * 4096
+    await ledger.close()
 
 
 async def test_a_close_that_fails_gives_the_file_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

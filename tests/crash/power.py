@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
+from roundelay.network.ledger.opening import PAGE_BYTES
 from tests.crash.sqlite_files import OK
 
 SECTOR_BYTES = 512
@@ -158,7 +159,7 @@ class Disk:
             case "a_random_half":
                 kept = self._keep_half(random)
             case "all_but_beginnings" | "all_but_ends":
-                cut = random.randint(1, 4096 // SECTOR_BYTES - 1)
+                cut = random.randint(1, PAGE_BYTES // SECTOR_BYTES - 1)
                 part = slice(cut) if loss == "all_but_beginnings" else slice(cut, None)
                 pieces = [_sectors(change)[part] if isinstance(change, Write) else [change] for change in self._open]
                 kept = [piece for of_one in pieces for piece in of_one]

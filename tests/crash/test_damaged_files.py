@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from roundelay.network.errors import LedgerError
 from roundelay.network.ledger.backup import back_up
+from roundelay.network.ledger.opening import PAGE_BYTES
 from tests.crash.faulty import DB, assert_recovering, came_back, until_ready
 from tests.support.command import run
 from tests.support.counts import Note
@@ -22,7 +23,6 @@ from tests.support.node import Node, running_node
 from tests.support.wire import get_http
 
 MESSAGES = 300
-PAGE_BYTES = 4096
 CODES = {"internal", "id_conflict", "unknown_recipient", "unknown_message", "forbidden", "not_authenticated"}
 """Answers that a hub may give when it reads damaged rows."""
 

@@ -362,7 +362,7 @@ async def test_a_log_whose_pages_come_round_again_is_refused(team: Team) -> None
     async with team.node() as node:
         alice = await node.agent("alice")
         for _ in range(40):
-            await alice.send("agent:alice", "x" * 900)
+            await alice.send("agent:alice", "x" * 200)
     with closing(sqlite3.connect(team.db)) as connection:
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         (size,), (root,) = (

@@ -19,6 +19,7 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.home import announce_node
 from roundelay.network.ledger.backup import back_up
 from roundelay.network.ledger.log_file import open_log
+from roundelay.network.ledger.opening import PAGE_BYTES
 from roundelay.nodes import doctor, up
 from roundelay.nodes.status import compute_rates, describe_figures, describe_quotas
 from tests.support.announced import announced_node
@@ -84,7 +85,7 @@ async def test_doctor_tells_each_page_that_is_wrong_in_words_of_its_own(tmp_path
         int.from_bytes(data[28:32], "big") + 2
     )  # in the header: two more than the tables and lists of the file lead to
     data[28:32] = pages.to_bytes(4, "big")
-    db.write_bytes(bytes(data) + bytes(2 * 4096))
+    db.write_bytes(bytes(data) + bytes(2 * PAGE_BYTES))
     config = tmp_path / "roundelay.yaml"
     config.write_text("db: team.db\n")
     told = next(it for it in (await invoke("doctor", config, code=1)).lines if "integrity" in it)
@@ -181,8 +182,8 @@ async def make_database(folder: Path) -> Path:
 async def test_a_damaged_database_is_found_and_not_copied(tmp_path: Path) -> None:
     db = await make_database(tmp_path)
     data = bytearray(db.read_bytes())
-    for page in range(8, len(data) // 4096, 2):
-        data[page * 4096 : page * 4096 + 200] = b"\x55" * 200
+    for page in range(40, len(data) // PAGE_BYTES, 2):
+        data[page * PAGE_BYTES : page * PAGE_BYTES + 200] = b"\x55" * 200
     db.write_bytes(data)
     with pytest.raises(LedgerError, match=r"damaged|malformed"):
         back_up(db, tmp_path / "copy.db")
