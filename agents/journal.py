@@ -3,47 +3,52 @@
 `Journal` stands between `driver` and the client's ``record`` frames. `recorded` reads the records back. Every id is
 derived from the reaction. A resumed reaction therefore repeats its requests under the same ids, and the hub recognizes
 the repeats. An agent that is called as a tool stores its records in the same reaction, under its ``path``. The journal
-waits for a busy hub without limit, so a busy hub never fails a reaction that has started.
+waits for a busy hub without limit, so a busy hub never fails a reaction that has started. Records on which no effect
+depends may wait for later ones, and are stored with them in one commit, in the same order (`record_queue`).
 
 A process may be killed between any two records, so their order is the contract::
 
-    started                           the trigger counts as handled; manifest and as_of determine the prompt
+    started                           the trigger counts as handled; manifest and as_of determine the prompt *
       [new_messages]                  turn n: new messages, before the model reads them
       [thinking]                      before the reply, if the policy keeps it
-      model_reply | model_failed      before any of its calls runs; never asked for again
+      model_reply | model_failed      before any of its calls runs; never asked for again *
         [asking, waiting, approval]   call c, if a person has to approve it
         tool_started                  before the tool runs: after a kill here, a `once` call has an unknown outcome
           [asking]                    before questions are sent: after a kill here, they are looked up, not sent twice
           [waiting]                   recipients and deadline: a restarted agent continues to wait
           [review]                    review of a message to the requester, before it is sent
           [used, progress]            model usage of the call that no other record reports; its progress
-        tool_result                   after the tool: from here on the record is the result
+        tool_result                   after the tool: from here on the record is the result (* idempotent)
       [note, review]                  values stored by middleware; the review of the answer
       ...                             turn n + 1
     [stopped]                         a person's stop, at any point: text and usage so far
     (the answer's message)            under a separate id: a repeat stores nothing
-    finished                          nothing is left to resume
+    finished                          nothing is left to resume; in the commit of the answer
+
+A star marks records that may wait. They are stored before anything that depends on them: a tool, a message, a person's
+approval. A kill before that repeats a model call or an idempotent tool.
 
 A resumed run reads outcomes from these records up to the first missing record, and produces the rest.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 from pydantic import JsonValue, TypeAdapter
 
-from roundelay.network.client import NetworkClient
-from roundelay.network.errors import IdConflict, RequestError, RetryLater
+from roundelay.network.client import Batched, NetworkClient
+from roundelay.network.client.stored_frames import make_record
+from roundelay.network.errors import ConnectError, RequestError, RoundelayError, Superseded
+from roundelay.network.frames import RecordFrame, SendFrame
 from roundelay.network.text import cut
 
-from .isolation import redact_error, retry_later, wait_retry_delay
+from .isolation import redact_error, retry_later
 from .models.model import (
     AssistantMessage,
     ModelReply,
@@ -54,6 +59,7 @@ from .models.model import (
     Usage,
 )
 from .reaction_ids import derived_id, digest, path_of_call
+from .record_queue import RecordQueue, StoredWrite, Write
 from .recorded import RECORD_TYPES, Approval, Recorded, Started, fetch_records, read_records
 from .text import replace_surrogates
 from .values import (
@@ -98,20 +104,15 @@ def drop_largest(data: dict[str, JsonValue], max_chars: int) -> list[str]:
     return dropped
 
 
-class StoredRecord(Protocol):
-    """The hub's response to a record."""
-
-    @property
-    def duplicate(self) -> bool: ...
-
-
 class RecordClient(Protocol):
     """The part of `NetworkClient` that the journal uses."""
 
     @property
     def agent_id(self) -> str: ...
 
-    async def record(self, reaction: str, kind: str, body: Mapping[str, object], *, record_id: str) -> StoredRecord: ...
+    async def record(self, reaction: str, kind: str, body: Mapping[str, object], *, record_id: str) -> StoredWrite: ...
+
+    async def store_batch(self, frames: Sequence[SendFrame | RecordFrame]) -> Batched: ...
 
     async def call(self, op: str, args: Mapping[str, object] | None = None, *, call_id: str | None = None) -> Any: ...
 
@@ -128,11 +129,23 @@ class Journal:
     _: KW_ONLY
     max_body_bytes: int = 262_144
     path: str = ""
-    is_started: bool = False
+    was_started: bool = False
+    """Whether an earlier process has started the reaction."""
+
+    max_batch: int = 1
+    """The hub's limit for one batch. With 1, every record is stored by itself, and none waits."""
+
     store: Store | None = None
     """Middleware hook that returns the body of a record as it will be stored. None stores bodies unchanged."""
 
-    _closed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_certainly_new: bool = False
+    """Whether no process can have started a reaction to the message before."""
+
+    _start: Write | None = None
+    queue: RecordQueue = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.queue = RecordQueue(self._client, self.max_batch, self.max_body_bytes)
 
     @property
     def client(self) -> RecordClient:
@@ -144,18 +157,19 @@ class Journal:
         from 0.
         """
         path = path_of_call(self.path, turn, call, run)
-        # `replace` shares ``_closed``: closing the reaction's journal also silences every inner run.
-        return replace(self, path=path)
+        inner = replace(self, path=path)
+        inner.queue = self.queue  # one order for the records of all runs, and one end
+        return inner
 
     def close(self) -> None:
         """Stop all writes of this run and of its inner runs, because another process may resume the reaction. A task
         that tries to write gets `CancelledError`.
         """
-        self._closed.set()
+        self.queue.hold()
 
     def reopen(self) -> None:
         """Allow records again after all tasks of the cancelled run have ended."""
-        self._closed.clear()
+        self.queue.is_held = False
 
     @property
     def depth(self) -> int:
@@ -165,16 +179,39 @@ class Journal:
     def derive_id(self, turn: int, call: int | str) -> str:
         return derived_id(self.reaction, self.path, turn, call)
 
-    async def record_started(self, started: Started) -> bool:
+    async def record_started(self, started: Started, *, may_wait: bool = False) -> bool:
         """Start the reaction. From now on its trigger counts as handled. Return False if the reaction had already
-        started, in this process or another.
+        started, in this process or another. With ``may_wait``, the caller knows that it had not, and the record is
+        stored together with the next ones.
         """
-        try:
-            is_new = not await self._record("started", 0, 0, started.model_dump())
-        except IdConflict:  # started with another configuration
-            is_new = False
-        self.is_started = True
-        return is_new
+        # A conflict means that it was started with another configuration.
+        self._start = await self._record("started", 0, 0, started.model_dump(), may_wait=may_wait, may_conflict=True)
+        return not self._start.is_duplicate
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the start of the reaction is stored."""
+        return self.was_started or (self._start is not None and self._start.is_stored)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether this process has stored the start, so that the hub counts the trigger as handled."""
+        return self._start is not None and self._start.is_stored and not self._start.is_duplicate
+
+    async def settle_start(self) -> None:
+        """Store the start if it waits, after the run has ended. Afterwards `is_started` tells whether the hub accepted
+        it.
+        """
+        self.queue.forget_failure()
+        if self._start is not None and not self._start.is_stored:
+            try:
+                await self.queue.flush()
+            except (ConnectError, Superseded):
+                raise
+            except RoundelayError as error:
+                self.queue.forget_failure()
+                details = {"reaction": self.reaction, "code": error.code}
+                _logger.info("records were refused", extra=details)
 
     async def record_reply(
         self,
@@ -206,7 +243,8 @@ class Journal:
         body = {"turn": turn, "agent": agent_id, "is_last": is_last, "reply": encoded, **fingerprint}
         if used:
             body["used"] = _USES.dump_python(used)
-        await self._record("model_reply", turn, 0, body)
+        # Its tools wait for it: their own records are stored with it, before they run.
+        await self._record("model_reply", turn, 0, body, may_wait=True)
         return reply
 
     async def record_new_messages(self, turn: int, new: NewMessages) -> None:
@@ -225,9 +263,11 @@ class Journal:
         await self._record("tool_started", turn, index, {**body, "once": True} if is_once else body)
 
     async def record_tool_result(
-        self, turn: int, index: int, tool: str, result: ToolResult, replies: Sequence[int] = ()
+        self, turn: int, index: int, tool: str, result: ToolResult, replies: Sequence[int] = (), *, is_once: bool = True
     ) -> None:
-        """Record the result of a call. ``replies``: seqs of the replies that it waited for."""
+        """Record the result of a call. ``replies``: seqs of the replies that it waited for. The result of a call that
+        a resumed run may repeat (``is_once`` False) is stored with the next record.
+        """
         body: dict[str, object] = {"turn": turn, "call": index, "tool": tool[:64]}
         body |= {"content": result.content, "ok": result.ok}
         optional = {"threads": list(result.threads), "is_answer": result.is_answer, "data": dict(result.data)}
@@ -235,47 +275,45 @@ class Journal:
         body |= {name: value for name, value in (optional | {"replies": list(replies)}).items() if value}
         if result.tool_calls or result.usage != Usage():
             body |= {"usage": _USAGE.dump_python(result.usage), "tool_calls": result.tool_calls}
-        await self._record("tool_result", turn, index, body)
+        await self._record("tool_result", turn, index, body, may_wait=not is_once and not replies)
 
     async def record_used(self, turn: int, call: int, used: tuple[ModelUse, ...]) -> None:
         """Record the model usage of a call, except that of agents called as tools. An earlier record of an
         interrupted call stays.
         """
-        with suppress(IdConflict):
-            await self._record("used", turn, call, {"turn": turn, "call": call, "used": _USES.dump_python(used)})
+        body = {"turn": turn, "call": call, "used": _USES.dump_python(used)}
+        await self._record("used", turn, call, body, may_wait=True, may_conflict=True)
 
     async def record_thinking(self, turn: int, text: str) -> None:
         """Record the model's reasoning before its reply, shortened to the size limit of a record. An earlier record
         of an interrupted turn stays.
         """
-        with suppress(IdConflict):
-            kept = cut(replace_surrogates(text), self.max_body_bytes // 12)  # an escaped character takes six bytes
-            await self._record("thinking", turn, 0, {"turn": turn, "text": kept})
+        kept = cut(replace_surrogates(text), self.max_body_bytes // 12)  # an escaped character takes six bytes
+        await self._record("thinking", turn, 0, {"turn": turn, "text": kept}, may_wait=True, may_conflict=True)
 
     async def record_prompt(self, turn: int, request: ModelRequest) -> None:
         """Record the request to the model, with its longest parts shortened to the size limit of a record. An
         earlier record of an interrupted turn stays.
         """
         kept = fit_prompt(describe_prompt(request), self.max_body_bytes - _ENVELOPE_BYTES)
-        with suppress(IdConflict):
-            await self._record(
-                "prompt", turn, 0, {"turn": turn, **RECORD_TYPES["prompt"].dump_python(kept, mode="json")}
-            )
+        body = {"turn": turn, **RECORD_TYPES["prompt"].dump_python(kept, mode="json")}
+        await self._record("prompt", turn, 0, body, may_wait=True, may_conflict=True)
 
     async def record_progress(self, turn: int, call: int, tool: str, steps: Sequence[str]) -> None:
         """Record the newest `MAX_STEPS` progress reports of a call."""
         max_chars = self.max_body_bytes // 12 // MAX_STEPS
         kept = [cut(step, max_chars) for step in steps[-MAX_STEPS:]]
-        with suppress(IdConflict):
-            await self._record("progress", turn, call, {"turn": turn, "call": call, "tool": tool[:64], "steps": kept})
+        body = {"turn": turn, "call": call, "tool": tool[:64], "steps": kept}
+        await self._record("progress", turn, call, body, may_wait=True, may_conflict=True)
 
     async def record_note(self, turn: int, name: str, value: JsonValue, of: Collection[str] = ()) -> None:
         """Record a value that middleware computed in a turn from the results of the tools ``of``. If the turn
         already has a value of this name, that value stays.
         """
         made_of = {"of": sorted(of)} if of else {}
-        with suppress(IdConflict):
-            await self._record("note", turn, name, {"turn": turn, "name": name, "value": value, **made_of})
+        await self._record(
+            "note", turn, name, {"turn": turn, "name": name, "value": value, **made_of}, may_conflict=True
+        )
 
     async def record_waiting(self, turn: int, call: int, wait: Wait) -> None:
         # An approved call may itself wait for replies, so the wait for its approval needs a different id.
@@ -285,8 +323,8 @@ class Journal:
             # Each change of the wait needs a new id. Under the same id, the hub would keep the older wait.
             changes = "" if is_first else f"-{wait.stage}-{len(wait.votes)}"
             key = f"{call}-approval{changes}"
-        with suppress(IdConflict):  # recorded by another version; the hub still knows that the call waits
-            await self._record("waiting", turn, key, {"turn": turn, "call": call, **wait.to_record()})
+        # In a conflict it was recorded by another version, and the hub knows that the call waits.
+        await self._record("waiting", turn, key, {"turn": turn, "call": call, **wait.to_record()}, may_conflict=True)
 
     async def record_asking(self, turn: int, call: int, messages: Mapping[str, str]) -> None:
         await self._record("asking", turn, call, {"turn": turn, "call": call, "messages": dict(messages)})
@@ -319,14 +357,15 @@ class Journal:
         await self._record("stopped", 0, 0, RECORD_TYPES["stopped"].dump_python(kept, mode="json"))
         return kept
 
-    async def record_finished(self, finish: Finish) -> None:
-        """End the reaction. It will not be resumed."""
+    async def record_finished(self, finish: Finish, answer: Write | None = None, *, may_conflict: bool = False) -> None:
+        """End the reaction, after its ``answer`` and in the same commit. It will not be resumed."""
         kept = replace(finish, reason=replace_surrogates(finish.reason[:MAX_REASON_CHARS]))
         body = RECORD_TYPES["finished"].dump_python(kept, mode="json", include=_FINISH_FIELDS)
         for name in ("used", "failure"):
             if not body[name]:
                 del body[name]
-        await self._record("finished", 0, 0, body)
+        end = self._make_write("finished", 0, 0, body, may_conflict=may_conflict)
+        await self.queue.write(*(() if answer is None else (answer,)), end)
 
     async def load(self) -> Recorded:
         """Read the recorded run."""
@@ -339,12 +378,28 @@ class Journal:
         # Another agent may have written records under this reaction's id. Those records must not steer this reaction.
         return read_records([record for record in records if record.get("agent_id", own) == own])
 
-    async def _record(self, kind: str, turn: int, call: int | str, body: Mapping[str, object]) -> bool:
-        """Write one record. Return True if it was already stored. Raises `CancelledError` if the journal is closed."""
-        # Cancel instead of raising another error. Calling code could record an error as a result, although it must not
-        # record any more.
-        if self._closed.is_set():
-            raise asyncio.CancelledError
+    async def _record(
+        self,
+        kind: str,
+        turn: int,
+        call: int | str,
+        body: Mapping[str, object],
+        *,
+        may_wait: bool = False,
+        may_conflict: bool = False,
+    ) -> Write:
+        """Write one record. Raises `CancelledError` if the journal is closed. ``may_wait``: no effect depends on the
+        record, so it is stored with the next one, or after a moment. ``may_conflict``: an earlier record under the same
+        id stays.
+        """
+        write = self._make_write(kind, turn, call, body, may_conflict=may_conflict)
+        await self.queue.write(write, may_wait=may_wait)
+        return write
+
+    def _make_write(
+        self, kind: str, turn: int, call: int | str, body: Mapping[str, object], *, may_conflict: bool
+    ) -> Write:
+        self.queue.check_open()
         record_id = digest(kind, self.reaction, self.path, turn, call)
         if self.store is not None:
             try:
@@ -360,14 +415,11 @@ class Journal:
                 )
                 body = {**body, "reason": "not kept: what decides on it failed"}
         body = {**body, "path": self.path} if self.path else body
-        # Repeat without limit. The id is derived, so repeating a stored record changes nothing.
-        while True:
-            try:
-                stored = await self._client.record(self.reaction, kind, body, record_id=record_id)
-                return stored.duplicate
-            except RetryLater as error:
-                busy = error
-            await wait_retry_delay(busy)
+        return Write(
+            partial(self._client.record, self.reaction, kind, body, record_id=record_id),
+            partial(make_record, self.reaction, kind, body, record_id=record_id),
+            may_conflict,
+        )
 
 
 def _leave_out_empty(approval: Approval) -> dict[str, Any]:
@@ -432,4 +484,5 @@ def open_journal(client: NetworkClient, reaction: str) -> Journal:
     """Return the journal of a reaction, with the hub's size limits."""
     limits = client.welcome.limits
     limit = min(limits["max_record_bytes"], limits["max_frame_bytes"])  # a record is sent inside a frame
-    return Journal(client, reaction, max_body_bytes=limit)
+    # A hub of an earlier version names no limit, and accepts no batches.
+    return Journal(client, reaction, max_body_bytes=limit, max_batch=limits.get("max_batch", 1))

@@ -95,6 +95,7 @@ class ReactionScheduler:
         self._deliveries: dict[int, Delivery] = {}  # by seq, for messages that wait in the inbox
         self._resumable: dict[int, tuple[str, Recorded, list[int]]] = {}  # reactions from before the start, by trigger
         self._running: dict[int, RunningReaction] = {}  # by trigger
+        self._suspended: set[int] = set()  # triggers of reactions that a takeover has interrupted
         self._stopped_early: dict[str, str] = {}  # who stopped a reaction that is not resumed yet, by reaction id
 
     # --- deliveries
@@ -199,9 +200,11 @@ class ReactionScheduler:
             case _Outcome.TAKEN_OVER:
                 if running.delivery is not None:
                     self._deliveries[message.seq] = running.delivery
+                self._suspended.add(message.seq)
                 await self._takeovers.suspend(running)
             case _Outcome.HANDLED:
                 self.inbox.finish(message)
+                self._suspended.discard(message.seq)
                 await self._takeovers.finish_interrupted(message.seq)
             case _Outcome.RETURNED:
                 self.inbox.release(message)
@@ -212,10 +215,18 @@ class ReactionScheduler:
         reaction, recorded, questions = self._resumable.pop(message.seq, (None, None, ()))
         running = self._make_running(message, reaction or self._takeovers.find_next_id(message.seq))
         # A resumed reaction that fails must be ended, not returned to the hub: its trigger already counts as handled.
-        running.journal.is_started = recorded is not None
+        running.journal.was_started = recorded is not None
         self._takeovers.add_missed_messages(running)
         running.recorded, running.questions = recorded, questions
-        running.delivery = self._deliveries.pop(message.seq, None)
+        running.delivery = delivery = self._deliveries.pop(message.seq, None)
+        # A delivery of an earlier session, or a second attempt, may follow a reaction that was started. Its record has
+        # to be looked up before the model is asked.
+        running.journal.is_certainly_new = (
+            delivery is not None
+            and delivery.attempt == 1
+            and message.seq > self._client.welcome.head
+            and message.seq not in self._suspended
+        )
         # After a restart the hub repeats earlier stops. A stop may arrive while the reaction still waits in the inbox.
         running.stopped_by = self._stopped_early.pop(running.id, None)
         self._running[message.seq] = running
@@ -260,7 +271,10 @@ class ReactionScheduler:
             threads, running.omitted_threads = context
             await agent.react(threads, message.thread_id, message)
             if running.delivery is not None:
-                await running.delivery.ack()  # needed only if `react` kept no journal
+                if running.journal.is_new:
+                    running.delivery.mark_known()
+                else:  # `react` kept no journal, or the hub may have lost the earlier acknowledgement
+                    await running.delivery.ack()
         except BaseException as error:
             if is_cancelled_by_caller(error) or self._client.failure is not None:
                 raise  # the runner ends, or records can no longer be written: the reaction stays open

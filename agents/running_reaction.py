@@ -12,16 +12,16 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate
+from typing import Any
 
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient
+from roundelay.network.client.stored_frames import make_send
 from roundelay.network.errors import (
     BudgetExhausted,
     ConnectError,
-    IdConflict,
     InternalError,
     LoopStopped,
     RequestError,
@@ -45,6 +45,7 @@ from .models.model import Usage
 from .prompt import render_new_messages
 from .reaction import LoopState, Reaction
 from .reaction_ids import derived_id, reaction_id
+from .record_queue import Write
 from .recorded import Recorded, Started
 from .replies import Replies
 from .text import replace_surrogates, write_stopped
@@ -160,6 +161,8 @@ class RunningReaction:
             # anything after another process may have resumed the reaction.
             self.journal.close()
             await abandon(task)
+            if self.client.is_connected:
+                await self.journal.queue.drain()  # replies that were paid for, and results
             # If the connection was lost, the run failed because of that loss, which is already logged.
             if task.done() and self.client.failure is None:
                 self._log_failure(task)
@@ -167,6 +170,7 @@ class RunningReaction:
         # Check this before reading the result. An answer that was ready at this moment must not be sent during a
         # takeover.
         if self.is_taken_over:
+            await self.journal.settle_start()  # it may be on its way: whether the reaction is open must be known
             self.journal.close()
             raise ThreadHeld(f"{self.message.thread_id} was taken over while this ran.")
         failure = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -200,33 +204,42 @@ class RunningReaction:
         Waits for a busy hub without limit. A reaction has one answer: after the first answer, no other is sent.
         """
         if self.stopped is not None and self.message.sender_kind == "human" and not self.is_answered:
+            await self.journal.queue.flush()  # the notice may fail, but these records may not be lost
             await self._send_stop_notice(self.stopped)
         elif finish.answer is not None and not self.is_answered:
-            finish = await self._send_answer(finish, finish.answer)
+            return await self._finish_with_answer(finish, finish.answer)
         elif not self.has_spoken and is_question(self.message, self.client.agent_id):
+            await self.journal.queue.flush()
             await self._decline(finish)
         # Record the end after the answer. A kill in between repeats the answer under the same id, which stores nothing.
         await self.journal.record_finished(finish)
+        return self._describe_end(finish)
+
+    def _describe_end(self, finish: Finish) -> ReactionResult:
         self.has_finished = finish.status == "finished"
         return ReactionResult(self.id, finish.status, finish.reason, finish.answer, finish.turns, finish.usage)
 
-    async def _send_answer(self, finish: Finish, answer: str) -> Finish:
-        """Send the answer. Return the end of the reaction, which changes if the hub refuses the answer."""
+    async def _finish_with_answer(self, finish: Finish, answer: str) -> ReactionResult:
+        """Send the answer and record the end in one commit. The end changes if the hub refuses the answer."""
         keeper = {KEEPER: finish.keeper} if finish.keeper is not None else {}
         failure = {FAILURE: finish.failure} if finish.failure else {}
+        # In a conflict an answer with other text was sent before a restart.
+        write = self._make_answer(answer, {**finish.metadata, **failure, **keeper}, may_conflict=True)
         try:
-            await self._reply(answer, {**finish.metadata, **failure, **keeper})
-            self.is_answered = True
+            await self.journal.record_finished(finish, write)
         except (ConnectError, Superseded, ThreadHeld):
             raise
-        except IdConflict:
-            self.is_answered = True  # an answer with other text was sent before a restart
         except RoundelayError as error:
+            if not write.is_refused:
+                raise
             _logger.warning("answer refused", extra={"reaction": self.id, "code": error.code})
             status: Status = "stopped" if isinstance(error, LoopStopped | BudgetExhausted) else "failed"
             reason = f"the answer could not be sent ({error.code}): {error}"
-            return replace(finish, status=status, reason=reason, answer=None, failure="answer_refused")
-        return finish
+            finish = replace(finish, status=status, reason=reason, answer=None, failure="answer_refused")
+            await self.journal.record_finished(finish)
+        finally:
+            self.is_answered |= write.is_stored
+        return self._describe_end(finish)
 
     async def give_up(self, error: BaseException, *, is_told: bool) -> bool:
         """Return the message to the hub if the reaction had not started. End the reaction if it had. ``is_told``:
@@ -234,6 +247,7 @@ class RunningReaction:
         """
         reason = f"{type(error).__name__}: {error}"
         try:
+            await self.journal.settle_start()
             if not self.journal.is_started:
                 if self.delivery is not None:
                     # At a used-up quota, wait until it is renewed. Otherwise all attempts would fail within seconds.
@@ -289,9 +303,17 @@ class RunningReaction:
             _logger.info("decline not sent", extra={"reaction": self.id, "code": error.code})
 
     async def _reply(self, text: str, metadata: dict[str, object]) -> None:
-        message_id = derived_id(self.id, "", 0, "answer")
-        await retry_later(
-            partial(self.client.reply, self.message, text, message_id=message_id, metadata=metadata or None)
+        await self.journal.queue.write(self._make_answer(text, metadata))
+
+    def _make_answer(self, text: str, metadata: dict[str, object], *, may_conflict: bool = False) -> Write:
+        client, message = self.client, self.message
+        options: dict[str, Any] = {"message_id": derived_id(self.id, "", 0, "answer"), "metadata": metadata or None}
+        return Write(
+            partial(client.reply, message, text, **options),
+            lambda: make_send(
+                client.find_reply_address(message), text, reply_to=message.seq, cause=message.seq, **options
+            ),
+            may_conflict,
         )
 
 
@@ -372,8 +394,8 @@ async def record_as_read(client: NetworkClient, seq: int, thread_id: str, reader
     # exists.
     journal = open_journal(client, reaction_id(client.agent_id, seq, client.welcome.network.epoch))
     await journal.record_started(Started(trigger=seq, thread_id=thread_id, as_of=seq, manifest=[seq], config_hash=""))
-    with suppress(IdConflict):  # an earlier process was killed here, and the message got a reaction after all
-        await journal.record_finished(Finish("finished", f"read in reaction {reader}"))
+    # In a conflict an earlier process was killed here, and the message got a reaction after all.
+    await journal.record_finished(Finish("finished", f"read in reaction {reader}"), may_conflict=True)
 
 
 async def read_open_reaction(client: NetworkClient, opened: OpenReactionInfo) -> tuple[BaseMessage, Recorded] | None:

@@ -156,12 +156,11 @@ class SimpleAgentRunner(AgentRunner):
                 config_hash=config_hash,
                 prompt_hash=prompt_hash,
             )
-            if not await running.journal.record_started(started):
+            if not await running.journal.record_started(started, may_wait=running.journal.is_certainly_new):
                 # Started before a restart: its message is acknowledged at its end.
                 running.recorded = await running.journal.load()
-            elif running.delivery is not None:
-                # `started` already counts as an ack at the hub; this one moves the client's window
-                await running.delivery.ack()
+            elif running.delivery is not None and running.journal.is_new:
+                running.delivery.mark_known()  # `started` counts as an ack at the hub
         if running.recorded is not None:
             if (ended := running.recorded.finished) is not None:
                 return ReactionResult(running.id, ended.status, ended.reason, None, ended.turns, ended.usage)
@@ -227,6 +226,7 @@ class SimpleAgentRunner(AgentRunner):
             cause=trigger.seq,
             visibility=self.visibility,
             reply_metadata={KEEPER: keeper} if keeper is not None else {},
+            settle=running.journal.queue.flush,
             askers=frozenset((trigger.sender_id, *(read_waiting(trigger) if trigger.metadata else ()))),
         )
         journal = running.journal

@@ -108,7 +108,8 @@ class ToolCaller:
         # A replay returns the recorded result here, so a real tool with real effects never runs.
         known = await run.playback.perform(run.id, run.path, turn, planned) if run.playback is not None else None
         result = known or self._bound_data(planned, await self._run_in_middleware(turn, planned, replies))
-        return await self.record_result(turn, index, planned.call, result, replies, started_at)
+        is_once = planned.tool.effect == "once"
+        return await self.record_result(turn, index, planned.call, result, replies, started_at, is_once=is_once)
 
     async def record_result(
         self,
@@ -118,6 +119,8 @@ class ToolCaller:
         result: ToolResult,
         replies: Collection[int] = (),
         started_at: float | None = None,
+        *,
+        is_once: bool = False,
     ) -> ToolResult:
         """Record the result of a call unless it is already recorded. Calls that do not run have a result too.
         ``started_at`` is in seconds of the event loop's clock.
@@ -131,7 +134,7 @@ class ToolCaller:
             await run.journal.record_used(turn, index, result.used)
         if result.steps:
             await run.journal.record_progress(turn, index, call.name, result.steps)
-        await run.journal.record_tool_result(turn, index, call.name, result, tuple(replies))
+        await run.journal.record_tool_result(turn, index, call.name, result, tuple(replies), is_once=is_once)
         duration_s = asyncio.get_running_loop().time() - started_at if started_at is not None else 0.0
         run.emit(ToolCallEnd(run.id, turn, index, call.name, result.ok, result.content, duration_s, path=run.path))
         return result

@@ -84,6 +84,11 @@ class ToolClient:
     recipient is exceeded. None: no limit.
     """
 
+    settle: Callable[[], Awaitable[None]] | None = None
+    """Stores the records of the reaction that still wait. Nobody may see an effect of a reply that a resumed reaction
+    would not know. None: no records wait.
+    """
+
     threads: list[str] = field(default_factory=list)
     """Ids of the threads to which it sent messages."""
 
@@ -104,6 +109,7 @@ class ToolClient:
             self.admit(to)
         if self.review is not None and self._may_reach_asker(to):
             content, filled = await pause_hook_timer(self._have_reviewed(self.review, content, filled))
+        await self._settle()
         return self._note(await pause_hook_timer(self._client.send(to, content, **filled)))
 
     async def send_text(self, agent_id: str, text: str, **options: Any) -> Stored:
@@ -139,6 +145,8 @@ class ToolClient:
             args = {**(args or {}), "text": (await pause_hook_timer(self.review(text)))[0]}
         if self.admit is not None and op == "channels.post" and isinstance(name := (args or {}).get("name"), str):
             self.admit(channel_address(name))
+        if op not in _FILTERED:  # a change, or sums that the records report
+            await self._settle()
         call = self._client.call(op, args, call_id=call_id if call_id is not None else self._next_id())
         value = await pause_hook_timer(call)
         match value:  # the result of a mod's operation that posted a message
@@ -224,7 +232,12 @@ class ToolClient:
 
     async def remember(self, body: Mapping[str, Any], *, record_id: str) -> None:
         """Record a summary of some messages of a thread. ``network.memory`` returns it later."""
+        await self._settle()
         await pause_hook_timer(self._client.record(memory_of(body["thread_id"]), "memory", body, record_id=record_id))
+
+    async def _settle(self) -> None:
+        if self.settle is not None:
+            await pause_hook_timer(self.settle())
 
     def _view(self) -> dict[str, Any]:
         """Return the arguments that tell the hub for whom to limit the answer. They override the tool's own

@@ -78,6 +78,7 @@ class Limits(Settings):
     max_frame_bytes: _Bytes = 256 * 1024
     max_depth: Annotated[int, Field(ge=1, le=256)] = 64  # beyond this depth, JSON readers of many languages fail
     max_record_bytes: _Bytes = 256 * 1024
+    max_batch: _Count = 64
     max_unacked: _Count = 256
     hello_timeout_ms: _Milliseconds = 10_000
     stall_timeout_ms: _Milliseconds = 15_000

@@ -124,6 +124,13 @@ class RecordFrame(Struct, tag_field="type", tag="record", forbid_unknown_fields=
     body: Raw
 
 
+class BatchFrame(Struct, tag_field="type", tag="batch", forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Messages and records that are stored in one commit, in order, up to the first refusal."""
+
+    batch_id: str
+    frames: Annotated[list[SendFrame | RecordFrame], Meta(min_length=1)]
+
+
 class SignalFrame(Struct, tag_field="type", tag="signal", forbid_unknown_fields=True, frozen=True, kw_only=True):
     kind: Literal["typing", "viewing", "thinking", "delta", "tool"]
     body: Raw
@@ -137,7 +144,7 @@ class ByeFrame(Struct, tag_field="type", tag="bye", forbid_unknown_fields=True, 
 
 
 ClientFrame: TypeAlias = (
-    HelloFrame | SendFrame | AckFrame | NackFrame | CallFrame | RecordFrame | SignalFrame | ByeFrame
+    HelloFrame | SendFrame | AckFrame | NackFrame | CallFrame | RecordFrame | BatchFrame | SignalFrame | ByeFrame
 )
 CLIENT_FRAMES: tuple[type[Struct], ...] = get_args(ClientFrame)
 
@@ -251,7 +258,16 @@ class ErrorFrame(Struct, tag_field="type", tag="error", frozen=True, kw_only=Tru
     message_id: str | UnsetType = UNSET
     call_id: str | UnsetType = UNSET
     record_id: str | UnsetType = UNSET
+    batch_id: str | UnsetType = UNSET
     retry_after_ms: int | UnsetType = UNSET
+
+
+class BatchedFrame(Struct, tag_field="type", tag="batched", frozen=True, kw_only=True):
+    """Answer to a ``batch``: one `StoredFrame` for each frame up to the first refusal, and the refusal."""
+
+    batch_id: str
+    stored: list[StoredFrame]
+    error: ErrorFrame | UnsetType = UNSET
 
 
 class SignalOutFrame(Struct, tag_field="type", tag="signal", frozen=True, kw_only=True):
@@ -290,7 +306,15 @@ class NoticeFrame(Struct, tag_field="type", tag="notice", frozen=True, kw_only=T
 
 
 HubFrame: TypeAlias = (
-    WelcomeFrame | StoredFrame | DeliverFrame | ResultFrame | ErrorFrame | SignalOutFrame | PresenceFrame | NoticeFrame
+    WelcomeFrame
+    | StoredFrame
+    | BatchedFrame
+    | DeliverFrame
+    | ResultFrame
+    | ErrorFrame
+    | SignalOutFrame
+    | PresenceFrame
+    | NoticeFrame
 )
 HUB_FRAMES: tuple[type[Struct], ...] = get_args(HubFrame)
 

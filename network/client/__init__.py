@@ -5,6 +5,7 @@ from .acks import Delivery
 from .client import NetworkClient
 from .values import (
     AnyMessage,
+    Batched,
     Cursor,
     Event,
     History,
@@ -23,6 +24,7 @@ from .values import (
 
 __all__ = [
     "AnyMessage",
+    "Batched",
     "Cursor",
     "Delivery",
     "Event",

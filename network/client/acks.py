@@ -99,6 +99,16 @@ class Acks:
             self._late.add(seq)
         return True
 
+    def mark_known(self, seq: int) -> None:
+        """Mark a delivery as handled that the hub already counts as handled. Send no acknowledgement."""
+        if seq in self._open and seq not in self._late:
+            self._open.discard(seq)
+            is_due, covered = self._prefix_is_due, len(self._covered)
+            self._advance()
+            self._prefix_is_due = is_due
+            del self._covered[covered:]
+            self._remember(seq)
+
     def handle(self, seq: int, *, only: bool = False) -> None:
         """Mark everything up to ``seq`` as handled, or only that delivery with ``only``."""
         handled = self._open & {seq} if only else {open_seq for open_seq in self._open if open_seq <= seq}
@@ -204,6 +214,12 @@ class Delivery:
         """Acknowledge the message, so that it is not delivered again. Earlier messages may still be open."""
         if not self.is_stale:
             self._acks.handle(self.message.seq, only=True)
+
+    def mark_known(self) -> None:
+        """Handle the message without an acknowledgement, because the hub already counts it as handled: a record
+        ``started`` of its reaction is stored."""
+        if not self.is_stale:
+            self._acks.mark_known(self.message.seq)
 
     async def nack(self, reason: str, retry_after_ms: int | None = None) -> None:
         """Report a failure. The message is delivered again. After the fifth failure it becomes a dead letter."""

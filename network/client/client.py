@@ -36,6 +36,7 @@ from roundelay.network.errors import (
 )
 from roundelay.network.frames import (
     PROTOCOL_VERSION,
+    BatchFrame,
     CallFrame,
     HelloFrame,
     RecordFrame,
@@ -60,8 +61,9 @@ from .conversations import ConversationReads
 from .delivery_queue import DeliveryQueue
 from .link import Link
 from .paging import Page, read_pages
+from .stored_frames import make_record, make_send
 from .transport import Transport, WebSocketTransport, Wire
-from .values import AnyMessage, Cursor, Event, Notice, Presence, Signal, Stored, Welcome
+from .values import AnyMessage, Batched, Cursor, Event, Notice, Presence, Signal, Stored, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -366,17 +368,17 @@ class NetworkClient(ConversationReads):
         ``message_id`` makes the send idempotent across processes. ``conversation`` is an id that selects one of several
         threads with the same participant."""
         message_id = message_id if message_id is not None else self._new_id()
-        frame = SendFrame(
+        frame = make_send(
+            to,
+            content,
             message_id=message_id,
-            to=to,
-            content=Raw(encode(content)),
-            text_representation=UNSET if text_representation is None else text_representation,
-            reply_to=UNSET if reply_to is None else reply_to,
-            cause=UNSET if cause is None else cause,
-            conversation=UNSET if conversation is None else conversation,
-            exclude_agent_ids=UNSET if exclude_agent_ids is None else list(exclude_agent_ids),
-            requires_response=_requirement(requires_response),
-            metadata=UNSET if metadata is None else Raw(encode(dict(metadata))),
+            text_representation=text_representation,
+            reply_to=reply_to,
+            cause=cause,
+            conversation=conversation,
+            exclude_agent_ids=exclude_agent_ids,
+            requires_response=requires_response,
+            metadata=metadata,
         )
         stored: Stored = await self._link.ask(f"m:{plain_text(message_id)}", encode(frame))
         return stored
@@ -445,9 +447,18 @@ class NetworkClient(ConversationReads):
 
     async def record(self, reaction: str, kind: str, body: Mapping[str, Any], *, record_id: str) -> Stored:
         """Store a turn record. Returns when the record is durable."""
-        frame = RecordFrame(record_id=record_id, reaction=reaction, kind=kind, body=Raw(encode(dict(body))))
+        frame = make_record(reaction, kind, body, record_id=record_id)
         stored: Stored = await self._link.ask(f"r:{plain_text(record_id)}", encode(frame))
         return stored
+
+    async def store_batch(self, frames: Sequence[SendFrame | RecordFrame]) -> Batched:
+        """Store messages and records in one commit, in order, up to the first refusal (`Batched.error`). The hub must
+        announce the limit ``max_batch``."""
+        batch_id = self._new_id()
+        batched: Batched = await self._link.ask(
+            f"b:{batch_id}", encode(BatchFrame(batch_id=batch_id, frames=[*frames]))
+        )
+        return batched
 
     async def signal(
         self,
@@ -568,9 +579,3 @@ class NetworkClient(ConversationReads):
     async def nack(self, seq: int, reason: str, retry_after_ms: int | None = None) -> None:
         """Report a failed delivery (see `Delivery.nack`)."""
         self._acks.refuse(seq, reason, retry_after_ms)
-
-
-def _requirement(value: Literal[True] | Sequence[str] | None) -> bool | list[str] | UnsetType:
-    if value is None:
-        return UNSET
-    return True if value is True else list(value)

@@ -35,7 +35,7 @@ from roundelay.network.frames import ByeFrame, HelloFrame, ModInfo, decode_json,
 
 from .requests import RequestQueue
 from .transport import Crowded, Transport, Wire
-from .values import Reconnected, Reconnecting, Stored, Welcome
+from .values import Batched, Reconnected, Reconnecting, Stored, Welcome
 
 log = logging.getLogger(__name__)
 
@@ -349,6 +349,8 @@ class Link:
                         self._handle_stored(f"m:{frame['message_id']}", frame)
                     case "stored":
                         self._handle_stored(f"r:{frame['record_id']}", frame)
+                    case "batched":
+                        self._requests.answer(f"b:{frame['batch_id']}", _read_batched(frame))
                     case _:
                         self._owner.take_frame(frame)
         except Closed as closed:
@@ -357,7 +359,7 @@ class Link:
 
     def _handle_error(self, frame: dict[str, Any]) -> None:
         error = _read_error(frame)
-        for prefix, name in (("m:", "message_id"), ("c:", "call_id"), ("r:", "record_id")):
+        for prefix, name in (("m:", "message_id"), ("c:", "call_id"), ("r:", "record_id"), ("b:", "batch_id")):
             if name in frame:
                 self._requests.answer(prefix + frame[name], error)
                 return
@@ -365,8 +367,7 @@ class Link:
         log.warning("the hub refused a frame: %s", error, extra={"code": frame["code"]})
 
     def _handle_stored(self, key: str, frame: dict[str, Any]) -> None:
-        stored = Stored(frame["seq"], key[2:], frame["duplicate"], frame.get("thread_id", ""))
-        self._requests.answer(key, stored)
+        self._requests.answer(key, _read_stored(frame))
 
     def _find_ending(self, closed: Closed) -> RoundelayError | None:
         """Return the error that ends the link permanently, or None if reconnecting may help."""
@@ -431,6 +432,16 @@ class Link:
 
 def _read_error(frame: dict[str, Any]) -> RoundelayError:
     return error_from_wire(frame["code"], frame["message"], frame.get("retry_after_ms"))
+
+
+def _read_stored(frame: dict[str, Any]) -> Stored:
+    frame_id = frame["message_id"] if "message_id" in frame else frame["record_id"]
+    return Stored(frame["seq"], frame_id, frame["duplicate"], frame.get("thread_id", ""))
+
+
+def _read_batched(frame: dict[str, Any]) -> Batched:
+    error = frame.get("error")
+    return Batched(tuple(map(_read_stored, frame["stored"])), None if error is None else _read_error(error))
 
 
 def _read_welcome(frame: dict[str, Any]) -> Welcome:

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias, TypedDict
 import msgspec
 from msgspec import Struct
 
+from roundelay.network.errors import RoundelayError
 from roundelay.network.frames import Follows, Kind, ModInfo, NetworkInfo, OpenReactionInfo
 from roundelay.network.messages import (
     BroadcastMessage,
@@ -57,6 +58,13 @@ class Stored(Struct, frozen=True):
     id: str
     duplicate: bool
     thread_id: str = ""
+
+
+class Batched(Struct, frozen=True):
+    """Answer to a batch: what is stored, in order, and the refusal of the next frame, if there was one."""
+
+    stored: tuple[Stored, ...]
+    error: RoundelayError | None = None
 
 
 class Presence(Struct, frozen=True):

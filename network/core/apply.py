@@ -2,7 +2,7 @@
 
 `apply` is pure. Its inputs are the state (the batch's draft), the ledger's facts and one entry. It returns rows, table
 writes and effects. No IO and no clock: the time is the batch's timestamp. The rules for each kind of entry are in a
-module: messages in `sending`, operations in `calls`, ``hello`` in `joining`, records in `reactions`, failed deliveries
+module: messages in `sending`, operations in `calls`, batches in `groups`, ``hello`` in `joining`, records in `reactions`, failed deliveries
 in `failures`. Rules raise refusals, and this module turns them into answers.
 """
 
@@ -25,6 +25,7 @@ from .entries import (
     BindCredentials,
     EndTakeover,
     Entry,
+    Group,
     Join,
     Leave,
     ModEntry,
@@ -42,6 +43,7 @@ from .entries import (
 )
 from .failures import apply_lost, apply_nack, save_ack_cursors
 from .faults import apply_ended
+from .groups import apply_group
 from .joining import CLOSE_CODES, apply_join, bind_credentials
 from .mod import list_named_seqs
 from .reactions import apply_record
@@ -95,6 +97,11 @@ def build_lookup(entries: list[Entry]) -> LookupRequest:
             case ModEntry():
                 # The payer is the sender of the message that started the mod's work.
                 lookup.seqs.add(entry.cause)
+            case Group():
+                wanted = build_lookup(list(entry.entries))
+                lookup.keys.update(wanted.keys)
+                lookup.seqs.update(wanted.seqs)
+                lookup.cold.update(wanted.cold)
             case Nack():
                 lookup.seqs.add(entry.seq)  # to report a dead letter to the sender of the message
             case _:
@@ -112,7 +119,7 @@ def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
     error = Forbidden(describe_follower(rules.follows()))
     if isinstance(entry, Join):
         return Outcome(effects=(RefuseSession(entry.session_id, CLOSE_CODES[Forbidden], error),))
-    return refuse_entry(rules, state, entry, error) if isinstance(entry, Record | Operate | Send) else Outcome()
+    return refuse_entry(rules, state, entry, error) if isinstance(entry, Record | Group | Operate | Send) else Outcome()
 
 
 def describe_follower(follows: Follows) -> str:
@@ -134,6 +141,8 @@ def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
         match entry:
             case Record():
                 return apply_record(rules, state, facts, entry)
+            case Group():
+                return apply_group(rules, state, facts, entry, _apply)
             case Operate():
                 return apply_operate(rules, state, facts, entry)
             case RefusedFrame():

@@ -36,6 +36,7 @@ from .entries import (
     AnsweredEntry,
     Effect,
     Entry,
+    Group,
     Join,
     NotifyMembership,
     Operate,
@@ -551,7 +552,7 @@ def refuse_unstored(entry: Entry, error: RoundelayError, code: int) -> Outcome:
     """Return the outcome of an entry that could not be stored: an error to the sender. A join is closed with this
     code."""
     match entry:
-        case Send() | Record() | Operate():
+        case Send() | Record() | Group() | Operate():
             return Outcome(effects=(SessionReply(entry.origin.session_id, error_bytes(error, entry.keys)),))
         case Join():
             return Outcome(effects=(RefuseSession(entry.session_id, code, error),))

@@ -107,6 +107,19 @@ class Record(Struct, frozen=True):
         return {"record_id": self.frame.record_id}
 
 
+class Group(Struct, frozen=True):
+    """A ``batch`` frame: entries of one session, stored in one commit, in order, up to the first refusal."""
+
+    origin: Origin
+    batch_id: str
+    entries: tuple[Send | Record | RefusedFrame, ...]
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """Ids of the frame that the answer repeats."""
+        return {"batch_id": self.batch_id}
+
+
 class Operate(Struct, frozen=True):
     """A ``call`` of a changing operation, with decoded arguments. ``prepared`` is the result of the operation's IO, and
     ``refusal`` the error of this IO. It is ignored for a repeat."""
@@ -216,7 +229,7 @@ class Leave(Struct, frozen=True):
     origin: Origin
 
 
-AnsweredEntry: TypeAlias = Send | Record | Operate | ModEntry | RefusedFrame
+AnsweredEntry: TypeAlias = Send | Record | Group | Operate | ModEntry | RefusedFrame
 """Entries whose refusal is answered with an error. Nobody receives the answer to a mod's own entry."""
 Entry: TypeAlias = (
     Join

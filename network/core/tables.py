@@ -564,7 +564,7 @@ class Facts(Struct):
     (table, key) pairs of values that failed their checksum.
     """
 
-    stored: dict[tuple[str, str], StoredKey] = {}
+    stored: MutableMapping[tuple[str, str], StoredKey] = {}
     heads: MutableMapping[int, MessageHead] = {}
     cold: dict[tuple[str, str], Any] = {}
     damaged: set[tuple[str, str]] = set()

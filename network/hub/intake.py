@@ -7,7 +7,9 @@ the batch, so that answers keep the order of the frames. No await: a frame is ha
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import assert_never
 from weakref import WeakValueDictionary
 
@@ -20,6 +22,7 @@ from roundelay.network.core.access import check_right
 from roundelay.network.core.call_progress import CALL_KINDS, parse_call_place, parse_wait
 from roundelay.network.core.entries import (
     Entry,
+    Group,
     Join,
     Leave,
     Nack,
@@ -49,6 +52,7 @@ from roundelay.network.errors import (
 from roundelay.network.frames import (
     SEQ_LIMIT,
     AckFrame,
+    BatchFrame,
     ByeFrame,
     CallFrame,
     ClientFrame,
@@ -60,7 +64,7 @@ from roundelay.network.frames import (
 )
 from roundelay.network.ledger import Ledger
 
-from .pending import PendingEntries
+from .pending import ENTRY_BYTES, PendingEntries
 from .reads import ReadService
 from .session import LIVE, MAX_EXCESS_FRAMES, PAUSE_S, PauseReason, SendRate, Session, SessionState
 from .sessions import SessionRegistry
@@ -219,6 +223,9 @@ class Intake:
                 case RecordFrame():
                     keys = {"record_id": frame.record_id}
                     self._accept_record(session, origin, frame, size)
+                case BatchFrame():
+                    keys = {"batch_id": frame.batch_id}
+                    self._accept_batch(session, origin, frame, size)
                 case CallFrame():
                     keys = {"call_id": frame.call_id}
                     self._accept_call(session, origin, frame, size)
@@ -317,13 +324,20 @@ class Intake:
 
     def _accept_record(self, session: Session, origin: Origin, frame: RecordFrame, size: int) -> None:
         self._count_frame(session)
+        self._check_load(origin)
+        self.pending.add(self._read_record(origin, frame), size)
+
+    def _read_record(
+        self, origin: Origin, frame: RecordFrame, started: Mapping[str, int] = MappingProxyType({})
+    ) -> Record:
+        """Return the entry of a ``record`` frame. ``started`` holds the triggers of reactions that the same batch
+        starts."""
         body = bytes(frame.body)
         if len(body) > self._limits.max_record_bytes:
             raise TooLarge(
                 f"body has {len(body)} bytes, more than max_record_bytes ({self._limits.max_record_bytes}); keep less "
                 "of it."
             )
-        self._check_load(origin)
         # The digest covers reaction and kind too: if a record id is used for another record, the frame must be refused,
         # and not answered as a repeat.
         digest = body_digest(frame.reaction.encode(), frame.kind.encode(), body)
@@ -339,20 +353,51 @@ class Intake:
             wait = parse_wait(body) if frame.kind == "waiting" else None
             entry = Record(origin, frame, digest, call=parse_call_place(body), wait=wait)
         elif frame.kind == "model_failed":
-            failed = self._find_reaction(origin, frame)
-            entry = Record(origin, frame, digest, failed.trigger if failed is not None else None)
+            entry = Record(origin, frame, digest, self._find_trigger(origin, frame, started))
         elif frame.kind in USAGE_KINDS:
-            reaction = self._find_reaction(origin, frame)
-            if reaction is None:  # `started` may not be stored yet; in that case `finished` reports the tokens
+            of = self._find_trigger(origin, frame, started)
+            if of is None:  # `started` may not be stored yet; in that case `finished` reports the tokens
                 entry = Record(origin, frame, digest, may_withdraw=frame.kind == "finished")
             # With ``ended`` hooks the end needs its trigger too: they may send messages with this cause.
             elif (usage := parse_usage(frame.kind, body)) is not None or self._rules.ended_hooks:
-                entry = Record(origin, frame, digest, reaction.trigger, usage=usage)
-        self.pending.add(entry, size)
+                entry = Record(origin, frame, digest, of, usage=usage)
+        return entry
 
-    def _find_reaction(self, origin: Origin, frame: RecordFrame) -> OpenReaction | None:
-        reaction: OpenReaction | None = self._registry.state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
-        return reaction
+    def _find_trigger(self, origin: Origin, frame: RecordFrame, started: Mapping[str, int]) -> int | None:
+        """Return the trigger of the record's open reaction, or None if it is not open."""
+        opened: OpenReaction | None = self._registry.state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
+        return started.get(frame.reaction) if opened is None else opened.trigger
+
+    def _accept_batch(self, session: Session, origin: Origin, batch: BatchFrame, size: int) -> None:
+        for _ in batch.frames:  # each frame costs the hub as much as a frame of its own
+            self._count_frame(session)
+        if len(batch.frames) > self._limits.max_batch:
+            raise TooLarge(
+                f"The batch has {len(batch.frames)} frames, more than max_batch ({self._limits.max_batch}); send several."
+            )
+        self._check_load(origin)
+        entries: list[Send | Record | RefusedFrame] = []
+        started: dict[str, int] = {}
+        extra_cost = 0
+        for frame in batch.frames:
+            try:
+                if isinstance(frame, SendFrame):
+                    kind, _ = parse_address(frame.to)
+                    refusal = run_before_hooks(self._before_hooks, Incoming(origin, frame))
+                    entries.append(Send(origin, (origin.agent_id, "m:" + frame.message_id), frame, refusal))
+                    extra_cost += 0 if kind in ("agent", "mod") else DELIVERY_COST * self._registry.joined
+                else:
+                    record = self._read_record(origin, frame, started)
+                    entries.append(record)
+                    if frame.kind == "started" and record.trigger is not None:
+                        started[frame.reaction] = record.trigger
+            except RoundelayError as error:  # the entries before it are stored, and this refusal ends the batch
+                keys = (
+                    {"message_id": frame.message_id} if isinstance(frame, SendFrame) else {"record_id": frame.record_id}
+                )
+                entries.append(RefusedFrame(origin, error, keys))
+                break
+        self.pending.add(Group(origin, batch.batch_id, tuple(entries)), size, extra_cost + ENTRY_BYTES * len(entries))
 
     def _accept_call(self, session: Session, origin: Origin, frame: CallFrame, size: int) -> None:
         try:

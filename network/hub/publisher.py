@@ -17,6 +17,7 @@ from roundelay.network.core.entries import (
     AcceptSession,
     DisconnectParticipant,
     Entry,
+    Group,
     MarkHandled,
     ModEntry,
     NotifyMembership,
@@ -100,7 +101,7 @@ class Publisher:
                     messages.append(row)
                     # The sender's session gets `stored` instead of a delivery. A message that an operation or a hook
                     # sent has no `stored`, so it is delivered to the caller's session too.
-                    sender_session = entry.origin.session_id if isinstance(entry, Send) and row.key else ""
+                    sender_session = entry.origin.session_id if isinstance(entry, Send | Group) and row.key else ""
                     self._deliver(row, sender_session)
                     for mod in self._after_hooks:
                         self._run_after(mod, row)

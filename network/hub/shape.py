@@ -19,6 +19,7 @@ from roundelay.network.errors import InvalidFrame, RequestError
 from roundelay.network.frames import (
     CLIENT_FRAMES,
     AckFrame,
+    BatchFrame,
     CallFrame,
     ClientFrame,
     HelloFrame,
@@ -60,7 +61,7 @@ def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> Client
     # decoding, while `count` alone costs as much as the decoding.
     last = data.rfind(b"{")
     is_shallow = _BRACKET not in data and (last == 0 or (max_depth > 1 and data.rfind(b"{", 0, last) == 0))
-    if not is_shallow and data.count(b"{") + data.count(b"[") > max_depth and _is_deeper(data, max_depth):
+    if not is_shallow and data.count(b"{") + data.count(b"[") > max_depth and _is_too_deep(data, max_depth):
         raise FrameError(
             InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."),
             _shown_keys(data) if is_brief else _valid_keys(_fields(data)),
@@ -102,10 +103,15 @@ def _check_keys(frame: ClientFrame, data: bytes) -> None:
             if not _is_object(frame.args):
                 raise _refuse("args must be an object", data)
         case RecordFrame():
-            if not is_key(frame.record_id):
-                raise _refuse("record_id must be 1 to 128 visible ASCII characters", data)
-            if not is_key(frame.reaction) or not is_key(frame.kind):
-                raise _refuse("reaction and kind must be 1 to 128 visible ASCII characters", data)
+            _check_record(frame, data)
+        case BatchFrame():
+            if not is_key(frame.batch_id):
+                raise _refuse("batch_id must be 1 to 128 visible ASCII characters", data)
+            for part in frame.frames:
+                if isinstance(part, SendFrame):
+                    _check_send(part, data)
+                else:
+                    _check_record(part, data)
         case SignalFrame():
             if (frame.to is UNSET) == (frame.thread_id is UNSET):
                 raise _refuse("a signal names either to or thread_id", data)
@@ -116,6 +122,13 @@ def _check_keys(frame: ClientFrame, data: bytes) -> None:
                 _check_card(frame.card, data)
         case _:
             pass
+
+
+def _check_record(frame: RecordFrame, data: bytes) -> None:
+    if not is_key(frame.record_id):
+        raise _refuse("record_id must be 1 to 128 visible ASCII characters", data)
+    if not is_key(frame.reaction) or not is_key(frame.kind):
+        raise _refuse("reaction and kind must be 1 to 128 visible ASCII characters", data)
 
 
 def _check_send(frame: SendFrame, data: bytes) -> None:
@@ -269,11 +282,14 @@ def _frame_name(fields: dict[str, Raw]) -> str | None:
     return name if name is None or len(name) <= 40 else name[:40]
 
 
+_ID_FIELDS = {"send": "message_id", "call": "call_id", "record": "record_id", "batch": "batch_id"}
+
+
 def _valid_keys(fields: dict[str, Raw]) -> dict[str, str]:
-    """Return the id that the answer repeats: the ``message_id``, ``call_id`` or ``record_id`` of the frame, if
-    valid."""
-    name = {"send": "message_id", "call": "call_id", "record": "record_id"}.get(_string(fields.get("type")) or "")
-    for key in (name,) if name else ("message_id", "call_id", "record_id"):
+    """Return the id that the answer repeats: the ``message_id``, ``call_id``, ``record_id`` or ``batch_id`` of the
+    frame, if valid."""
+    name = _ID_FIELDS.get(_string(fields.get("type")) or "")
+    for key in (name,) if name else _ID_FIELDS.values():
         value = _string(fields.get(key))
         if value is not None and is_key(value):
             return {key: value}
@@ -288,6 +304,15 @@ def _refuse_lone_surrogates(data: bytes) -> None:
         raise FrameError(InvalidFrame(message), _valid_keys(_fields(data))) from None
     except (ValueError, RecursionError):  # huge numbers are valid JSON, and are passed on unchanged
         return
+
+
+def _is_too_deep(data: bytes, max_depth: int) -> bool:
+    # The frames of a batch may be as deep as frames of their own.
+    return _is_deeper(data, max_depth + _BATCH_DEPTH if data.startswith(_BATCH) else max_depth)
+
+
+_BATCH = b'{"type":"batch",'
+_BATCH_DEPTH = 2
 
 
 def _is_deeper(data: bytes, max_depth: int) -> bool:

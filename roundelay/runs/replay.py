@@ -401,7 +401,9 @@ def replace_limits(limits: Limits) -> Limits:
     """Return the limits for a replay: the limits of conversations stay, and rate limits are removed."""
     unbounded = ("sends_per_s", "root_messages_per_s", "bytes_per_day", "messages_per_day", "max_uncaused_answers")
     # the log contains the end of each takeover, so no timer may end a takeover
-    return limits.model_copy(update={**dict.fromkeys(unbounded, NO_RATE), "takeover_ms": 0})
+    # The log contains the end of each takeover, so no timer may end one. No batches: the gate releases each write when
+    # its row is next.
+    return limits.model_copy(update={**dict.fromkeys(unbounded, NO_RATE), "takeover_ms": 0, "max_batch": 1})
 
 
 def _find_left_out(recording: Recording, runners: Sequence[AgentRunner], others: set[str]) -> list[str]:

@@ -76,6 +76,17 @@ async def a_larger_record_is_too_large(node: Node) -> None:
     await ann.record("r", "note", {"text": "x" * 900}, record_id="r1")
 
 
+@reaches("max_batch", 2)
+async def a_larger_batch_is_too_large(node: Node) -> None:
+    ann = await node.agent("ann")
+    frame = {"type": "record", "reaction": "r", "kind": "note", "body": {}}
+    error = await ann.submit_batch(*({**frame, "record_id": f"r{number}"} for number in range(3)), batch_id="b")
+    assert "max_batch" in expect_error(error, "too_large")["message"]
+    assert error["batch_id"] == "b"
+    stored = await ann.submit_batch(*({**frame, "record_id": f"r{number}"} for number in range(2)))
+    assert [it["duplicate"] for it in stored["stored"]] == [False, False]
+
+
 @reaches("max_unacked", 2)
 async def the_window_takes_no_more(node: Node) -> None:
     ann, bob = await node.agent("ann"), await node.agent("bob")

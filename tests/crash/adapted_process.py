@@ -7,13 +7,14 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from roundelay.adapters.participant import AdaptedAgent, IncomingTurn
 from roundelay.agents.models.model import Usage
-from roundelay.network.client import NetworkClient, Stored
+from roundelay.network.client import Batched, NetworkClient, Stored
+from roundelay.network.frames import RecordFrame, SendFrame
 
 PLACE, WHEN, FOLDER = sys.argv[1], sys.argv[2], Path(sys.argv[3])
 
@@ -31,6 +32,15 @@ class MortalClient(NetworkClient):
         stored = await super().record(reaction, kind, body, record_id=record_id)
         reach(kind, "after")
         return stored
+
+    async def store_batch(self, frames: Sequence[SendFrame | RecordFrame]) -> Batched:
+        places = [frame.kind if isinstance(frame, RecordFrame) else "reply" for frame in frames]
+        for place in places:
+            reach(place, "before")
+        batched = await super().store_batch(frames)
+        for place in places:
+            reach(place, "after")
+        return batched
 
     async def reply(self, message: Any, text: str, **options: Any) -> Stored:
         reach("reply", "before")

@@ -125,6 +125,7 @@ class Stage:
         self._processes: AgentProcesses
         self._url = ""
         self._labels: dict[str, str] = {}  # what is awaited from the hub, by the id of the frame
+        self._batches: dict[str, list[str]] = {}
         self._act = _Act("")
         self._news = asyncio.Event()
         self._may_reply = asyncio.Event()
@@ -258,22 +259,24 @@ class Stage:
             await self._end()
 
     async def before(self, way: Way, frame: Frame) -> None:
-        label = self._label(way, frame)
-        if label == "finished" and way == "down":
+        labels = self._list_labels(way, frame)
+        if "finished" in labels and way == "down":
             self._act.is_finished = True
             self._news.set()
-        is_answer = way == "down" and label not in ("delivery", "reply")
-        if label is not None and await self.reach(Point(label, "unanswered" if is_answer else "before")):
-            raise Gone
+        is_answer = way == "down" and labels not in (["delivery"], ["reply"])
+        for label in labels:
+            if await self.reach(Point(label, "unanswered" if is_answer else "before")):
+                raise Gone
 
     async def after(self, way: Way, frame: Frame) -> None:
-        label = self._label(way, frame) if way == "down" else None
+        labels = self._list_labels(way, frame) if way == "down" else []
         if not self._act.is_ending:
-            self._act.has_joined |= label == "join"
-            self._act.has_looked_up |= label == "look up"
+            self._act.has_joined |= "join" in labels
+            self._act.has_looked_up |= "look up" in labels
             self._news.set()
-        if label is not None and await self.reach(Point(label, "after")):
-            raise Gone
+        for label in labels:
+            if await self.reach(Point(label, "after")):
+                raise Gone
 
     async def take_request(self, asked: Asked, body: Body) -> None:
         if asked.incoming == self._act.word:
@@ -299,6 +302,17 @@ class Stage:
         await (self.alive.stop() if act.freezes else self.alive.kill())
         act.has_ended = True
         self._news.set()
+
+    def _list_labels(self, way: Way, frame: Frame) -> list[str]:
+        """What a frame is in the reaction. A batch is all that stands in it: a kill there meets all of it at once."""
+        match way, frame:
+            case "up", {"type": "batch", "batch_id": batch_id, "frames": frames}:
+                self._batches[batch_id] = [label for it in frames if (label := self._label("up", it)) is not None]
+                return self._batches[batch_id]
+            case "down", {"type": "batched", "batch_id": batch_id}:
+                return self._batches.get(batch_id, [])
+        label = self._label(way, frame)
+        return [] if label is None else [label]
 
     def _label(self, way: Way, frame: Frame) -> str | None:
         """What a frame is in the reaction; None for what is nothing in it."""
@@ -349,6 +363,7 @@ class Stage:
 
     def _begin(self, act: _Act, *, may_reply: bool = True) -> _Act:
         self._labels.clear()
+        self._batches.clear()
         self._act = act
         if may_reply:
             self._may_reply.set()

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))  # where `tests` is imported from: agents name their tools there
 
+from roundelay.agents import record_queue
 from roundelay.agents.events import event_to_json
 from roundelay.agents.models.model import ModelRequest, UserMessage
 from roundelay.agents.models.openai_model import OpenAIModel
@@ -28,6 +29,8 @@ from roundelay.agents.team import build_runner, load_agents
 from roundelay.network.errors import Superseded
 from roundelay.nodes.logs import log_to_stderr
 from tests.support.fake_openai import FakeOpenAI, text
+
+record_queue.MAX_DELAY_S = 60.0  # no record goes out by itself, so that every life has the same frames
 
 SUPERSEDED = 3
 """The exit code of an agent that another process has taken over."""

@@ -19,7 +19,7 @@ TIMEOUT_S = 60.0
 PLACES = [
     (place, when) for place in ("started", "run", "model_reply", "reply", "finished") for when in ("before", "after")
 ]
-RUN_AGAIN = {("run", "after"), ("model_reply", "before")}
+RUN_AGAIN = {("run", "after"), ("model_reply", "before"), ("reply", "before"), ("finished", "before")}
 """Where the framework had run, and nothing in the ledger said so."""
 ROUNDS = 3
 KINDS = ["started", "note", "model_reply", "finished"]
@@ -30,9 +30,12 @@ async def live(place: str, when: str, folder: Path, url: str) -> asyncio.subproc
     return await asyncio.create_subprocess_exec(sys.executable, PROCESS, place, when, folder, env=environment)
 
 
-async def kill_at(folder: Path, *places: tuple[str, str]) -> int:
+async def kill_at(folder: Path, *places: tuple[str, str], **limits: int) -> int:
     """Have an agent killed at these places, one question for each, and started again; gives how often its framework ran."""
-    async with running_node() as node, NetworkClient("mia", node.url, kind="human", token=node.owner_token) as mia:
+    async with (
+        running_node(limits=limits) as node,
+        NetworkClient("mia", node.url, kind="human", token=node.owner_token) as mia,
+    ):
         messages = mia.__aiter__()
         first = await live("", "", folder, node.url)
         while "bob" not in {it["agent_id"] for it in (await mia.call("network.list_agents", {}))["agents"]}:
@@ -67,7 +70,8 @@ async def test_an_adapted_agent_that_is_killed_anywhere_answers_once(tmp_path: P
 
 
 async def test_killed_behind_its_answer_it_does_not_answer_again(tmp_path: Path) -> None:
-    assert await kill_at(tmp_path, ("reply", "after")) == 1
+    """At a hub without batches, where the end is not in the answer's commit."""
+    assert await kill_at(tmp_path, ("reply", "after"), max_batch=1) == 1
 
 
 async def test_killed_behind_the_record_of_its_run_it_does_not_run_again(tmp_path: Path) -> None:

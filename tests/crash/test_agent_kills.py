@@ -24,15 +24,21 @@ SPEAKING = points_of(
     "model 2", "model_reply 2", "tool_started 2.0", "tool_started 2.1", "tool_started 2.2", "weigh", "send agent:bob", "post",
     "tool_result 2.0", "tool_result 2.1", "tool_result 2.2",
 )  # fmt: skip
+APART = SPEAKING[:-9]
+"""Not stored with the end."""
 ENDING = points_of("model 3", "model_reply 3", "send agent:mia", "finished")
 ERRAND = BEGINNING + RINGING + SPEAKING + ENDING
+FIRST = ("started", "model_reply 1", "tool_started 1.0")
+SECOND = ("model_reply 2", "tool_started 2.0", "tool_started 2.1", "tool_started 2.2")
+LAST = ("tool_result 2.0", "tool_result 2.1", "tool_result 2.2", "model_reply 3", "send agent:mia", "finished")
+"""What is stored in one commit: a kill there meets all of it."""
 ASKED_AGAIN = {
     *(Point(f"model {turn}", "before") for turn in (1, 2, 3)),
     *(Point(f"model {turn}", "after") for turn in (1, 2, 3)),
-    *(Point(f"model_reply {turn}", "before") for turn in (1, 2, 3)),
+    *(Point(step, "before") for step in (*FIRST, *SECOND, *LAST)),
 }
 """Where the reply was lost with the process; everywhere else it is in the ledger, or was not asked for."""
-NOT_RUNG = {Point("tool_started 1.0", "unanswered"), Point("tool_started 1.0", "after"), Point("ring", "before")}
+NOT_RUNG = {*(Point(step, when) for step in FIRST for when in ("unanswered", "after")), Point("ring", "before")}
 """Where the call was begun and the bell not rung: nobody can know that afterwards, and so it is never rung."""
 UNKNOWN = {*NOT_RUNG, Point("ring", "after"), Point("tool_result 1.0", "before")}
 
@@ -162,7 +168,8 @@ async def _kill_again_and_again(folder: Path, note: Note, *, reactions: int) -> 
     course = []
     async with stage(folder) as ground:
         for number in range(reactions):
-            begins, rings, speaks, ends = (part[number % len(part)] for part in (BEGINNING, RINGING, SPEAKING, ENDING))
+            parts = (BEGINNING[:2], RINGING, APART, ENDING)
+            begins, rings, speaks, ends = (part[number % len(part)] for part in parts)
             points = [begins, rings, Point("model 2", "before"), speaks, Point("model 3", "before"), ends]
             print(f"killed at {points}")
             course.append(await ground.react(f"errand {number}", points))

@@ -22,6 +22,7 @@ from roundelay.agents.team import build_runner, load_agents
 from roundelay.network.client import NetworkClient, Signal
 from roundelay.network.messages import BaseMessage
 from tests.suites.environment import python_of
+from tests.support.agents import cancel
 from tests.support.asked import invite
 from tests.support.command import invoke
 from tests.support.fake_openai import FakeOpenAI, Reply, calls, text
@@ -198,7 +199,7 @@ async def test_an_agent_of_another_framework_answers_streams_stops_and_answers_o
         provider.ends.clear()
         reaction = await mia.ask()
         await mia.until(mia.is_streaming)
-        await mia.client.call("network.cancel", {"reaction": reaction})
+        await cancel(mia.client, reaction=reaction)
         await mia.until(mia.has_ended)
         end = (await mia.records(reaction))[-1]["body"]
         assert (end["status"], end["reason"]) == ("cancelled", "stopped by mia")

@@ -21,7 +21,7 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import PlannedCall, tool
 from roundelay.agents.values import NOT_RUN, Begin, Finish, Replayed, ToolResult, ToolsDone
 from roundelay.app import Network
-from tests.support.agents import Heard, Person, Provider, make_runner, running
+from tests.support.agents import Heard, Person, Provider, cancel, make_runner, running
 from tests.support.loops import Loop, by_turn, facts, results_of, survives_kills, use
 
 HOOKS = ["around_reaction", "around_turn", "around_model", "around_tool", "review"]
@@ -276,7 +276,7 @@ async def test_a_persons_stop_ends_a_reaction_inside_of_any_middleware(place: st
             mia = await Person.join(network, "mia")
             await mia.client.send_text("bob", "one")
             await entered.wait()
-            await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
+            await cancel(mia.client, thread_id="direct:bob~mia")
             [ended] = await heard.finished()
             assert (ended.status, ended.reason) == ("cancelled", "stopped by mia")
             assert (await mia.hear()).text == "Stopped by mia."

@@ -19,7 +19,7 @@ from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import tool
 from roundelay.app import Network
-from tests.support.agents import Heard, Person, Provider, running
+from tests.support.agents import Heard, Person, Provider, cancel, running
 from tests.support.fake_openai import Reply, server_error, text
 from tests.support.loops import Body, system_of, tools_of, use
 
@@ -152,7 +152,7 @@ async def test_a_stopped_reaction_and_a_killed_agent_leave_nothing_reserved(netw
         async with running(network, runner):
             await mia.client.send_text("ann", "hello")
             await provider.wait_for_requests(1)
-            await mia.client.call("network.cancel", {"thread_id": "direct:ann~mia"})
+            await cancel(mia.client, thread_id="direct:ann~mia")
             await heard.finished()
             assert (await mia.hear()).text == "Stopped by mia."
         again = SimpleAgentRunner("ann", instruction="x", model=provider.model(), middleware=[budget(1500, day=4400)])

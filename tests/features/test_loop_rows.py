@@ -15,7 +15,7 @@ from roundelay.agents.tools import tool
 from roundelay.agents.values import End
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
-from tests.support.agents import Person, Provider, running
+from tests.support.agents import Person, Provider, cancel, running
 from tests.support.fake_openai import Reply, calls, empty, error, silence, text
 from tests.support.loops import Body, Loop, by_turn, results_of, tools_of, use
 
@@ -92,8 +92,9 @@ async def test_completion_is_marked_at_every_exit_and_pollable_by_others(how: st
             sent = await mia.send("channel:dev", "hello")
             if how == "stop":
                 await provider.wait_for_requests(1)
-                assert await poll(zoe, sent.seq) == "open"
-                await mia.call("network.cancel", {"thread_id": "channel:dev"})
+                while await poll(zoe, sent.seq) != "open":
+                    continue
+                await cancel(mia, thread_id="channel:dev")
             while (seen := await poll(zoe, sent.seq)) in ("none yet", "open"):
                 continue
             assert seen == status

@@ -26,7 +26,7 @@ from roundelay.agents.tools import tool
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient, Signal
 from roundelay.network.messages import BaseMessage
-from tests.support.agents import Person, make_runner, running
+from tests.support.agents import Person, cancel, make_runner, running
 from tests.support.remote_team import Stepped, Team, asks, team
 
 HAND_OVER = remote_handoff("supervisor")
@@ -358,7 +358,7 @@ async def test_a_persons_stop_reaches_an_agent_in_a_flood_of_signals() -> None:
         stored = await mia.client.send_text("robot", "hello")
         started = {"trigger": stored.seq, "thread_id": stored.thread_id, "as_of": stored.seq, "manifest": []}
         await robot.record("r1", "started", started, record_id="r1-started")
-        await mia.client.call("network.cancel", {"thread_id": stored.thread_id})
+        await cancel(mia.client, thread_id=stored.thread_id)
         for _ in range(1500):
             await loud.signal("typing", {}, to="agent:robot")
         await loud.call("network.list_agents")

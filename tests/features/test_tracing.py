@@ -28,7 +28,7 @@ from roundelay.app import Network, serve
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
 from roundelay.network.credentials import read_secret
-from tests.support.agents import Heard, Person, make_runner, running
+from tests.support.agents import Heard, Person, cancel, make_runner, running
 
 AGENT = Path(__file__).parents[1] / "support" / "traced_agent.py"
 
@@ -206,7 +206,7 @@ async def test_every_span_ends_however_the_reaction_does(network: Network, at: s
     await hanging.wait()
     assert "invoke_agent ann" in counted.open
     if ending == "cancel":
-        await mia.client.call("network.cancel", {"thread_id": "direct:ann~mia"})
+        await cancel(mia.client, thread_id="direct:ann~mia")
         count = 1
         while all(it.path for it in await heard.finished(count)):  # an agent inside ends first
             count += 1

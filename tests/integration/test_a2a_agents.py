@@ -22,6 +22,7 @@ from roundelay.network.client import AnyMessage, NetworkClient, Signal
 from roundelay.network.errors import ConfigError
 from tests.crash.agent_process import agent_processes
 from tests.support.a2a_elsewhere import sample_agent
+from tests.support.agents import cancel
 from tests.support.asked import invite, working
 from tests.support.counts import Note
 from tests.support.gateways import gateway_process
@@ -104,7 +105,7 @@ async def test_an_agent_of_another_network_takes_part(tmp_path: Path) -> None:
                 stored = await mia.send("agent:far", "for ever", conversation="tea")
                 await model.asked.get()
                 status = await mia.call("network.message_status", {"seq": stored.seq})
-                await mia.call("network.cancel", {"reaction": status["recipients"][0]["reaction"]})
+                await cancel(mia, reaction=status["recipients"][0]["reaction"])
                 while (await ann.call("network.open_reactions", {"agent_id": "bob"}))["reactions"]:
                     pass
                 seq = (await ann.history(thread["thread_id"])).messages[-1].seq

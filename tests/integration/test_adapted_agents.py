@@ -20,7 +20,7 @@ from roundelay.agents.runner import RunnerOptions
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
 from roundelay.network.messages import DirectMessage
-from tests.support.agents import Heard, Person, running, until_recorded
+from tests.support.agents import Heard, Person, cancel, running, until_recorded
 from tests.support.asked import working
 from tests.support.node import node_process
 from tests.support.payloads import MARK, PAYLOADS
@@ -176,9 +176,7 @@ async def test_a_persons_stop_cancels_the_framework_whatever_that_makes_of_it(ne
     async with running(network, Told(answer, on_event=heard)):
         asked = await mia.client.send_text("bob", "hello")
         await begun.wait()
-        await mia.client.call(
-            "network.cancel", {"reaction": reaction_id("bob", asked.seq, mia.client.welcome.network.epoch)}
-        )
+        await cancel(mia.client, reaction=reaction_id("bob", asked.seq, mia.client.welcome.network.epoch))
         await cancelled.wait()
         [end] = await heard.finished()
         assert (await mia.hear()).text == "Stopped by mia."

@@ -21,7 +21,7 @@ from roundelay.agents.tools import tool
 from roundelay.app import Network
 from roundelay.network.errors import ConnectError
 from roundelay.network.messages import BaseMessage
-from tests.support.agents import Heard, Person, make_runner, running, until_recorded
+from tests.support.agents import Heard, Person, cancel, make_runner, running, until_recorded
 from tests.support.busy import BusyClient
 
 
@@ -116,7 +116,7 @@ async def test_what_a_person_says_to_a_request_that_was_stopped_is_a_message_lik
     async with running(network, bank.make_runner(on_event=heard)):
         request = await mia.ask("bob", "pay ann")
         await heard.first(Waiting)
-        await mia.client.call("network.cancel", {"thread_id": request.thread_id})
+        await cancel(mia.client, thread_id=request.thread_id)
         await heard.finished()
         await decide(mia, request, "pay nobody, then")
         assert [it.status for it in await heard.finished(2)] == ["cancelled", "finished"]

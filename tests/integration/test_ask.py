@@ -19,7 +19,7 @@ from roundelay.app import Network
 from roundelay.network.config import Limits
 from roundelay.network.errors import ConnectError
 from roundelay.network.messages import BaseMessage
-from tests.support.agents import Heard, Person, make_runner, running, until_recorded
+from tests.support.agents import Heard, Person, cancel, make_runner, running, until_open, until_recorded
 from tests.support.busy import BusyClient
 
 
@@ -116,7 +116,8 @@ async def test_a_stop_reaches_whom_the_reaction_waits_for_and_a_late_answer_wake
         await is_asked.wait()
         bob = await reaction_of(mia, "bob")
         await until_recorded(mia, bob, "waiting")
-        stopped = (await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"}))["reactions"]
+        await until_open(mia.client, "ann")
+        stopped = await cancel(mia.client, thread_id="direct:bob~mia")
         assert (len(stopped), bob in stopped) == (2, True)
         [end] = await heard.finished()
         assert (end.status, end.reaction in stopped) == ("cancelled", True)
@@ -139,7 +140,7 @@ async def test_a_late_answer_to_a_stopped_wait_wakes_nobody_of_the_next_run_eith
         await mia.client.send_text("bob", "go")
         question = await anext(aiter(carl))
         await until_recorded(mia, bob := await reaction_of(mia, "bob"), "waiting")
-        await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
+        await cancel(mia.client, thread_id="direct:bob~mia")
         await until_recorded(mia, bob, "finished")
         assert (await mia.hear()).text == "Stopped by mia."
     async with asyncio.timeout(20), running(network, make_runner("bob", ask)):
@@ -160,7 +161,7 @@ async def test_a_persons_late_answer_to_a_question_that_was_stopped_is_a_message
         await mia.client.send_text("bob", "go")
         question = await zoe.hear()
         await until_recorded(mia, await reaction_of(mia, "bob"), "waiting")
-        await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
+        await cancel(mia.client, thread_id="direct:bob~mia")
         await heard.finished()
         await zoe.client.reply(question, "five")  # type: ignore[arg-type]
         assert (await zoe.hear()).text == "Thank you nevertheless."

@@ -20,7 +20,7 @@ from roundelay.agents.tools import ToolContext, tool
 from roundelay.agents.values import ToolError
 from roundelay.app import Network
 from roundelay.network.errors import ConfigError
-from tests.support.agents import Heard, Person, Provider, running, until_recorded
+from tests.support.agents import Heard, Person, Provider, cancel, running, until_recorded
 from tests.support.fake_openai import Reply, call, calls, server_error, text
 
 
@@ -330,7 +330,7 @@ async def test_an_agent_inside_is_cancelled_with_its_caller(network: Network) ->
         async with running(network, runner):
             await mia.client.send_text("boss", "go")
             await begun.wait()
-            await mia.client.call("network.cancel", {"thread_id": "direct:boss~mia"})
+            await cancel(mia.client, thread_id="direct:boss~mia")
             [end] = await heard.finished()
     assert (end.status, end.path) == ("cancelled", "")
     assert ended.is_set()

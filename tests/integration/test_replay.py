@@ -37,7 +37,7 @@ from roundelay.network.core.rows import Row
 from roundelay.network.frames import RecordFrame, encode
 from roundelay.runs.recording import Recording
 from roundelay.runs.replay import ReplayOptions, ReplayReport, replay
-from tests.support.agents import Person, make_runner
+from tests.support.agents import Person, cancel, make_runner
 from tests.support.recorded import edit, record, written
 
 
@@ -594,7 +594,7 @@ async def test_a_stopped_reaction_is_stopped_again(tmp_path: Path, streamed: str
         mia = people["mia"]
         await mia.client.send_text("chief", "Take your time")
         await asked.wait()
-        await mia.client.call("network.cancel", {"thread_id": "direct:chief~mia"})
+        await cancel(mia.client, thread_id="direct:chief~mia")
         await written(network, lambda row: row.label == "finished")
 
     def make(model: Any) -> AgentRunner:

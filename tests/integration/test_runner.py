@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ from roundelay.agents.simple import SimpleAgentRunner, SimpleOpenAIAgentRunner
 from roundelay.agents.tools import Tool, ToolContext, tool
 from roundelay.agents.values import StopTrace, ToolError
 from roundelay.app import Network, serve
-from roundelay.network.client import NetworkClient, Presence, Signal
+from roundelay.network.client import Batched, NetworkClient, Presence, Signal
 from roundelay.network.config import Limits, NodeConfig
 from roundelay.network.errors import ConnectError, Superseded
+from roundelay.network.frames import RecordFrame, SendFrame
 from roundelay.network.messages import BaseMessage, MessageThread
 from tests.support import fake_openai as fake
-from tests.support.agents import Heard, Person, make_runner, running, until_recorded, until_state
+from tests.support.agents import Heard, Person, cancel, make_runner, running, until_open, until_recorded, until_state
 from tests.support.fake_openai import FakeOpenAI, Reply
 
 
@@ -374,7 +375,7 @@ async def test_a_person_stops_a_reaction_and_the_thread_goes_on(network: Network
     async with running(network, make_runner("bob", script, on_event=heard)):
         await mia.client.send_text("bob", "go on for ever")
         await thinking.wait()
-        stopped = (await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"}))["reactions"]
+        stopped = await cancel(mia.client, thread_id="direct:bob~mia")
         [end] = await heard.finished()
         assert (end.status, end.reason, end.answer) == ("cancelled", "stopped by mia", None)
         assert stopped == [end.reaction]
@@ -401,7 +402,7 @@ async def test_a_stop_keeps_what_was_streamed_says_by_whom_and_counts_it(network
             await mia.client.call("network.watch", {"signals": True})
             asked = await mia.client.send_text("bob", "write me something")
             await heard.until(lambda: "".join(it.text for it in heard.of(ModelOutput)).endswith('"one")'))
-            await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
+            await cancel(mia.client, thread_id="direct:bob~mia")
             said = await mia.hear()
             [end] = await heard.finished()
             assert (await mia.client.history("direct:bob~mia")).messages[-1].seq == said.seq
@@ -429,7 +430,7 @@ async def test_a_stop_in_a_tool_leaves_a_trace_too(network: Network) -> None:
     async with running(network, make_runner("bob", lambda request: call("dig"), tools=[dig])):
         await mia.client.send_text("bob", "dig")
         await begun.wait()
-        await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
+        await cancel(mia.client, thread_id="direct:bob~mia")
         assert (await mia.hear()).text == "Stopped by mia."
 
 
@@ -450,7 +451,7 @@ async def test_what_is_not_shown_before_its_review_is_not_shown_by_a_stop(networ
     async with running(network, runner):
         await mia.client.send_text("bob", "go")
         await written.wait()
-        await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
+        await cancel(mia.client, thread_id="direct:bob~mia")
         assert (await mia.hear()).text == "Stopped by mia."
 
 
@@ -567,6 +568,17 @@ class CutClient:
             raise self.failure
         return await self._client.record(reaction, kind, body, record_id=record_id)
 
+    async def store_batch(self, frames: Sequence[SendFrame | RecordFrame]) -> Batched:
+        for index, frame in enumerate(frames):
+            self.records += isinstance(frame, RecordFrame)
+            if self.records >= self._cut_at:
+                kept = frames[: index + 1] if self.records == self._cut_at and self._after else frames[:index]
+                if self.failure is None and kept:
+                    await self._client.store_batch(kept)
+                self.failure = ConnectError("cut")
+                raise self.failure
+        return await self._client.store_batch(frames)
+
 
 Cut = tuple[int, bool]
 """At which record of a run the hub is lost, and whether the hub had it."""
@@ -644,6 +656,20 @@ async def test_cut_off_at_any_record_an_agent_ends_with_the_same_messages(cut_at
     assert len(errand.asked) <= 4, "more than the model call in flight was asked again"
 
 
+@pytest.mark.parametrize("cut_at", [1, 2, 3, 5, 9, 12, RECORDS])
+async def test_a_journal_of_single_records_goes_on_with_merged_ones(tmp_path: Path, cut_at: int) -> None:
+    """An earlier version left it: each record by itself, in a commit of its own."""
+    errand, path = Errand(), tmp_path / "errand.db"
+    async with Network.open(path, limits=Limits(max_batch=1)) as network:
+        await errand.begin(network)
+        await errand.be_cut(network, (cut_at, True))
+    async with Network.open(path) as network:
+        await errand.end(network)
+    assert errand.heard == EXPECTED
+    assert errand.world.paid <= 1
+    assert len(errand.asked) <= 4
+
+
 async def test_cut_off_again_and_again_while_the_hub_restarts_too_it_still_ends_so(tmp_path: Path) -> None:
     errand, path = Errand(), tmp_path / "errand.db"
     async with Network.open(path) as network:
@@ -700,10 +726,11 @@ async def test_a_reaction_stopped_by_a_person_while_its_agent_was_away_is_not_ta
     task = asyncio.create_task(first.run(client))
     await mia.client.send_text("bob", "go on for ever")
     await begun.wait()
+    await until_open(mia.client, "bob")
     await first.stop()
     await task
     await client.close()
-    await mia.client.call("network.cancel", {"thread_id": "direct:bob~mia"})
+    await cancel(mia.client, thread_id="direct:bob~mia")
     async with running(network, make_runner("bob", script, on_event=heard)):
         [end] = await heard.finished()
     assert (end.status, end.reason) == ("cancelled", "stopped by a person")

@@ -110,6 +110,19 @@ async def until_recorded(person: Person, reaction: str, kind: str) -> None:
         pass
 
 
+async def cancel(client: NetworkClient, **named: str) -> list[str]:
+    """Stop what runs under a reaction's or a thread's name, as soon as the hub knows of it."""
+    while not (stopped := (await client.call("network.cancel", named))["reactions"]):
+        pass
+    return list(stopped)
+
+
+async def until_open(client: NetworkClient, agent_id: str) -> None:
+    """Ask until the hub knows of a running reaction of an agent."""
+    while not (await client.call("network.open_reactions", {"agent_id": agent_id}))["reactions"]:
+        pass
+
+
 async def until_state(client: NetworkClient, seq: int, agent_id: str, expected: str) -> None:
     """Ask until a recipient has come so far: acks have no answer of their own to wait for."""
     while True:

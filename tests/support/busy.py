@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roundelay.network.client import NetworkClient
+from roundelay.network.client import Batched, NetworkClient
 from roundelay.network.errors import ConnectError, Overloaded
+from roundelay.network.frames import RecordFrame, SendFrame
 
 
 class BusyClient:
@@ -24,6 +25,22 @@ class BusyClient:
         return getattr(self._client, name)
 
     async def record(self, reaction: str, kind: str, body: Mapping[str, Any], *, record_id: str) -> Any:
+        self._meet(kind)
+        return await self._client.record(reaction, kind, body, record_id=record_id)
+
+    async def store_batch(self, frames: Sequence[SendFrame | RecordFrame]) -> Batched:
+        """What stands before the record that is not stored is stored, as a hub does."""
+        for index, frame in enumerate(frames):
+            try:
+                self._meet(frame.kind if isinstance(frame, RecordFrame) else "")
+            except (Overloaded, ConnectError) as error:
+                stored = await self._client.store_batch(frames[:index]) if index else Batched(())
+                if isinstance(error, ConnectError):
+                    raise
+                return Batched(stored.stored, stored.error or error)
+        return await self._client.store_batch(frames)
+
+    def _meet(self, kind: str) -> None:
         if kind == self._kind:
             self._left -= 1
             if self._cuts and self._left <= 0:
@@ -33,4 +50,3 @@ class BusyClient:
                 raise Overloaded("busy", 1)
         if self.failure is not None:
             raise self.failure
-        return await self._client.record(reaction, kind, body, record_id=record_id)

@@ -21,8 +21,8 @@ from websockets.typing import Subprotocol
 TIMEOUT_S = 20.0
 SUBPROTOCOL = "roundelay.v1"
 
-_ANSWERS = frozenset({"stored", "error", "result"})
-_ANSWERED_IDS = ("message_id", "call_id", "record_id")
+_ANSWERS = frozenset({"stored", "batched", "error", "result"})
+_ANSWERED_IDS = ("message_id", "call_id", "record_id", "batch_id")
 _numbers = itertools.count(1)
 
 
@@ -159,6 +159,12 @@ class WireSession:
         answer = await self.submit_record(reaction, kind, body, record_id=record_id)
         assert answer["type"] == "stored", answer
         return answer
+
+    async def submit_batch(self, *frames: Mapping[str, Any], batch_id: str | None = None) -> Frame:
+        """Sends messages and records in one frame and returns its answer, whichever it is."""
+        batch_id = batch_id or new_id("b")
+        await self.send_frame({"type": "batch", "batch_id": batch_id, "frames": frames})
+        return await self.answer(batch_id)
 
     async def ack(self, seq: int, *, only: bool = False) -> None:
         await self.send_frame({"type": "ack", "seq": seq, "only": True} if only else {"type": "ack", "seq": seq})

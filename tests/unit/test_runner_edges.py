@@ -27,7 +27,7 @@ from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Signal
 from roundelay.network.client.acks import Acks
 from roundelay.network.config import Limits, NodeConfig
 from roundelay.network.errors import InternalError, Overloaded
-from tests.support.agents import Heard, Person, running
+from tests.support.agents import Heard, Person, cancel, running
 
 
 @pytest.fixture
@@ -386,7 +386,7 @@ async def test_a_persons_stop_is_one_although_middleware_fails_of_it(network: Ne
     await bob.runner.ready()
     asked = await mia.send_text("bob", "go")
     await bob.begun.wait()
-    await mia.call("network.cancel", {"thread_id": asked.thread_id})
+    await cancel(mia, thread_id=asked.thread_id)
     [end] = await bob.heard.finished()
     assert (end.status, end.reason) == ("cancelled", "stopped by mia")
     await bob.runner.stop()

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Page, expect
 
+from tests.support.agents import cancel
 from tests.web.browsers import LOST_CONNECTION
 from tests.web.conftest import OpenWindow
 from tests.web.screens import InboxScreen, Screen, ThreadsScreen, log_in
@@ -97,7 +98,7 @@ async def test_a_request_that_nobody_waits_for_any_more_says_so(shared_team: Web
             cards.append(page.get_by_label("Approval of pay"))
             await expect(cards[-1]).to_contain_text("Expires in 7 d")
         await expect(theirs.get_by_role("button", name="Approve once")).to_have_count(0)
-        await stella.call("network.cancel", {"thread_id": "direct:bank~stella"})
+        await cancel(stella, thread_id="direct:bank~stella")
         for card in cards:
             await expect(card).to_contain_text("No longer needed")
             await expect(card.get_by_role("button")).to_have_count(0)

@@ -1,0 +1,255 @@
+"""Writes the records and the answer of one reaction to the hub, in order, and several of them in one commit.
+
+`journal` adds the writes. A write that something depends on is awaited: it is sent at once, together with all writes
+that wait. Other writes may wait up to `MAX_DELAY_S` for company, because a kill before them costs only repeated work.
+A write never overtakes an earlier one. A hub without batches, and a replay, get every write at once and by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from msgspec import Raw
+
+from roundelay.network.client.values import Batched
+from roundelay.network.errors import IdConflict, RetryLater, RoundelayError
+from roundelay.network.frames import RecordFrame, SendFrame
+
+from .isolation import pause_hook_timer, wait_retry_delay
+
+MAX_DELAY_S = 0.1
+"""Maximum time that a write waits for others, in seconds. Screens and other programs learn of a reaction this late."""
+DRAIN_S = 2.0
+"""Maximum time in which a runner that ends stores what waits, in seconds."""
+_FRAME_BYTES = 512
+"""Estimated size of a frame without its content, in bytes."""
+
+
+class StoredWrite(Protocol):
+    """The hub's response to a record or a message."""
+
+    @property
+    def duplicate(self) -> bool: ...
+
+
+class BatchClient(Protocol):
+    async def store_batch(self, frames: Sequence[SendFrame | RecordFrame]) -> Batched: ...
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """One record or message. ``may_conflict``: if its id was used for other content, the earlier content stays."""
+
+    store: Callable[[], Awaitable[StoredWrite]]
+    """Stores it by a request of its own."""
+
+    make_frame: Callable[[], SendFrame | RecordFrame]
+    may_conflict: bool = False
+    is_stored: bool = False
+    is_duplicate: bool = False
+    error: Exception | None = None
+    is_awaited: bool = False
+    is_lost: bool = False
+    """Whether an earlier write was refused, so that this one was not stored."""
+
+    frame: SendFrame | RecordFrame | None = None
+
+    @property
+    def size(self) -> int:
+        """Approximate size of the frame in bytes."""
+        assert self.frame is not None
+        body: Raw = self.frame.content if isinstance(self.frame, SendFrame) else self.frame.body
+        return len(bytes(body)) + _FRAME_BYTES
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the hub refused this write, and not one before it."""
+        return self.error is not None and not self.is_lost
+
+    def complete(self, *, is_duplicate: bool) -> None:
+        self.is_stored, self.is_duplicate = True, is_duplicate
+
+
+@dataclass(slots=True, eq=False)
+class RecordQueue:
+    """The writes of one reaction and of the runs inside it. ``max_batch`` is the hub's limit; 1 stores each write by
+    itself.
+    """
+
+    client: BatchClient
+    max_batch: int = 1
+    max_bytes: int = 262_144
+    is_held: bool = False
+    _waiting: list[Write] = field(default_factory=list)
+    _sent: list[Write] = field(default_factory=list)
+    """The writes of the newest batch."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _writer: asyncio.Task[None] | None = None
+    _failure: Exception | None = None
+    """Refusal of a write that nobody awaited. Every later write raises it, because it may depend on the lost one, until
+    `forget_failure`.
+    """
+
+    def check_open(self) -> None:
+        """Raise `CancelledError` if no more may be written."""
+        # Cancel instead of raising another error. Calling code could record an error as a result, although it must not
+        # record any more.
+        if self.is_held:
+            raise asyncio.CancelledError
+
+    async def write(self, *writes: Write, may_wait: bool = False) -> None:
+        """Add writes. Unless they ``may_wait``, return when all of them are stored. Raises the hub's refusal of the
+        first one that is not stored. No later write is stored then.
+        """
+        self.check_open()
+        if self.max_batch <= 1:
+            for write in writes:
+                await self._store_alone(write)
+            return
+        self._raise_failure()
+        for write in writes:
+            write.frame = write.make_frame()  # now, so that the caller gets the error of a value that is no JSON
+        self._waiting += writes
+        if may_wait:
+            if self._timer is None and self._writer is None:
+                self._timer = asyncio.get_running_loop().call_later(MAX_DELAY_S, self._start_writer)
+            return
+        for write in writes:
+            write.is_awaited = True
+        await pause_hook_timer(self._settle(writes))
+
+    async def flush(self) -> None:
+        """Store everything that waits. Raises the refusal of a write that nobody awaited."""
+        self.check_open()
+        while self._waiting or self._writer is not None:
+            await self._wait_for_writer()
+        self._raise_failure()
+
+    def forget_failure(self) -> None:
+        """Accept writes again, because the run that depended on the lost one has ended."""
+        self._failure = None
+
+    def hold(self) -> None:
+        """Stop writing until ``is_held`` is cleared. What is not stored waits."""
+        self.is_held = True
+        self._stop_timer()
+        if self._writer is not None:
+            self._writer.cancel()
+            self._writer = None
+            # The hub may have stored these; a repeat under the same id changes nothing.
+            self._waiting[:0] = [write for write in self._sent if not write.is_stored]
+
+    async def drain(self) -> None:
+        """Store what waits although the queue is held, if the hub accepts it within `DRAIN_S`."""
+        with suppress(RoundelayError, TimeoutError):
+            async with asyncio.timeout(DRAIN_S):
+                while self._waiting:
+                    await self._wait_for_writer()
+
+    async def _settle(self, writes: Sequence[Write]) -> None:
+        while not all(write.is_stored or write.error is not None for write in writes):
+            await self._wait_for_writer()
+        for write in writes:
+            if write.error is not None:
+                raise write.error
+
+    async def _wait_for_writer(self) -> None:
+        self._start_writer()
+        assert self._writer is not None
+        # Shield the task: a caller that is cancelled must not cancel the writes of others.
+        await asyncio.shield(self._writer)
+
+    def _start_writer(self) -> None:
+        # A task, so that parallel calls of one turn add their writes before the first frame is made.
+        self._stop_timer()
+        if self._writer is None:
+            # Without the caller's context: its hook timer must not count or skip time of this task.
+            context = contextvars.Context()
+            self._writer = asyncio.create_task(self._store_waiting(), name="reaction-writer", context=context)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _store_waiting(self) -> None:
+        try:
+            while self._waiting:
+                batch = self._sent = self._take_batch()
+                try:
+                    await self._store(batch)
+                except Exception as error:  # noqa: BLE001 (raised again by whoever waits, or by the next write)
+                    # Nothing after a refused write may be stored: a resumed run could not make sense of it.
+                    lost = [*(write for write in batch if not write.is_stored), *self._waiting]
+                    self._waiting.clear()
+                    for write in lost:
+                        write.error, write.is_lost = error, write is not lost[0]
+                    if not all(write.is_awaited for write in lost):
+                        self._failure = error
+        finally:
+            if self._writer is asyncio.current_task():
+                self._writer = None
+
+    def _take_batch(self) -> list[Write]:
+        """Remove and return the next writes that fit into one frame."""
+        size = count = 0
+        for write in self._waiting[: self.max_batch]:
+            size += write.size
+            if count and size > self.max_bytes:
+                break
+            count += 1
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        return batch
+
+    async def _store(self, batch: list[Write]) -> None:
+        left = batch
+        while left:
+            if len(left) == 1:
+                await self._store_alone(left[0])
+                return
+            try:
+                done = await self.client.store_batch([write.frame for write in left if write.frame is not None])
+            except RetryLater as busy:
+                await wait_retry_delay(busy)
+                continue
+            for write, stored in zip(left, done.stored, strict=False):
+                write.complete(is_duplicate=stored.duplicate)
+            left = left[len(done.stored) :]
+            if isinstance(done.error, RetryLater):
+                await wait_retry_delay(done.error)
+            elif isinstance(done.error, IdConflict) and left[0].may_conflict:
+                left.pop(0).complete(is_duplicate=True)
+            elif done.error is not None:
+                raise done.error
+
+    async def _store_alone(self, write: Write) -> None:
+        """Store one write. Repeat without limit while the hub is busy: its id is derived, so a repeat changes
+        nothing.
+        """
+        while True:
+            try:
+                stored = await write.store()
+            except RetryLater as busy:
+                await wait_retry_delay(busy)
+            except IdConflict as error:
+                if not write.may_conflict:
+                    write.error = error
+                    raise
+                write.complete(is_duplicate=True)
+                return
+            except RoundelayError as error:
+                write.error = error
+                raise
+            else:
+                write.complete(is_duplicate=stored.duplicate)
+                return

@@ -1,0 +1,118 @@
+"""How many commits an answer costs, and what is stored before anybody can see an effect of it. docs/reactions.md, "The journal"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from roundelay.agents import record_queue
+from roundelay.agents.middleware import Around, Middleware
+from roundelay.agents.models.model import ModelReply, ModelRequest
+from roundelay.agents.models.scripted import call, say
+from roundelay.agents.reaction_ids import reaction_id
+from roundelay.agents.tools import tool
+from roundelay.app import Network
+from roundelay.network.config import Limits
+from tests.support.agents import Person, make_runner, running
+
+KINDS = ["started", "model_reply", "tool_started", "tool_result", "model_reply", "finished"]
+
+
+@pytest.fixture(autouse=True)
+def only_what_must_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No record goes out because time passes."""
+    monkeypatch.setattr(record_queue, "MAX_DELAY_S", 60.0)
+
+
+@tool(idempotent=True)
+def look() -> str:
+    """Look."""
+    return "it rains"
+
+
+@tool(once=True)
+def pay() -> str:
+    """Pay."""
+    return "paid"
+
+
+def answer_with(name: str) -> Any:
+    return lambda request: say("done") if request.turn == 2 else call(name)
+
+
+def count_commits(network: Network) -> float:
+    return next(it.value for it in network.hub.view.list_metrics() if it.name.endswith("commits_total"))
+
+
+async def kinds(mia: Person, seq: int) -> list[str]:
+    reaction = reaction_id("bob", seq, mia.client.welcome.network.epoch)
+    return [it["kind"] for it in await mia.records(reaction)]
+
+
+@pytest.mark.parametrize(
+    ("limits", "tool_name", "commits"),
+    [(Limits(), "look", 3), (Limits(), "pay", 4), (Limits(max_batch=1), "look", 8)],
+    ids=["idempotent", "once", "without batches"],
+)
+async def test_an_answer_with_one_call_takes_few_commits(limits: Limits, tool_name: str, commits: int) -> None:
+    async with Network.open(limits=limits) as network:
+        mia = await Person.join(network, "mia")
+        async with running(network, make_runner("bob", answer_with(tool_name), tools=[look, pay])):
+            await mia.ask("bob", "first")
+            before = count_commits(network)
+            asked = await mia.client.send_text("bob", "go")
+            answer = await mia.hear()
+            assert answer.text == "done"
+            while "finished" not in await kinds(mia, asked.seq):
+                pass
+            assert count_commits(network) - before == commits
+        records = await mia.records(reaction_id("bob", asked.seq, mia.client.welcome.network.epoch))
+        assert [it["kind"] for it in records] == KINDS
+        assert records[-2]["seq"] < answer.seq < records[-1]["seq"]
+
+
+async def test_a_message_of_an_earlier_session_is_started_before_its_model_is_asked() -> None:
+    """Somebody may have reacted to it already, so the ledger is asked first."""
+    async with Network.open() as network:
+        mia = await Person.join(network, "mia")
+        await network.join("bob")
+        asked = await mia.client.send_text("bob", "go")
+        seen = []
+
+        async def script(request: ModelRequest) -> str:
+            seen.append(await kinds(mia, asked.seq))
+            return "done"
+
+        async with running(network, make_runner("bob", script)):
+            assert (await mia.hear()).text == "done"
+        assert seen == [["started"]]
+
+
+class Writes(Middleware):
+    """Tells zoe, before the model is asked or when it has replied."""
+
+    def __init__(self, when: str) -> None:
+        self.when = when
+
+    async def around_model(self, around: Around, request: ModelRequest, proceed: Any) -> ModelReply:
+        if self.when == "before":
+            await around.context.client.send_text("zoe", "now")
+        return await proceed(request)
+
+    async def around_turn(self, around: Around, proceed: Any) -> None:
+        await proceed()
+        if self.when == "after":
+            await around.context.client.send_text("zoe", "now")
+
+
+@pytest.mark.parametrize(("when", "stored"), [("before", ["started"]), ("after", ["started", "model_reply"])])
+async def test_what_a_hook_sends_comes_behind_the_records_before_it(when: str, stored: list[str]) -> None:
+    async with Network.open() as network:
+        mia, zoe = await Person.join(network, "mia"), await Person.join(network, "zoe")
+        async with running(network, make_runner("bob", lambda request: "done", middleware=[Writes(when)])):
+            asked = await mia.client.send_text("bob", "go")
+            told = await zoe.hear()
+            await mia.hear()
+        reaction = reaction_id("bob", asked.seq, mia.client.welcome.network.epoch)
+        assert [it["kind"] for it in await mia.records(reaction) if it["seq"] < told.seq] == stored
