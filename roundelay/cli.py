@@ -23,6 +23,7 @@ from roundelay.commands import (
     cost,
     docs,
     explaining,
+    files,
     gateway,
     inbox,
     node,
@@ -79,7 +80,7 @@ GROUPS: dict[str, tuple[click.Command, ...]] = {
         explaining.export,
         web.view,
     ),
-    "Share": (notes.notes,),
+    "Share": (files.files, notes.notes),
     "Operate": (
         tokens.token,
         rights.rights,

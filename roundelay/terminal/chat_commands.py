@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from roundelay.display.activity import list_work
 from roundelay.display.screen import format_participants, format_table
@@ -14,6 +15,7 @@ from roundelay.runs.lists import list_channels, list_participants, list_threads
 from roundelay.terminal.actions import check_place, choose_request, end_takeover, resume, start_takeover, stop_work
 from roundelay.terminal.chat import HISTORY_MESSAGES, MAX_THREADS, Chat, Command
 from roundelay.terminal.places import BROADCAST
+from roundelay.terminal.saving import save_files, send_file
 
 SCOPES = ("", "thread", "always")
 
@@ -180,6 +182,22 @@ async def show_cost(chat: Chat, _rest: str) -> None:
     chat.screen.write(describe_usage(usage, paint=chat.screen.paint))
 
 
+async def save(chat: Chat, rest: str) -> None:
+    number = rest.removeprefix("#")
+    if not number.isdecimal():
+        raise InvalidArguments("Write /save SEQ with the number of the message whose files you want.")
+    for line in await save_files(chat.client, await find_message(chat.client, int(number)), Path.cwd()):
+        chat.screen.note(line)
+
+
+async def attach(chat: Chat, rest: str) -> None:
+    path, _, text = rest.partition(" ")
+    if not path:
+        raise InvalidArguments("Write /attach PATH with the file to send. A text may follow.")
+    stored = await send_file(chat.client, chat.place, Path(path), text.strip())
+    chat.screen.note(f"Sent {sanitize(Path(path).name)} in #{stored.seq}.")
+
+
 async def show_help(chat: Chat, _rest: str) -> None:
     for usage, meaning in [*((it.usage, it.meaning) for it in COMMANDS.values()), ("/quit", "leave")]:
         chat.screen.write(f"  {usage:<28} {chat.screen.paint.dim(meaning)}")
@@ -203,6 +221,8 @@ _LISTED: tuple[tuple[str, str, Callable[[Chat, str], Awaitable[None]]], ...] = (
     ("/leave [CHANNEL]", "leave a channel", leave),
     ("/thread THREAD", "go to a thread, such as thread:15 or direct:ann~mia", open_thread),
     ("/history [THREAD]", f"show the last {HISTORY_MESSAGES} messages of this thread or another", show_history),
+    ("/save SEQ", "save the files of a message into this folder", save),
+    ("/attach PATH [TEXT]", "store a file, and send it here", attach),
     ("/reply SEQ TEXT", "answer one message, and stay here", reply),
     ("/approve [SEQ] [SCOPE]", "approve an agent's call; SCOPE: thread or always", approve),
     ("/deny [SEQ] [REASON]", "deny it", deny),

@@ -58,6 +58,7 @@ HELP = (
             ("a A L", "approve a call once, in this thread, always"),
             ("d e", "deny it, or edit its arguments"),
             ("s", "stop what agents do here"),
+            ("S", "save the files of the selected message into this folder"),
             ("o", "take the thread over, or give it back"),
             ("u", "all is read"),
             ("p m z T", "pin, mute, archive, name the thread, for yourself"),

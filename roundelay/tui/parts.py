@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import ClassVar, Protocol, cast
 
 from textual import events
@@ -16,7 +17,9 @@ from textual.widgets._footer import FooterKey  # the key symbols of Textual's fo
 from textual.widgets.option_list import Option
 
 from roundelay.display.text import display_width, fit_start, sanitize_lines
+from roundelay.network.client import AnyMessage
 from roundelay.terminal.places import Place
+from roundelay.terminal.saving import save_files
 from roundelay.tui.desk import Desk, InboxItem, Part
 from roundelay.tui.keys import is_typed
 
@@ -108,6 +111,25 @@ class ReadStateKeys(Pane):
     def action_name(self) -> None:
         if (thread_id := self.marked_thread) is not None:
             self.terminal.actions.name_thread(thread_id)
+
+
+class FileKeys(Pane):
+    """A pane with a key that saves the files of the selected message."""
+
+    @property
+    def chosen(self) -> AnyMessage | None:
+        """The selected message, or None."""
+        raise NotImplementedError
+
+    def action_save_files(self) -> None:
+        if self.chosen is None:
+            self.desk.show_hint("Select a message by j and k: S saves its files.")
+        else:
+            self.terminal.work(self._save_files, self.chosen)
+
+    async def _save_files(self, message: AnyMessage) -> None:
+        for line in await save_files(self.desk.client, message, Path.cwd()):
+            self.desk.show_line(line)
 
 
 class Line(Input):

@@ -27,14 +27,14 @@ from roundelay.tui.desk import Desk, Part, tell_here
 from roundelay.tui.draft import ThreadDraft, send_replacement
 from roundelay.tui.keys import Keys
 from roundelay.tui.messages import MessageWindow
-from roundelay.tui.parts import ReadStateKeys
+from roundelay.tui.parts import FileKeys, ReadStateKeys
 from roundelay.tui.thread_lines import LinesBelow, write_activity, write_draft, write_title
 from roundelay.tui.views import list_ids
 
 VIEWING_SENT_EVERY_S = 20.0
 
 
-class ThreadPane(ReadStateKeys):
+class ThreadPane(ReadStateKeys, FileKeys):
     """Pane of one thread, opened at the message ``at`` if given."""
 
     name_here = "thread"
@@ -47,6 +47,7 @@ class ThreadPane(ReadStateKeys):
         ("s", "stop", "Stop"),
         ("o", "take_over", "Take over / give back"),
         Binding("E", "edit", "Edit", show=False),
+        Binding("S", "save_files", "Save files", show=False),
         Binding("t", "replies", "Replies", show=False),
         Binding("u", "read", "All read", show=False),
         Binding("p", "mark('is_pinned')", "Pin", show=False),

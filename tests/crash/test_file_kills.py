@@ -68,13 +68,15 @@ async def _prove(db: Path, note: Note, *, kills: int) -> None:
         await asyncio.gather(*(client.connect() for client in clients))
         *uploaders, reader = clients
         uploading = [asyncio.create_task(_upload(client, Random(n), sent)) for n, client in enumerate(uploaders)]
-        for _ in range(kills):
-            await _kill_once(node, sent, random)
-            failed = [task.exception() for task in uploading if task.done()]
-            assert failed == [], node.printed
-        for task in uploading:
-            task.cancel()
-        await asyncio.gather(*uploading, return_exceptions=True)
+        try:
+            for _ in range(kills):
+                await _kill_once(node, sent, random)
+                failed = [task.exception() for task in uploading if task.done()]
+                assert failed == [], node.printed
+        finally:
+            for task in uploading:
+                task.cancel()
+            await asyncio.gather(*uploading, return_exceptions=True)
         for file_id, sha256 in sent.items():
             assert hashlib.sha256(await download_file(reader, file_id)).hexdigest() == sha256
         await asyncio.gather(*(client.close() for client in clients))

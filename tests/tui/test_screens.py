@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from rich.color import Color
@@ -554,3 +555,19 @@ async def test_a_direct_thread_of_others_is_called_by_both() -> None:
     async with room() as it:
         named = [it.screen.app.desk.name_thread(f"direct:{name}") for name in ("ann~bob", "ann~bob:plan", "bob~mia")]
         assert named == ["ann and bob", "ann and bob · New conversation", "bob"]
+
+
+async def test_key_saves_files_of_the_selected_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with Network.open(mods=["channels", "discovery", "files"]) as network:
+        ann = await network.join("ann", kind="human")
+        mia = await network.join("mia", kind="human")
+        file = await ann.call("files.save", {"name": "plan.md", "content": "# Plan"})
+        await ann.send("agent:mia", {"text": "The plan.", "files": [file]})
+        async with full_screen(mia, (100, 24), "ann") as screen:
+            await screen.shows(f"plan.md, text/markdown, 6 bytes, {file['file']}")
+            await screen.shows("to ann")
+            await screen.until(lambda: screen.boxes)
+            await screen.press("escape", "k", "S")
+            await screen.shows("Saved")
+    assert (tmp_path / "plan.md").read_text() == "# Plan"

@@ -28,7 +28,19 @@ def test_a_modules_own_tests_pass(path: Path) -> None:
     assert done.returncode == 0, done.stdout[-6000:]
 
 
-ODD = ["", "a", " ", "a\nb", "é", "🐝" * 3, "data:" + "x" * 300, "x" * 250, "two  \u2028 words\x1c\x85", "\t"]
+ODD = [
+    "",
+    "f-e5de420e1bf-11303aaa",
+    "a",
+    " ",
+    "a\nb",
+    "é",
+    "🐝" * 3,
+    "data:" + "x" * 300,
+    "x" * 250,
+    "two  \u2028 words\x1c\x85",
+    "\t",
+]
 
 
 def _make_value(chance: random.Random, depth: int = 0) -> Any:
@@ -37,7 +49,7 @@ def _make_value(chance: random.Random, depth: int = 0) -> Any:
         return chance.choice([*ODD, None, True, False, 0, -3, 12345678901])
     if kind < 7:
         return [_make_value(chance, depth + 1) for _ in range(chance.randrange(4))]
-    keys = ("text", "files", "images", "name", "type", "size", "url", "n", "title", "bytes")
+    keys = ("text", "files", "images", "name", "type", "size", "url", "n", "title", "bytes", "file")
     return {chance.choice(keys): _make_value(chance, depth + 1) for _ in range(chance.randrange(5))}
 
 

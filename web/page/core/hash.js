@@ -10,9 +10,9 @@ const START = PRIMES.slice(0, 8).map((prime) => fraction(Math.sqrt(prime)));
 
 const turn = (word, bits) => (word >>> bits) | (word << (32 - bits));
 
-/** Return the SHA-256 of a text in hexadecimal digits. @param {string} text @returns {string} */
-export function sha256(text) {
-  const bytes = new TextEncoder().encode(text);
+/** Return the SHA-256 of a text or of bytes in hexadecimal digits. @param {string|Uint8Array} value @returns {string} */
+export function sha256(value) {
+  const bytes = typeof value === "string" ? new TextEncoder().encode(value) : value;
   const blocks = new DataView(new ArrayBuffer((((bytes.length + 8) >> 6) + 1) * 64));
   bytes.forEach((byte, place) => blocks.setUint8(place, byte));
   blocks.setUint8(bytes.length, 0x80);

@@ -61,9 +61,14 @@ function writeFile(word, value) {
     place = "";
   }
   const size = SIZES.map((key) => file[key]).find((value) => Number.isInteger(value) || typeof value === "boolean");
-  const facts = [name, kind, writeSize(size), place].filter(Boolean);
+  const facts = [name, kind, writeSize(size), place, isStored(file) ? file.file : ""].filter(Boolean);
   const below = typeof file.text === "string" && file.text ? `\n${file.text}` : "";
   return `[${strip(`${word} ${facts.join(", ")}`)}]${below}`;
+}
+
+/** Return whether an attachment of a message is a file that the hub stores. */
+export function isStored(value) {
+  return isObject(value) && typeof value.file === "string" && /^f-[0-9a-f]{11}-[0-9a-f]{8}$/.test(value.file);
 }
 
 function pick(object, keys) {

@@ -8,6 +8,7 @@ import {isObject, listOf} from "#core/json.js";
 import {listMentioned} from "#core/mentions.js";
 import {textOf, writeSize} from "#core/text.js";
 import {listOpen, Meant, readYesOrNo} from "#ui/approvals.js";
+import {uploadFile} from "#ui/files.js";
 import {mayFocusField} from "#ui/keys.js";
 import {Agent, html, Icon} from "#ui/parts.js";
 import {storeValue, loadValue} from "#ui/storage.js";
@@ -225,7 +226,7 @@ function Goal({goal, leave}) {
 
 function Attached({files, leaveOut}) {
   return html`<ul class="files" aria-label="Attachments">${files.map((file) => html`<li key=${file.id}>
-    ${file.isImage && html`<img src=${file.url} alt="" />`}<bdi class="cut">${file.name}</bdi> <span class="faint">${writeSize(file.size)}</span>
+    ${file.isImage && file.url && html`<img src=${file.url} alt="" />`}<bdi class="cut">${file.name}</bdi> <span class="faint">${writeSize(file.size)}</span>
     <button type="button" class="icon-button" aria-label=${`Remove ${file.name}`} onClick=${() => leaveOut(file)}><${Icon} name="close" /></button>
   </li>`)}</ul>`;
 }
@@ -254,11 +255,19 @@ function offerFor(word, agents, readers, me) {
 
 let fileCount = 0;
 
-/** Read a file to attach: an image as it is, a text file as text, any other file as bytes. */
+/** Read a file to attach: an image as it is, a text file as text, any other file as bytes. Upload a file that a message cannot
+ * contain, if the node stores files. */
 async function readFile(file, most) {
-  if (file.size > most) throw new Error(`${file.name} has ${writeSize(file.size)}, and the limit of this network is ${writeSize(most)}.`);
   const isImage = /^image\/(png|jpeg|gif|webp|avif)$/.test(file.type);
   const attachment = {id: ++fileCount, isImage, name: file.name || "file", media_type: file.type || "application/octet-stream", size: file.size};
+  if (file.size > Math.min(most / 2, MAX_TEXT_FILE)) {
+    try {
+      return {...attachment, ...await uploadFile(file)};
+    } catch (error) {
+      if (error?.code !== "unknown_operation") throw error;
+      if (file.size > most) throw new Error(`${file.name} has ${writeSize(file.size)}, and the limit of this network is ${writeSize(most)}.`);
+    }
+  }
   const isText = /^text\/|json|xml|yaml|javascript|csv/.test(file.type) || /\.(md|txt|py|js|ts|json|ya?ml|toml|csv|log|sh|rs|go|c|h|java|css|sql)$/i.test(file.name);
   if (isText && file.size <= MAX_TEXT_FILE) return {...attachment, text: await file.text()};
   const url = await new Promise((resolve, reject) => {

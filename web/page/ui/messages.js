@@ -5,9 +5,10 @@
 import {useEffect, useState} from "#vendor/hooks.js";
 import {Component} from "#vendor/preact.js";
 import {isObject, listOf} from "#core/json.js";
-import {formatCount, textOf, writeContent, writeSize} from "#core/text.js";
+import {formatCount, isStored, textOf, writeContent, writeSize} from "#core/text.js";
 import {isDecision} from "#core/live_activity.js";
 import {Approval, DecisionLine, decidesOn, readApproval, readDecisions, describeLine} from "#ui/approvals.js";
+import {saveBytes, StoredFile} from "#ui/files.js";
 import {CopyButton, Markdown, renderImage, renderLink} from "#ui/markdown.js";
 import {Agent, Badge, Button, Face, html, describeError, formatMoment} from "#ui/parts.js";
 import {linkTo} from "#ui/router.js";
@@ -165,6 +166,7 @@ function Long({text, children}) {
 
 /** An image or a file of the message: its name, and a button that saves it. */
 function Attachment({given, word}) {
+  if (isStored(given)) return html`<${StoredFile} given=${given} />`;
   const attachment = isObject(given) ? given : {url: given};
   const pick = (...keys) => keys.map((key) => attachment[key]).find((value) => typeof value === "string" && value) ?? "";
   const url = pick("url", "path") || (pick("data") && `data:${pick("media_type", "mime_type") || "application/octet-stream"};base64,${pick("data")}`);
@@ -184,10 +186,7 @@ function Attachment({given, word}) {
 function saveFile(url, name) {
   const [, head, body] = /^data:([^,]*),([^]*)$/.exec(url) ?? [];
   const raw = head?.endsWith(";base64") ? atob(body) : decodeURIComponent(body ?? "");
-  const bytes = head?.endsWith(";base64") ? Uint8Array.from(raw, (char) => char.charCodeAt(0)) : raw;
-  const place = URL.createObjectURL(new Blob([bytes], {type: "application/octet-stream"}));
-  Object.assign(document.createElement("a"), {href: place, download: name.replace(/[/\\\p{Cc}]/gu, "_").slice(-120)}).click();
-  setTimeout(() => URL.revokeObjectURL(place), 10_000);
+  saveBytes(head?.endsWith(";base64") ? Uint8Array.from(raw, (char) => char.charCodeAt(0)) : raw, name);
 }
 
 /** Badges for the metadata of a message. */
