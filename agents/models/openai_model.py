@@ -126,8 +126,9 @@ class OpenAIModel:
             state = "is empty" if os.environ.get(api_key_env) else "is not set"
             raise ModelError(
                 f"Model {name} needs a key, but the environment variable {self._api_key_env} {state}. "
-                f"Run: export {api_key_env if self._api_key_env == api_key_env else 'NAME'}=..., or name another "
-                "variable in api_key_env.",
+                f"Set it where the agent or its node starts (export "
+                f"{api_key_env if self._api_key_env == api_key_env else 'NAME'}=...), and start that command again. "
+                "Or name another variable in api_key_env.",
                 reason="unauthorized",
             )
 

@@ -183,7 +183,7 @@ def _add_action(name: AgentAction, short: str, done: str, details: str = "") -> 
     def control(agent_id: str, as_json: bool) -> None:
         args = {"agent_id": agent_id, "action": name}
         told: dict[str, Any] = ask_hub(lambda client: client.call("network.control_agent", args))
-        error = f": {told['error']}" if "error" in told else ""
+        error = f": {told['error'].removesuffix('.')}" if "error" in told else ""
         sentence = f"{agent_id} {done if told['state'] in _DONE else told['state']}{error}."
         show(told, lambda _: [sentence], as_json=as_json)
         if told["state"] not in _DONE:

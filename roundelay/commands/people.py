@@ -124,9 +124,12 @@ def send(
     if not content.strip():
         raise click.UsageError("There is nothing to send: the text is empty.")
 
-    async def deliver() -> Stored:
+    recipient = to.removeprefix("agent:") if to.startswith("agent:") else ""
+
+    async def deliver() -> tuple[Stored, bool]:
         from roundelay.network.clock import random_id
         from roundelay.network.errors import ConnectError
+        from roundelay.runs.lists import is_offline
 
         # Chosen here and not by the client, so that it is known after a lost connection.
         chosen, is_joined = message_id or random_id(), False
@@ -134,7 +137,7 @@ def send(
             async with join(as_person=True) as client:
                 is_joined = True
                 needs = list(needed) or None
-                return await client.send(
+                stored = await client.send(
                     to,
                     content,
                     reply_to=reply_to,
@@ -142,13 +145,17 @@ def send(
                     requires_response=needs,
                     message_id=chosen,
                 )
+                # Without this line, a person waits for the answer of an agent that does not run.
+                waits = not as_json and recipient != "" and await is_offline(client, recipient)
+                return stored, waits
         except ConnectError as error:
             # Before the connection nothing can be stored, and a person who gave an id knows it.
             if not is_joined or message_id is not None:
                 raise
             raise ConnectError(f"{error} With --message-id {chosen} it is not stored twice.") from error
 
-    stored = run(deliver())
+    stored, waits = run(deliver())
     told = f"Stored as #{stored.seq} in {stored.thread_id}{' (it was before)' if stored.duplicate else ''}."
     value = {"seq": stored.seq, "thread_id": stored.thread_id, "message_id": stored.id, "duplicate": stored.duplicate}
-    show(value, lambda _: [told], as_json=as_json)
+    offline = [f"{recipient} is offline. The message waits until {recipient} joins."] if waits else []
+    show(value, lambda _: [told, *offline], as_json=as_json)

@@ -95,7 +95,7 @@ def init(
         raise click.UsageError(f"--agent goes with the template hello; the agents of {template} have their names.")
     chosen = _choose_provider(provider or "none", model, base_url)
     try:
-        written = starter.write_starter(folder, template, agent=agent, provider=chosen)
+        written = starter.write_starter(folder, template, agent=agent, provider=chosen, command=name_command(folder))
     except FileExistsError as error:
         raise click.ClickException(
             f"{error.filename} exists already and nothing was written; choose another folder: "
@@ -110,7 +110,7 @@ def init(
     steps = [f"cd {shlex.quote(str(folder))}"] if folder != Path() else []
     # A key that is set already needs no step.
     if chosen is not None and chosen.key and not os.environ.get(chosen.key):
-        steps.append(f"export {chosen.key}=...   # your key at {chosen.title}")
+        steps.append(f"export {chosen.key}=...   # your key at {chosen.title}, in the terminal of the next commands")
     if chosen is not None:
         steps.append(f"{command} doctor   # checks that the model answers")
     steps.append(f"{command} up   # prints a link: it opens the page in a browser and logs you in, once")

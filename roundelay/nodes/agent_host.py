@@ -47,7 +47,7 @@ END_S = 0.05
 
 
 class AgentOrder(TypedDict):
-    """AgentOrder of the node. ``as_loaded`` is a copy of an older version of ``file``, to be used instead; or empty."""
+    """Order of the node. ``as_loaded`` is a copy of an older version of ``file``, to be used instead; or empty."""
 
     order: Literal["start", "stop"]
     agent_id: str

@@ -89,15 +89,22 @@ class AgentIdError(ValueError):
 
 
 def write_starter(
-    folder: Path, template: str = HELLO, *, agent: str | None = None, provider: Provider | None = None
+    folder: Path,
+    template: str = HELLO,
+    *,
+    agent: str | None = None,
+    provider: Provider | None = None,
+    command: str = "roundelay",
 ) -> list[Path]:
     """Write the files of a template and return their paths, with the node's file first.
 
-    ``agent`` names the agent of the template `hello`. Other templates name their own agents. Raises `FileExistsError`
+    ``agent`` names the agent of the template `hello`. Other templates name their own agents. ``command`` is how comments
+    call this program. Raises `FileExistsError`
     if one of the files exists, before anything is written. Also raises `AgentIdError` and `OSError`.
     """
     files = make_files(template, agent or name_agent(template, provider), provider)
-    for name in files:
+    for name, text in files.items():
+        files[name] = _COMMAND.sub(command, text)
         # A broken symbolic link counts as a file, because writing through it would create a file elsewhere.
         if os.path.lexists(folder / name):
             raise FileExistsError(errno.EEXIST, "File exists", str(folder / name))
@@ -118,6 +125,10 @@ def write_starter(
             path.unlink(missing_ok=True)
         raise
     return written
+
+
+_COMMAND = re.compile(r"(?<![\w./])roundelay(?= (?:up|chat|init|doctor|config|scenario)\b)")
+"""Commands in the comments of a template."""
 
 
 def name_agent(template: str, provider: Provider | None) -> str:

@@ -91,7 +91,9 @@ class SupervisedProcess(ForkingProcess):
             elif code == WRONG_FILE:
                 # The file was valid when the node started. It was changed since, or the mistake appears only at run
                 # time.
-                reason = f"{self._path}: {self.error or 'it cannot start'}"
+                reason = self.error or "it cannot start"
+                if not reason.startswith(self._path):  # an error in a file names the file itself
+                    reason = f"{self._path}: {reason}"
                 _logger.error(
                     "%s has ended with exit code %d and is not started again: %s", self._description, code, reason
                 )

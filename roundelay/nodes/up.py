@@ -29,6 +29,7 @@ from roundelay.network.core.joining import describe_look_alike, hash_token
 from roundelay.network.core.reserved_ids import describe_reserved
 from roundelay.network.core.rights import Rights
 from roundelay.network.errors import ConfigError, ConnectError, InternalError, LedgerError, ModError, RoundelayError
+from roundelay.network.extras import name_command
 from roundelay.network.home import (
     agent_token,
     announce_node,
@@ -200,23 +201,39 @@ async def _listening(
             # Another program uses the port, so advice about nodes would be misleading.
             if await asyncio.to_thread(is_hub_ready, url) is None:
                 raise
+            name = await _name_node(url, operator_id)
             raise ConnectError(
-                f"Cannot listen on {config.host}:{config.port}: {await _name_node(url, operator_id)} listens there "
-                f"already. Use that one (roundelay chat --url {url}), or choose another --port and another --db."
+                f"Cannot listen on {config.host}:{config.port}: {describe_other_node(url, name, config)}"
             ) from error
         yield node
 
 
-async def _name_node(url: str, operator_id: str) -> str:
-    """Return a name for the node at an address: its network's name if the owner's token is on this machine."""
+def describe_other_node(url: str, network: str | None, config: NodeConfig) -> str:
+    """Return whose node uses the address, and what to do. ``network`` is None if this user does not own the node."""
+    command = name_command(Path.cwd())
+    if network is None:
+        return f"somebody else's Roundelay node listens there already. Choose another port: {command} up --port PORT"
+    announced = node_at(url)
+    database = None if announced is None else Path(announced.owner_file.removesuffix(".owner"))
+    where = "" if database is None else f" (database {sanitize(str(database))})"
+    if database is not None and database.absolute() == config.db.absolute():
+        return f"your node of the network {network}{where} runs already. Talk to it: {command} chat --url {url}"
+    return (
+        f"your node of the network {network}{where} listens there already. For a second node choose another port: "
+        f"{command} up --port PORT. To talk to the first one: {command} chat --url {url}"
+    )
+
+
+async def _name_node(url: str, operator_id: str) -> str | None:
+    """Return the name of the network at an address. None if the owner's token is not on this machine."""
     try:
         async with (
             asyncio.timeout(TIMEOUT_S),
             NetworkClient(operator_id, url, kind="service", reconnect=False) as client,
         ):
-            return f"the node of the network {sanitize(client.welcome.network.name)}"
+            return sanitize(client.welcome.network.name)
     except (RoundelayError, TimeoutError):
-        return "a Roundelay node"
+        return None
 
 
 async def _announce_when_settled(

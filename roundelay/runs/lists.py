@@ -7,8 +7,10 @@ from typing import Any
 
 from roundelay.connection import READER_ID
 from roundelay.network.client import NetworkClient
+from roundelay.network.errors import RequestError
 
 Entry = dict[str, Any]
+MAX_ID_CHARS = 64
 
 
 async def list_participants(client: NetworkClient, *, online: bool | None = None) -> list[Entry]:
@@ -19,6 +21,17 @@ async def list_participants(client: NetworkClient, *, online: bool | None = None
     agents = await _read_entries(client, "network.list_agents", "agents", args)
     # The reader is the command that asks; listed, it would be in every answer.
     return [agent for agent in agents if agent["agent_id"] != READER_ID]
+
+
+async def is_offline(client: NetworkClient, agent_id: str) -> bool:
+    """Return whether a participant is registered and has no session. False if the caller may not know."""
+    # The listing begins after ``after``, so pass a text that sorts directly before the id.
+    before = agent_id[:-1] + chr(max(ord(agent_id[-1:] or "a") - 1, 0)) + "~" * MAX_ID_CHARS
+    try:
+        found = await client.call("network.list_agents", {"online": False, "after": before, "limit": 1})
+    except RequestError:
+        return False
+    return any(agent["agent_id"] == agent_id for agent in found["agents"])
 
 
 async def list_channels(client: NetworkClient) -> list[Entry]:

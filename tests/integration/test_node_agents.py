@@ -27,6 +27,9 @@ async def test_operators_stop_and_start_an_agent(team: Path) -> None:
         assert done.out == "ann is stopped.\n"
         assert set(children(up.pid)) == {"bob"}
         assert (await listed(url))["ann"]["state"] == "stopped"
+        sent = await invoke("send", "ann", "hi", "--url", url)
+        assert sent.lines[1:] == ["ann is offline. The message waits until ann joins."]
+        assert len((await invoke("send", "bob", "hi", "--url", url)).lines) == 1
         asking = asyncio.create_task(ask(url, "ann", "hello"))
         assert (await invoke("agent", "start", "ann", "--url", url)).out == "ann is running.\n"
         assert await asking == "ann heard hello", "what was said meanwhile waited for it"

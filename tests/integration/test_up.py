@@ -434,11 +434,16 @@ async def test_a_port_where_a_node_listens_names_its_network(tmp_path: Path, fol
         port = url.rpartition(":")[2].strip("/")
         done = await run("up", "--port", port, "--db", "new/team.db", cwd=other, code=1)
         assert done.err.count("\n") == 1, done.err
-        assert "the node of the network harvest listens there already" in done.err
+        database = folder / "roundelay.db"
+        assert f"your node of the network harvest (database {database}) listens there already" in done.err
         assert f"roundelay chat --url {url}" in done.err
-        assert "another --port" in done.err
+        assert "another port: roundelay up --port PORT" in done.err
+        again = await run("up", "--port", port, "--no-agents", cwd=folder, code=1)
+        assert "your node of the network harvest" in again.err
+        assert "runs already" in again.err
         unknown = await run("up", "--port", port, "--db", "new/team.db", cwd=other, code=1, ROUNDELAY_HOME=str(other))
-        assert "a Roundelay node listens there already" in unknown.err, "its owner is somebody else"
+        assert "somebody else's Roundelay node listens there already" in unknown.err
+        assert "chat" not in unknown.err
         assert list_files(other) == []
         await up.stop()
 

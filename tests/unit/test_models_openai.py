@@ -499,7 +499,10 @@ async def test_the_key_comes_from_the_named_variable(monkeypatch: pytest.MonkeyP
 def test_a_missing_key_is_said_at_once_with_its_variable(monkeypatch: pytest.MonkeyPatch, url: str | None) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    with pytest.raises(ModelError, match=r"OPENAI_API_KEY is not set\. Run: export OPENAI_API_KEY"):
+    with pytest.raises(
+        ModelError,
+        match=r"OPENAI_API_KEY is not set\. Set it where .*export OPENAI_API_KEY=\.\.\.\), and start that command again",
+    ):
         OpenAIModel("gpt", base_url=url)
 
 

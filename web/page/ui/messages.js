@@ -12,7 +12,7 @@ import {saveBytes, StoredFile} from "#ui/files.js";
 import {CopyButton, Markdown, renderImage, renderLink} from "#ui/markdown.js";
 import {Agent, Badge, Button, Face, html, describeError, formatMoment} from "#ui/parts.js";
 import {linkTo} from "#ui/router.js";
-import {actions, state} from "#ui/store.js";
+import {actions, agents, state} from "#ui/store.js";
 
 const LONG_CHARS = 6000;
 
@@ -213,6 +213,9 @@ function Notes({message, me}) {
 
 const WORDS = {queued: "Queued", delivered: "Delivered", in_prompt: "Seen by the agent", handled: "Handled", dead: "Not delivered", removed: "Recipient removed"};
 
+/** Whether a recipient gets the message only when it connects again. */
+const isWaiting = ({agent_id, state: delivery}) => delivery === "queued" && agents.value[agent_id]?.state === "offline";
+
 /** The delivery status of an own message: in a word, and for each recipient on request. */
 function Receipts({seq}) {
   const [isOpen, setOpen] = useState(false);
@@ -230,10 +233,11 @@ function Receipts({seq}) {
   });
   const isBad = counts.some(([key]) => key === "dead");
   const text = counts.map(([, value]) => value).join(" · ") || (recipients ? "No other readers" : "Sent");
+  const waiting = (recipients ?? []).filter(isWaiting);
   return html`<span class="receipts"><button type="button" class=${`tool-button receipt${isBad ? " bad" : ""}`} aria-expanded=${isOpen} onClick=${toggle} title="Show delivery per recipient">
-      <span aria-hidden="true">${isBad ? "✕" : recipients?.every((recipient) => ["handled", "in_prompt"].includes(recipient.state)) ? "✓✓" : "✓"}</span> ${text}</button>
+      <span aria-hidden="true">${isBad ? "✕" : recipients?.every((recipient) => ["handled", "in_prompt"].includes(recipient.state)) ? "✓✓" : "✓"}</span> ${text}${waiting.length === 1 && recipients.length === 1 ? `: waits until ${waiting[0].agent_id} is online` : ""}</button>
     ${isOpen && html`<ul class="receipt-list" aria-label="By recipient">${(recipients ?? []).map((recipient) => html`<li key=${recipient.agent_id}><${Agent} id=${recipient.agent_id} link />
-      <span>${WORDS[recipient.state] ?? recipient.state}${recipient.reaction_status ? `, its reaction is ${(recipient.again ?? recipient).reaction_status}` : ""}${recipient.attempts > 1 ? `, attempt ${recipient.attempts}` : ""}</span></li>`)}
+      <span>${WORDS[recipient.state] ?? recipient.state}${isWaiting(recipient) ? ": offline, the message waits" : ""}${recipient.reaction_status ? `, its reaction is ${(recipient.again ?? recipient).reaction_status}` : ""}${recipient.attempts > 1 ? `, attempt ${recipient.attempts}` : ""}</span></li>`)}
       ${error && html`<li class="refused">${describeError(error)}</li>`}</ul>`}</span>`;
 }
 
