@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from itertools import chain
 from typing import NamedTuple
@@ -121,7 +121,8 @@ def store_batch(
         _refuse_taken_keys(db, batch.keys, memtable)
         threads = _find_whole_threads(db, batch, memtable)
         flush = memtable.next_flush(rows)
-        _write_flush(db, flush)
+        if any(flush):
+            _write_flush(db, flush)
         if batch.saved:
             db.executemany("INSERT OR REPLACE INTO state (tbl, key, value, crc) VALUES (?, ?, ?, ?)", batch.saved)
         if batch.deleted:
@@ -171,7 +172,7 @@ def _refuse_taken_keys(db: sqlite3.Connection, keys: list[tuple[int, int]], memt
     rows themselves only if two hashes are equal."""
     hashes = {key_hash for key_hash, _ in keys}
     suspects = hashes & memtable.keys.keys()
-    suspects.update(key_hash for (key_hash,) in db.execute(_KNOWN_HASHES, (json.dumps([*hashes]),)))
+    suspects.update(key_hash for (key_hash,) in _find_known_hashes(db, hashes))
     # Almost always: no hash is known, and no hash occurs twice in the batch. In this case no row is read.
     if not suspects and len(hashes) == len(keys):
         return
@@ -189,6 +190,15 @@ def _refuse_taken_keys(db: sqlite3.Connection, keys: list[tuple[int, int]], memt
                 if other is not None and (other.is_damaged or (other.actor, other.key) == (row.actor, row.key)):
                     raise KeyTaken
         earlier.append(seq)
+
+
+def _find_known_hashes(db: sqlite3.Connection, hashes: Collection[int]) -> Iterable[tuple[int]]:
+    """Return the hashes that are in the index table."""
+    if not hashes:
+        return ()
+    if len(hashes) == 1:  # nearly every batch of an agent; JSON would cost twice as much
+        return db.execute("SELECT hash FROM key WHERE hash = ?", (*hashes,))
+    return db.execute(_KNOWN_HASHES, (json.dumps([*hashes]),))
 
 
 _KNOWN_HASHES = "SELECT k.hash FROM json_each(?) AS w CROSS JOIN key AS k ON k.hash = w.value"
