@@ -117,6 +117,8 @@ def _describe_layer(layer: Middleware) -> object:
 
 def _describe_agent(agent: Agent, described: Mapping[int, object]) -> list[object]:
     policy = {field.name: describe_value(getattr(agent.policy, field.name)) for field in fields(agent.policy)}
+    if policy["shows_standing"]:  # the default, and agents of older releases had no such field
+        del policy["shows_standing"]
     tools = [describe_value(tool) for tool in index_tools(agent.tools).values()]
     handoffs = [
         [_describe_agent(handoff.agent, described), handoff.returns, describe_value(handoff.history)]

@@ -185,7 +185,9 @@ class Journal:
         stored together with the next ones.
         """
         # A conflict means that it was started with another configuration.
-        self._start = await self._record("started", 0, 0, started.model_dump(), may_wait=may_wait, may_conflict=True)
+        # Left out if empty, so that a reaction of an older release keeps its record.
+        body = started.model_dump(exclude=None if started.standing else {"standing"})
+        self._start = await self._record("started", 0, 0, body, may_wait=may_wait, may_conflict=True)
         return not self._start.is_duplicate
 
     @property

@@ -275,6 +275,11 @@ class AgentPolicy:
     keep: KeptRecords = KeptRecords()
     """Records that the journal stores in addition to the records for resuming."""
 
+    shows_standing: bool = True
+    """Whether the prompt ends with the answers that the agent owes, the participants it waits for, and what is left of
+    the conversation's budget. Nothing is added if there is nothing to say.
+    """
+
     describe_turn: Annotated[Callable[[int, int], str], IN_CODE] = describe_turn
 
     initial_state: Annotated[Callable[[], Given[Mapping[str, object]]] | None, IN_CODE] = None
@@ -340,7 +345,14 @@ MAX_SHOWN_CHARS = 100
 
 
 APPROVALS = ("approvers", "approvals_needed", "escalate_to", "requester_may_approve")
-_CHOICES = ("on_text", "on_new_message", "message_filter", "keep", *APPROVALS)  # in addition to the limits in a file
+_CHOICES = (
+    "on_text",
+    "on_new_message",
+    "message_filter",
+    "keep",
+    "shows_standing",
+    *APPROVALS,
+)  # in addition to the limits in a file
 
 
 class AgentLimits(optional_form(AgentPolicy, without=_CHOICES)):  # type: ignore[misc]  # a base made here

@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import StrictUndefined, Template, TemplateError, Undefined
 from jinja2.exceptions import TemplateSyntaxError
@@ -27,6 +27,7 @@ from roundelay.network.elements import escape_text
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
 from roundelay.network.safe_text import sanitize_text
+from roundelay.network.units import format_elapsed
 from roundelay.templates import CONVERSATION, read_template
 
 from .bounded_templates import BoundedEnvironment
@@ -194,11 +195,24 @@ _SAMPLE = DirectMessage(
 )
 
 
+class PromptContext(NamedTuple):
+    """The conversation that an agent may see for a trigger, as of the trigger's time."""
+
+    threads: dict[str, MessageThread]
+    """Threads in the prompt's order."""
+
+    omitted_threads: int
+    standing: str = ""
+    """What the agent owes and waits for, as the end of the prompt (`render_standing`)."""
+
+
+NO_CONTEXT = PromptContext({}, 0)
+
+
 async def build_context(
     client: NetworkClient, trigger: BaseMessage, policy: AgentPolicy, visibility: Visibility
-) -> tuple[dict[str, MessageThread], int]:
-    """Return the conversation that the agent may see for this trigger, as of the trigger's time. The result contains
-    the threads in the prompt's order and the number of omitted threads.
+) -> PromptContext:
+    """Return the conversation that the agent may see for this trigger.
 
     ``visibility`` applies in addition to the connection's card: the hub returns only what both allow.
     """
@@ -219,7 +233,40 @@ async def build_context(
         thread for thread in window.threads if thread.omitted and not thread.messages
     ]  # there was no room for one message of the thread
     wanted = sum(count_most(chosen.find_for(it.thread_id, policy.per_thread)) > 0 for it in unread)
-    return threads, window.omitted_threads + wanted
+    standing = render_standing(window.standing, trigger.sent_at) if policy.shows_standing else ""
+    return PromptContext(threads, window.omitted_threads + wanted, standing)
+
+
+MAX_STANDING_BYTES = 300
+"""Maximum size of the standing in a prompt."""
+
+
+def render_standing(standing: Mapping[str, Any], now_ms: int) -> str:
+    """Return the end of a prompt: whom the agent owes an answer, for whom it waits, and what is left of the budget.
+    Empty if there is nothing to say."""
+    lines = [
+        f"You owe {entry['to']} an answer ({format_elapsed(now_ms - entry['since'])})."
+        for entry in standing.get("owes", ())
+    ]
+    lines += [
+        f"You wait for {entry['for']} ({format_elapsed(now_ms - entry['since'])})."
+        for entry in standing.get("waits", ())
+    ]
+    if (left := standing.get("messages_left")) is not None:
+        used = f" It has used {standing['tokens_used']} tokens." if "tokens_used" in standing else ""
+        lines.insert(0, f"This conversation may have {left} more messages.{used}")
+    # Whole lines only: half a sentence would mislead the model.
+    while lines:
+        text = "\n".join(["<standing>", *dict.fromkeys(lines), "</standing>"])
+        if len(text.encode()) <= MAX_STANDING_BYTES:
+            return text
+        lines.pop()
+    return ""
+
+
+def add_standing(prompt: str, standing: str) -> str:
+    """Return the prompt with the standing at its end, where it leaves the cached beginning unchanged."""
+    return f"{prompt}\n\n{standing}" if standing else prompt
 
 
 def select_threads(

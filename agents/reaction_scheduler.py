@@ -268,8 +268,8 @@ class ReactionScheduler:
                 # A repeat stores nothing, but it tells the hub that this process now works on the reaction.
                 await running.journal.record_started(running.recorded.started)
             context = await build_context(self._client, message, agent.policy, agent.visibility)
-            threads, running.omitted_threads = context
-            await agent.react(threads, message.thread_id, message)
+            running.context = context
+            await agent.react(context.threads, message.thread_id, message)
             if running.delivery is not None:
                 if running.journal.is_new:
                     running.delivery.mark_known()

@@ -41,6 +41,8 @@ class Started(BaseModel):
     """Seqs of the messages in the prompt, ascending."""
     config_hash: str
     prompt_hash: str = ""
+    standing: str = ""
+    """End of the prompt: what the agent owed and waited for at the start. No other record could tell it later."""
 
 
 class Approval(BaseModel):

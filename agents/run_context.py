@@ -67,6 +67,10 @@ class Playback(Protocol):
         """Return the trace of a person's stop, or None if the stop left none."""
         ...
 
+    def find_standing(self, reaction: str) -> str:
+        """Return the standing that the reaction's prompt ended with."""
+        ...
+
     def reads_new_messages(self, reaction: str) -> bool:
         """Return whether the reaction reads new messages of its thread at this point."""
         ...

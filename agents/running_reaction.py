@@ -42,7 +42,7 @@ from .journal import Journal, find_reporter, open_journal
 from .live_activity import ActivityReporter
 from .loop_texts import REPORTED
 from .models.model import Usage
-from .prompt import render_new_messages
+from .prompt import NO_CONTEXT, PromptContext, render_new_messages
 from .reaction import LoopState, Reaction
 from .reaction_ids import derived_id, reaction_id
 from .record_queue import Write
@@ -99,8 +99,8 @@ class RunningReaction:
     reaction: Reaction | None = None
     """The loop, after it has started."""
 
-    omitted_threads: int = 0
-    """Number of threads that the agent may see but its prompt omits."""
+    context: PromptContext = NO_CONTEXT
+    """Conversation that the agent may see."""
 
     unsettled: dict[int, BaseMessage] = field(default_factory=dict)
     """Messages that left the inbox to be read in the reaction, and are not yet recorded as read. Keyed by seq."""

@@ -25,7 +25,15 @@ from .middleware import Instruction, Middleware
 from .models.endpoint_rules import RuleChanges
 from .models.model import Model
 from .network_tools import check_wanted, choose_tools, communication_tools, mod_tools
-from .prompt import ConversationPrompt, drop_empty, keep_recorded, list_manifest, render_system_prompt, select_threads
+from .prompt import (
+    ConversationPrompt,
+    add_standing,
+    drop_empty,
+    keep_recorded,
+    list_manifest,
+    render_system_prompt,
+    select_threads,
+)
 from .reaction import Reaction
 from .reaction_state import ReactionSetup
 from .recorded import Started
@@ -138,11 +146,13 @@ class SimpleAgentRunner(AgentRunner):
         running = self.find_under_way(incoming_message)
         agent = self.equip(running.client)  # the hub may have other mods after a reconnect
         chosen, shown = await agent.chain.select_messages(message_threads, incoming_message)
-        threads, omitted = message_threads, running.omitted_threads
+        threads, omitted = message_threads, running.context.omitted_threads
         if chosen is not message_threads:
             threads, dropped = drop_empty(chosen)
             omitted += dropped
         config_hash = self._hash_config(agent)
+        # In a replay the hub's tables are those of the replay, so only the record knows the standing.
+        standing = running.context.standing if self.playback is None else self.playback.find_standing(running.id)
         # Record the start before asking the model. From now on the trigger counts as handled, and a restart resumes the
         # reaction.
         if running.recorded is None:
@@ -155,6 +165,7 @@ class SimpleAgentRunner(AgentRunner):
                 manifest=list_manifest(threads.values(), incoming_message),
                 config_hash=config_hash,
                 prompt_hash=prompt_hash,
+                standing=standing,
             )
             if not await running.journal.record_started(started, may_wait=running.journal.is_certainly_new):
                 # Started before a restart: its message is acknowledged at its end.
@@ -167,6 +178,7 @@ class SimpleAgentRunner(AgentRunner):
             # Render the prompt again with the messages of the first prompt only. The ledger has more messages by now,
             # which the recorded replies do not know.
             manifest = running.recorded.started.manifest if running.recorded.started is not None else ()
+            standing = running.recorded.started.standing if running.recorded.started is not None else ""
             threads = keep_recorded(threads, incoming_message, manifest)
             prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
             prompt_hash = hash_text(prompt)
@@ -192,7 +204,10 @@ class SimpleAgentRunner(AgentRunner):
             is_explained=self._prompt.says_how_to_answer,
         )
         reaction = running.reaction = Reaction(
-            limit_run(keeper or agent, message), prompt=prompt, answers=running.is_awaited, setup=setup
+            limit_run(keeper or agent, message),
+            prompt=add_standing(prompt, standing),
+            answers=running.is_awaited,
+            setup=setup,
         )
         running.reporter.shows_text = reaction.sends_text
         driver = Driver(

@@ -306,6 +306,7 @@ class AgentSpec(Strict):
     template: Path | None = None
     message_filter: MessageFilter = ALL
     keep: KeptRecords = KeptRecords()
+    shows_standing: bool = True
     limits: AgentLimits = AgentLimits()
     approvers: Approvers = ()
     approvals_needed: ApprovalsNeeded = 1
@@ -445,6 +446,7 @@ def _build_policy(spec: AgentSpec) -> AgentPolicy:
         on_new_message=spec.on_new_message,
         message_filter=spec.message_filter,
         keep=spec.keep,
+        shows_standing=spec.shows_standing,
         **{name: getattr(spec, name) for name in APPROVALS},
         **{name: value for name, value in read_form(spec.limits).items() if value is not None},
     )

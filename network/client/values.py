@@ -183,6 +183,10 @@ class Window(Struct, frozen=True):
     is_alone: bool = False
     """Whether the network has no participants other than the caller and the trigger's sender."""
 
+    standing: dict[str, Any] = {}
+    """What the agent owes and waits for, and what is left of the conversation's budget. Empty if there is nothing to
+    say."""
+
     @classmethod
     def read(cls, value: dict[str, Any]) -> Window:
         """Parse the value of ``network.window``."""
@@ -194,4 +198,10 @@ class Window(Struct, frozen=True):
             )
             for thread in value["threads"]
         ]
-        return cls(threads, value["as_of"], value.get("omitted_threads", 0), value.get("is_alone", False))
+        return cls(
+            threads,
+            value["as_of"],
+            value.get("omitted_threads", 0),
+            value.get("is_alone", False),
+            value.get("standing", {}),
+        )

@@ -25,6 +25,7 @@ from roundelay.network.ledger.search import PRIVATE
 from .head_cache import HeadGroup, NewestHeads
 from .paging import ListPage
 from .reading import Reading, reads, reads_as_itself
+from .standing import describe_standing
 from .window_size import WindowSize, is_alone
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
@@ -309,6 +310,7 @@ async def window(
         "as_of": trigger,
         **({"omitted_threads": omitted} if omitted else {}),
         **({"is_alone": True} if is_alone(reading, view.trigger) else {}),
+        **({"standing": standing} if (standing := await describe_standing(reading, view)) else {}),
     }
 
 

@@ -143,6 +143,11 @@ class RecordedAnswers:
         found = self._recording.reactions.get(reaction)
         return found.run.stopped if found is not None and found.run is not None else None
 
+    def find_standing(self, reaction: str) -> str:
+        found = self._recording.reactions.get(reaction)
+        started = found.run.started if found is not None and found.run is not None else None
+        return started.standing if started is not None else ""
+
     def reads_new_messages(self, reaction: str) -> bool:
         found = self._recording.reactions.get(reaction)
         if found is None:

@@ -135,7 +135,7 @@ class QuietRun:
         happens = (
             [self.write] * 3 + [self.start] * 5 + [self.work] * 8 + [self.finish] * 4 + [self.acknowledge] * 3
             + [self.refuse] * 3 + [self.answer] * 3 + [self.errand] * 2 + [self.wait] * 3
-            + [self.kill, self.kill_hub, self.fail_commit, self.restore, self.remove]
+            + [self.kill, self.kill_hub, self.fail_commit, self.restore, self.restore, self.remove]
         )  # fmt: skip
         happening = rng.choice(happens)
         # The outcome of a failed commit is unknown, and no row says what became of these.
@@ -217,12 +217,17 @@ class QuietRun:
             self.inbox[name] = left if only else [it for it in left if it > seq or (name, it) in self.repeated]
 
     def refuse(self) -> None:
-        name = self.rng.choice(REACTORS)
-        if self.inbox[name]:
-            seq = self.inbox[name].pop(self.rng.randrange(len(self.inbox[name])))
-            self.give(
-                name, {"type": "nack", "seq": seq, "reason": "no", "retry_after_ms": self.rng.choice((0, 0, 400))}
-            )
+        """An agent fails, once or until the message is a dead letter."""
+        name, times = self.rng.choice(REACTORS), self.rng.choice((1, 1, 5))
+        if not self.inbox[name]:
+            return
+        seq, retry_ms = self.rng.choice(self.inbox[name]), self.rng.choice((0, 0, 400))
+        for _ in range(times):
+            if seq in self.inbox[name]:
+                self.inbox[name].remove(seq)
+                self.give(name, {"type": "nack", "seq": seq, "reason": "no", "retry_after_ms": retry_ms})
+                self.hub.loop.step(0.01 + retry_ms / 1000)
+                self.read()
 
     def answer(self) -> None:
         """A person or the program answers something, in one of the ways that count."""

@@ -1,0 +1,90 @@
+"""The standing of an agent in a conversation: which answers it still owes, whom it waits for, and how much is left of
+the budget. ``network.window`` returns it with the messages of a prompt, if there is anything to say.
+
+Everything comes from tables in memory. Heads and the budget are read from the ledger only if there is something to
+show, so that an ordinary prompt costs no more reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from roundelay.network.core.open_items import OpenDelivery
+from roundelay.network.core.rows import MessageHead
+from roundelay.network.core.tables import ConversationBudget, LookupRequest, OpenReaction, Question
+
+from .reading import Reading
+
+
+class PromptAdmission(Protocol):
+    """The messages that may enter the prompt of ``trigger`` (`views.View`)."""
+
+    trigger: MessageHead | None
+
+    async def load(self, heads: Iterable[MessageHead]) -> None: ...
+
+    async def shows(self, head: MessageHead | None) -> bool: ...
+
+
+MAX_SHOWN = 3
+"""Maximum number of owed answers, and of participants that the agent waits for."""
+LOW_SHARE = 4
+"""The remaining messages are shown when at most this part (1/4) of the budget is left."""
+
+
+async def describe_standing(reading: Reading, view: PromptAdmission) -> dict[str, Any]:
+    """Return the standing of the caller at the view's trigger. Only messages from before the trigger count, and only
+    those that may enter its prompt."""
+    trigger = view.trigger
+    assert trigger is not None, "a standing has a trigger"
+    state, caller = reading.hub.state, reading.origin.agent_id
+    owed: dict[int, int] = {}
+    for reaction in state.reactions_of(caller).values():
+        head = reaction.trigger_head
+        # Somebody waits for the answer to a direct message, and to any message of a person.
+        if head.seq < trigger.seq and (head.kind == "direct" or head.sender_kind == "human"):
+            owed[head.seq] = reaction.at
+    awaited: dict[int, tuple[int, list[str]]] = {}
+    for key, value in state.open_in(trigger.root).items():
+        match value:
+            case OpenDelivery() if value.sender_id == caller and value.thread_id.startswith("direct:"):
+                seq, since, names = int(key.partition(" ")[2]), value.at, [*value.waiting, *value.answers]
+            case OpenReaction() if value.trigger_head.sender_id == caller and value.trigger_head.kind == "direct":
+                seq, since, names = value.trigger, value.at, [value.agent_id]
+            case Question() if value.sender_id == caller:
+                agent_id, _, text = key.partition(" ")[2].partition("/")
+                seq, since, names = int(text), value.at, [agent_id]
+            case _:
+                continue
+        if seq < trigger.seq:
+            awaited[seq] = since, names
+    found: dict[str, Any] = {}
+    if owed or awaited:
+        heads = await reading.hub.ledger.heads({*owed, *awaited})
+        await view.load(heads.values())
+        shown = [seq for seq in sorted(heads) if await view.shows(heads[seq])]
+        owes = [{"to": heads[seq].sender_id, "seq": seq, "since": owed[seq]} for seq in shown if seq in owed]
+        waits = [
+            {"for": name, "seq": seq, "since": awaited[seq][0]}
+            for seq in shown
+            if seq in awaited
+            for name in awaited[seq][1]
+        ]
+        found |= {"owes": owes[:MAX_SHOWN]} if owes else {}
+        found |= {"waits": waits[:MAX_SHOWN]} if waits else {}
+    most = reading.hub.limits.max_root_messages
+    # A conversation has at most as many messages as the log has rows since its root.
+    if trigger.seq - trigger.root >= most - most // LOW_SHARE:
+        budget = await _find_budget(reading, trigger.root)
+        if budget is not None and (left := most + budget.extra_messages - budget.messages) <= most // LOW_SHARE:
+            found["messages_left"] = max(0, left)
+            tokens = sum(used.prompt_tokens + used.completion_tokens for used in budget.spent.values())
+            found |= {"tokens_used": tokens} if tokens else {}
+    return found
+
+
+async def _find_budget(reading: Reading, root: int) -> ConversationBudget | None:
+    cold = (await reading.hub.ledger.lookup(LookupRequest(set(), set(), {("root", str(root))}))).cold
+    budget: ConversationBudget | None = cold.get(("root", str(root)))
+    return budget
