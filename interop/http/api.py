@@ -21,7 +21,7 @@ from pydantic.json_schema import models_json_schema
 from roundelay.interop.session_pool import Credentials, SessionPool, read_authorization, receive_messages
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import ordered_id
-from roundelay.network.errors import ConnectError, InvalidFrame, RoundelayError
+from roundelay.network.errors import ConnectError, InvalidFrame, RoundelayError, UnknownOperation
 from roundelay.network.extras import needs
 from roundelay.network.frames import SEQ_LIMIT
 from roundelay.network.messages import BaseMessage
@@ -134,6 +134,16 @@ class Search(_Shape):
     limit: int = Field(20, ge=1, le=500)
 
 
+class OperationCall(_Shape):
+    """A call of an operation of a mod."""
+
+    operation: str = Field(description="Its name; GET /v1/operations lists them", examples=["tasks.list"])
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    call_id: str | None = Field(
+        None, pattern="^[!-~]{1,128}$", description="Makes a change idempotent: a repeat gets the first result"
+    )
+
+
 class ListFiles(_Shape):
     thread_id: str | None = Field(None, max_length=200, description="Only files in messages of this thread")
     after: str | None = Field(None, max_length=40, description="`next` of the previous page")
@@ -197,6 +207,19 @@ async def _receive(call: HttpCall) -> tuple[int, Any]:
 
 async def _acknowledge(call: HttpCall) -> tuple[int, Any]:
     return 200, await call.client.call("network.acknowledge", {"seqs": call.arguments.seqs})
+
+
+async def _list_operations(call: HttpCall) -> tuple[int, Any]:
+    mods = {"mods": [msgspec.to_builtins(mod) for mod in call.client.welcome.mods]}
+    return 200, mods
+
+
+async def _call_operation(call: HttpCall) -> tuple[int, Any]:
+    body = call.arguments
+    # The hub's own operations have endpoints of their own, with shapes that HTTP clients know.
+    if body.operation not in {it.op for mod in call.client.welcome.mods for it in mod.operations}:
+        raise UnknownOperation(f"No mod of this network offers {body.operation[:80]!r}. GET /v1/operations lists them.")
+    return 200, await call.client.call(body.operation, body.arguments, call_id=body.call_id)
 
 
 async def _read(op: str, call: HttpCall) -> tuple[int, Any]:
@@ -278,6 +301,16 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
         None,
         partial(_read, "network.list_agents"),
     ),
+    Endpoint(
+        "GET",
+        "/v1/operations",
+        "operations",
+        "Operations of the node's mods, with the schemas of their arguments",
+        Empty,
+        None,
+        _list_operations,
+    ),
+    Endpoint("POST", "/v1/call", "call", "Call an operation of a mod", OperationCall, None, _call_operation),
     Endpoint(
         "GET",
         "/v1/files",

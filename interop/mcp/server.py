@@ -6,6 +6,7 @@ caller's position is in the ledger (`ack`) or in an argument (`after`).
 """
 
 # No `from __future__ import annotations`: the SDK evaluates annotations to find arguments that a person gives (`Resolve`).
+import json
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -20,6 +21,7 @@ from roundelay.interop.rendering import (
     format_message,
     format_messages,
     format_page,
+    format_result,
     plain,
     reads_at_next_turn,
 )
@@ -267,6 +269,47 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         async with calling(context) as client:
             chain = (await client.call("network.why", {"seq": seq}))["chain"]
             return format_messages([entry for entry in chain if "message_id" in entry], "")
+
+    @server.tool(annotations=_READS, structured_output=False)
+    async def operations(
+        context: Context[Any, Any],
+        mod: Annotated[str | None, Field(description="Only those of this mod, with their arguments")] = None,
+    ) -> str:
+        """List what the mods of this network offer, such as tasks, notes and files. `call` calls an operation."""
+        async with calling(context) as client:
+            mods = [it for it in client.welcome.mods if mod in (None, it.id)]
+            if mod is None:
+                return (
+                    "\n".join(f"{plain(it.id)}: {', '.join(plain(op.op) for op in it.operations)}" for it in mods)
+                    or "This network has no mods."
+                )
+            lines = [
+                f"{plain(op.op)} {json.dumps(op.args_schema)}: {plain(op.description)}"
+                for it in mods
+                for op in it.operations
+            ]
+            return "\n".join(lines) or f"This network has no mod {plain(mod)!r}."
+
+    @server.tool(annotations=_SENDS, structured_output=False)
+    async def call(
+        context: Context[Any, Any],
+        operation: Annotated[str, Field(description="Such as tasks.claim; `operations` lists them")],
+        arguments: dict[str, Any] | None = None,
+        call_id: Annotated[
+            str | None,
+            Field(
+                pattern="^[!-~]{1,128}$", description="The same id again does nothing twice; give it when you repeat"
+            ),
+        ] = None,
+    ) -> str:
+        """Call an operation of a mod, such as a shared board of tasks, notes or files."""
+        async with calling(context) as client:
+            known = [op.op for mod in client.welcome.mods for op in mod.operations]
+            if operation not in known:
+                raise ToolError(
+                    f"No mod of this network offers {plain(operation)!r}. `operations` lists what there is."
+                )
+            return format_result(operation, await client.call(operation, arguments or {}, call_id=call_id))
 
     @server.resource(
         "roundelay://thread/{thread_id}", title="A thread", description="Its newest 50 messages", mime_type="text/plain"

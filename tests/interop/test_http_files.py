@@ -106,3 +106,14 @@ async def test_wrong_queries_of_files_are_refused(scene: Scene) -> None:
         await scene.put(b"x", 400, params=params)
     answer = await scene.http.post("/v1/files?name=a&name=b", content=b"x", headers=scene.form.headers)
     assert answer.status_code == 400
+
+
+async def test_program_calls_operations_of_mods(scene: Scene) -> None:
+    mods = (await scene.form.get("/v1/operations"))["mods"]
+    assert [mod["id"] for mod in mods] == ["channels", "files"]
+    saving = {"operation": "files.save", "arguments": {"name": "a", "content": "a"}, "call_id": "c-1"}
+    saved = await scene.form.post("/v1/call", saving)
+    assert await scene.form.post("/v1/call", saving) == saved
+    wrong = await scene.form.post("/v1/call", {"operation": "network.log"}, 501)
+    assert "GET /v1/operations" in wrong["error"]["message"]
+    await scene.form.post("/v1/call", {"operation": "files.read", "arguments": {"path": "x"}}, 400)
