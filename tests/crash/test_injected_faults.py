@@ -19,6 +19,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from tests.crash.faulty import DB, PATIENCE_S
 from tests.crash.injected import KINDS, SHORT, Faults, Kind, faults_at, faults_library
@@ -179,6 +180,19 @@ async def _is_not_ready(node: ProcessNode) -> bool:
     return not await _is_ready(node)
 
 
+async def _is_history_hidden(node: ProcessNode, ear: Peer) -> bool:
+    """Whether a session that asks for everything from the beginning is closed. The newest messages are in memory."""
+    first = ear.welcomes[0]
+    try:
+        async with asyncio.timeout(READY_WITHIN_S):
+            session = await node.connect()
+            resume = {"epoch": first["network"]["epoch"], "cursor": first["cursor"]}
+            await session.hello(EAR, token=node.token_of(EAR), resume=resume)
+            return await session.closed() == 4503
+    except (OSError, ConnectionClosed, InvalidHandshake, AssertionError):
+        return False
+
+
 async def _meet(
     meeting: Meeting, faults: Faults, node: ProcessNode, senders: list[Peer], ear: Peer, looks: int
 ) -> float:
@@ -198,12 +212,14 @@ async def _meet(
         case "cuts":
             await _welcomed(ear, 1)
         case "hides":
-            await ear.lose()
-            welcomes, answers = len(ear.welcomes) + looks, min(len(peer.answers) for peer in senders) + looks
+            hidden, answers = 0, min(len(peer.answers) for peer in senders) + looks
 
             async def is_so() -> bool:
-                has_gone_on = len(ear.welcomes) >= welcomes and min(len(peer.answers) for peer in senders) >= answers
-                return has_gone_on or not await _is_ready(node)
+                nonlocal hidden
+                if not await _is_ready(node):
+                    return True
+                hidden += await _is_history_hidden(node, ear)
+                return hidden >= looks and min(len(peer.answers) for peer in senders) >= answers
 
             async with asyncio.timeout(PATIENCE_S):
                 await _until(is_so)
