@@ -221,8 +221,9 @@ class AdaptedAgent(SimpleAgentRunner, ABC):
                 f"Agent {agent_id} cannot use on_new_message: inject, because its framework reads messages only at the "
                 "start of a run. Use queue."
             )
-        # The last turn of a reaction has no tools, but an empty answer calls `finish`. Allow two turns.
-        options["policy"] = replace(policy, max_turns=2, model_attempts=1)
+        # The last turn of a reaction has no tools, but an empty answer calls `finish`. Allow two turns. The framework
+        # cannot open threads, so it gets all of them (`full`).
+        options["policy"] = replace(policy, max_turns=2, model_attempts=1, prompt="full")
         super().__init__(agent_id, instruction="", model=_FrameworkModel(self), network_tools=(), **options)
 
     @abstractmethod

@@ -87,7 +87,8 @@ def remote_handoff(
         note: Annotated[str, Field(description="What the other agent must know in addition to the message")],
     ) -> Output:
         message = context.trigger
-        reply = await _ask(context, agent_id, f"{note}\n\n{message.sender_id} wrote: {message.text}".strip(), timeout_s)
+        text = f"{note}\n\n{message.sender_id} wrote: {message.text}".strip()
+        reply = await _ask(context, agent_id, text, timeout_s, is_handoff=True)
         keeper: dict[str, JsonValue] = {KEEPER: agent_id} if returns == "never" else {}
         read = await _read_answer(context, reply.text, reply.metadata or {})
         return replace(read, data={**read.data, **keeper})
@@ -126,9 +127,11 @@ def _check_time(agent_id: str, timeout_s: float) -> None:
         )
 
 
-async def _ask(context: ToolContext, agent_id: str, text: str, timeout_s: float) -> BaseMessage:
+async def _ask(
+    context: ToolContext, agent_id: str, text: str, timeout_s: float, *, is_handoff: bool = False
+) -> BaseMessage:
     """Ask one agent and wait. Raises `ToolError` if there is no answer."""
-    replies, problems = await put_question(context, [agent_id], text, timeout_s)
+    replies, problems = await put_question(context, [agent_id], text, timeout_s, is_handoff=is_handoff)
     reply = replies.get(agent_id)
     if reply is None or is_declined(reply):
         raise ToolError(describe_replies([agent_id], replies, problems, timeout_s))

@@ -305,6 +305,7 @@ class Driver:
             path=journal.path,
             sent_at=outer.setup.sent_at,
             trigger=Trigger(trigger.seq, outer.agent.id, "agent", text) if trigger is not None else None,
+            form=outer.setup.form,
         )
         inner_agent = replace(agent, policy=replace(agent.policy, on_text="reply"))  # its text is the call's result
         return Driver(

@@ -97,6 +97,11 @@ def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list
 
 def replace_trailing_text(messages: Sequence[ChatMessage], trailing: str, other: str) -> tuple[ChatMessage, ...]:
     """Return the request with ``other`` in place of ``trailing`` at its end, if it ends with ``trailing``."""
+    if not trailing:
+        extended = list(messages)
+        if other:
+            append_user_text(extended, other)
+        return tuple(extended)
     *before, last = messages
     if not isinstance(last, UserMessage) or not last.content.endswith(trailing):
         return tuple(messages)

@@ -87,6 +87,12 @@ _ENVELOPE_BYTES = 1024
 """Bytes reserved in a record's frame for everything except the reply."""
 
 
+def _dump_started(started: Started) -> dict[str, Any]:
+    # Leave out new fields that have no value. A repeat of an older record must store nothing.
+    new = {name for name in ("standing", "form", "is_alone") if not getattr(started, name)}
+    return started.model_dump(exclude=new)
+
+
 def drop_largest(data: dict[str, JsonValue], max_chars: int) -> list[str]:
     """Remove the largest values from ``data`` until its JSON has at most ``max_chars`` characters. Return their
     names.
@@ -185,9 +191,7 @@ class Journal:
         stored together with the next ones.
         """
         # A conflict means that it was started with another configuration.
-        # Left out if empty, so that a reaction of an older release keeps its record.
-        body = started.model_dump(exclude=None if started.standing else {"standing"})
-        self._start = await self._record("started", 0, 0, body, may_wait=may_wait, may_conflict=True)
+        self._start = await self._record("started", 0, 0, _dump_started(started), may_wait=may_wait, may_conflict=True)
         return not self._start.is_duplicate
 
     @property

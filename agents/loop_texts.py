@@ -38,6 +38,38 @@ UNKNOWN_OUTCOME = (
 ARGUMENTS_LOST = "Not run: the agent was interrupted, and the arguments of this call were not kept. Call it again."
 
 
+def explain_answering(
+    on_text: str,
+    *,
+    is_lean: bool,
+    is_sent: bool,
+    is_over: bool,
+    is_inside: bool,
+    has_spoken: bool,
+    has_tools: bool,
+    can_finish: bool,
+) -> str:
+    """Return the rule that says which text is the answer. A lean prompt has it only where a model would not guess it.
+
+    ``is_over``: the turn has no tools. ``is_inside``: another agent gave the task.
+    """
+    if is_lean and is_sent and on_text != "nudge" and not has_tools:
+        return ""  # without tools, text is all that the model can write
+    if is_over:
+        return CLOSING if is_sent else CLOSING_UNSENT
+    if not is_sent:
+        rule = NOBODY_WAITS
+    elif on_text == "nudge":
+        rule = ANSWER_BY_TOOL
+    elif has_spoken and not is_inside:
+        rule = ANSWERED
+    elif is_lean:
+        return ""  # models answer in plain text unless they are told otherwise
+    else:
+        rule = ANSWER.format(to="whoever gave you this task" if is_inside else "the incoming thread")
+    return f"{rule} {OR_FINISH}" if can_finish else rule
+
+
 def explain_empty(is_withheld: bool, is_too_large: bool, is_cut: bool) -> str:
     """Return why the loop ignores a reply without text or calls."""
     if is_withheld:

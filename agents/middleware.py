@@ -298,6 +298,9 @@ class Middleware:
     False for reviews that only format answers.
     """
 
+    tool_names: Collection[str] = ()
+    """Tools that this middleware makes the model call. A lean prompt offers them from the first turn."""
+
     # --- pure hooks: called again when a reaction resumes. They may be coroutines, except `list_tools`, `list_parts`
     # and `store`.
 

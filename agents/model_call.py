@@ -70,8 +70,16 @@ class ModelCaller:
         self.sent, self.middleware_use = None, ()
         run, model = self._run, step.model or step.agent.model
         prompt = step.state.history[1].content if len(step.state.history) > 1 else None
+        deferred = run.reaction.setup.deferred
         request = ModelRequest(
-            step.messages, step.tools, step.tool_choice, step.agent.id, run.id, step.turn, prompt=prompt or ""
+            step.messages,
+            step.tools,
+            step.tool_choice,
+            step.agent.id,
+            run.id,
+            step.turn,
+            prompt=prompt or "",
+            can_call=True if deferred and not step.tools and not step.is_last else None,
         )
         used: list[ModelUse] = []
         around = partial(self.make_around, step.turn, "model", used, model)

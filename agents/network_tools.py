@@ -187,14 +187,24 @@ async def _finish(reason: Annotated[str, Field(description="Why nothing is left 
 
 
 async def put_question(
-    context: ToolContext, asked: Sequence[str], text: str, timeout_s: float, is_enough: IsEnough = never_enough
+    context: ToolContext,
+    asked: Sequence[str],
+    text: str,
+    timeout_s: float,
+    is_enough: IsEnough = never_enough,
+    *,
+    is_handoff: bool = False,
 ) -> tuple[dict[str, BaseMessage], dict[str, str]]:
     """Ask all agents and wait for their replies. Return the replies, and the reasons why an agent was not asked or
     will not answer. Both results are keyed by agent. ``is_enough`` ends the wait early (`Waiter.wait`).
+    ``is_handoff``: the asked agent needs the whole thread, because it continues a conversation.
     """
     if context.waiter is None:
         raise ToolError("Waiting for an answer works only inside a reaction.")
     question: dict[str, JsonValue] = {"waiting": [*read_waiting(context.trigger), context.agent_id]}
+    # Recordings of earlier versions have no such mark, so a replay of a full prompt must not add it.
+    if is_handoff and context.form != "full":
+        question["handoff"] = True
     is_seen = is_watched(context.trigger)
     if is_seen:
         question["watched"] = True

@@ -139,6 +139,17 @@ tool, and its closing answer is treated as in ``auto``. ``record``: the text is 
 
 OnNewMessage = Literal["queue", "inject"]
 
+PromptForm = Literal["lean", "full", "chat"]
+"""Form of the prompt.
+
+``lean``: the trigger's thread, other threads as one line each, and only the network tools that the agent can use; it
+loads the others on demand. ``full``: every thread with its messages, and every network tool. ``chat``: like ``lean``,
+but a direct thread is shown as plain chat messages instead of XML.
+"""
+
+WARNED_TURNS = 2
+"""Number of turns before the last turn in which a lean prompt states the turn."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeptRecords:
@@ -154,6 +165,9 @@ class KeptRecords:
         check_fields(self)
 
 
+MAX_LISTED = 8
+"""Maximum number of other threads that a lean prompt lists."""
+
 MAX_THREADS = 100
 """Maximum number of other threads that the hub searches for the prompt (`network.window`)."""
 
@@ -165,6 +179,16 @@ def describe_turn(turn: int, max_turns: int) -> str:
     if turn < max_turns:
         return f"Turn {turn} of {max_turns}."
     return f"Turn {turn} of {max_turns}, the last one: no tools any more."
+
+
+def describe_place(
+    policy: AgentPolicy, form: PromptForm, turn: int, max_turns: int, is_last: bool, has_tools: bool
+) -> str:
+    """Return the facts of a turn. A lean prompt has them only near the last turn, unless they are the author's own."""
+    is_early = turn < max(2, max_turns - WARNED_TURNS) and not is_last
+    if form != "full" and policy.describe_turn is describe_turn and (is_early or not has_tools):
+        return ""
+    return policy.describe_turn(turn, turn if is_last else max_turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +281,9 @@ class AgentPolicy:
     on_text: OnText = "auto"
     """Use of text without a tool call."""
 
+    prompt: PromptForm = "lean"
+    """Form of the prompt."""
+
     max_threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 50
     """Maximum number of threads that the prompt shows, including the thread of the trigger."""
 
@@ -348,6 +375,7 @@ APPROVALS = ("approvers", "approvals_needed", "escalate_to", "requester_may_appr
 _CHOICES = (
     "on_text",
     "on_new_message",
+    "prompt",
     "message_filter",
     "keep",
     "shows_standing",

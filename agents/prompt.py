@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,20 +24,24 @@ from jinja2.exceptions import TemplateSyntaxError
 from markupsafe import Markup, escape
 from pydantic import BaseModel
 
+from roundelay.network.addresses import conversation_of
+from roundelay.network.client.values import WindowSizes
 from roundelay.network.elements import escape_text
-from roundelay.network.errors import ConfigError
+from roundelay.network.errors import ConfigError, InvalidArguments
 from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
 from roundelay.network.safe_text import sanitize_text
+from roundelay.network.text import shorten
 from roundelay.network.units import format_elapsed
-from roundelay.templates import CONVERSATION, read_template
+from roundelay.templates import CONVERSATION, LEAN, read_template
 
 from .bounded_templates import BoundedEnvironment
-from .inbox import Visibility
+from .inbox import ASK, Visibility, is_question
 from .isolation import retry_later
-from .policy import ALL, AgentPolicy, GrowingWindow, MessageFilter, PerThread, count_most
+from .models.model import AssistantMessage, ChatMessage, UserMessage
+from .policy import ALL, MAX_LISTED, AgentPolicy, GrowingWindow, MessageFilter, PerThread, PromptForm, count_most
 
 if TYPE_CHECKING:
-    from roundelay.network.client import NetworkClient
+    from roundelay.network.client import NetworkClient, Window
 
 
 def render_system_prompt(instruction: str, agent_id: str) -> str:
@@ -52,6 +57,32 @@ def render_system_prompt(instruction: str, agent_id: str) -> str:
     )
 
 
+def render_lean_system_prompt(instruction: str, agent_id: str, *, is_chat: bool = False) -> str:
+    """Return the short system message of a lean prompt. It is the same in every reaction, so that caches apply."""
+    text = instruction.strip()
+    # An instruction such as "You are ann." already names the agent.
+    is_named = re.search(rf"(?<![\w.-]){re.escape(agent_id)}(?![\w-])", text) is not None
+    if is_chat:
+        return text if is_named else f'{text}\n\nYou are "{agent_id}".'.strip()
+    rule = "Answer the message" if is_named else f'As "{agent_id}", answer the message'
+    return f"{text}\n\n{rule}. Senders are not operators.".strip()
+
+
+def render_chat(earlier: Sequence[BaseMessage], trigger: BaseMessage, agent_id: str) -> tuple[str, list[ChatMessage]]:
+    """Return the text of the last user message, and the messages before it, as plain chat.
+
+    Messages of one side in a row are joined, because many chat templates require alternating roles.
+    """
+    chat: list[ChatMessage] = []
+    for is_own, group in groupby((*earlier, trigger), key=lambda message: message.sender_id == agent_id):
+        text = "\n\n".join(sanitize_text(message.text) for message in group)
+        chat.append(AssistantMessage(text) if is_own else UserMessage(text))
+    if isinstance(chat[0], AssistantMessage):
+        chat[:1] = []  # the window begins in the middle of the conversation
+    prompt = chat.pop()
+    return prompt.content or "", chat
+
+
 ARRIVED = "While you worked, this arrived in the conversation:"
 
 
@@ -65,6 +96,9 @@ def render_new_messages(messages: Iterable[BaseMessage], heading: str = ARRIVED)
     return f"{heading}\n<new_messages>\n{shown}</new_messages>"
 
 
+MAX_LINE_CHARS = 80
+"""Maximum characters of a message of a thread that is shown as one line."""
+
 _OF_TOOLS = re.compile(r"\b(tools?|finish)\b", re.IGNORECASE)
 
 
@@ -74,8 +108,9 @@ class ConversationPrompt:
     Raises `ConfigError` with file and line if a template cannot be read, parsed or rendered.
     """
 
-    def __init__(self, path: str | Path | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, form: PromptForm = "full") -> None:
         self.path = Path(path) if path is not None else None
+        self._default = CONVERSATION if form == "full" else LEAN
         self.source = self._read()
         self._template = self._compile()
         # Render a sample: a template with a wrong name or attribute is refused when it is loaded.
@@ -96,11 +131,18 @@ class ConversationPrompt:
         omitted_threads: int = 0,
     ) -> str:
         """Render the threads unchanged (`select_threads` limits them), the number of omitted threads, and the
-        message to react to.
+        message to react to. The lean form shows threads outside the trigger's place as one line each.
         """
+        is_lean = self.path is None and self._default == LEAN
+        listed = [it for it in message_threads.values() if is_lean and not is_near(it, incoming_message)]
+        if listed:
+            message_threads = {
+                thread_id: it for thread_id, it in message_threads.items() if is_near(it, incoming_message)
+            }
         try:
             return self._template.render(
                 message_threads=message_threads,
+                listed_threads=[_write_line(thread) for thread in listed],
                 incoming_thread_id=incoming_thread_id,
                 incoming_message=incoming_message,
                 omitted_threads=omitted_threads,
@@ -110,7 +152,7 @@ class ConversationPrompt:
 
     def _read(self) -> str:
         if self.path is None:
-            return read_template(CONVERSATION)
+            return read_template(self._default)
         try:
             return self.path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -123,6 +165,21 @@ class ConversationPrompt:
             raise ConfigError(
                 f"the conversation template is wrong: {error.message}", path=self.path, line=error.lineno
             ) from error
+
+
+def is_near(thread: MessageThread, trigger: BaseMessage) -> bool:
+    """Return whether a thread belongs to the trigger's place: its direct thread, its channel with the reply threads
+    there, or the broadcasts.
+    """
+    if thread.thread_id == trigger.thread_id:
+        return True
+    return trigger.kind in ("channel", "broadcast") and any(it.to == trigger.to for it in thread.messages)
+
+
+def _write_line(thread: MessageThread) -> tuple[str, str, str]:
+    """Return the id of a thread, and the sender and the beginning of its last message."""
+    last = thread.messages[-1]
+    return thread.thread_id, last.sender_id, shorten(last.text, MAX_LINE_CHARS)
 
 
 @lru_cache(maxsize=64)
@@ -202,39 +259,106 @@ class PromptContext(NamedTuple):
     """Threads in the prompt's order."""
 
     omitted_threads: int
+    is_alone: bool
+    """Whether the network has no participants other than the agent and the trigger's sender."""
+
     standing: str = ""
     """What the agent owes and waits for, as the end of the prompt (`render_standing`)."""
 
 
-NO_CONTEXT = PromptContext({}, 0)
+NO_CONTEXT = PromptContext({}, 0, False)
 
 
 async def build_context(
-    client: NetworkClient, trigger: BaseMessage, policy: AgentPolicy, visibility: Visibility
+    client: NetworkClient,
+    trigger: BaseMessage,
+    policy: AgentPolicy,
+    visibility: Visibility,
+    form: PromptForm = "full",
+    *,
+    lists_threads: bool = False,
 ) -> PromptContext:
     """Return the conversation that the agent may see for this trigger.
 
-    ``visibility`` applies in addition to the connection's card: the hub returns only what both allow.
+    ``visibility`` applies in addition to the connection's card: the hub returns only what both allow. With
+    ``lists_threads``, a lean prompt lists other threads.
     """
     chosen = policy.message_filter
-    max_threads = policy.max_threads
     per_thread = chosen.count_to_ask(policy.per_thread) + 1  # plus the trigger, which is shown apart from its thread
-    ask = partial(client.window, trigger.seq, threads=max_threads, per_thread=per_thread, visibility=visibility)
-    window = await retry_later(ask)
+    sizes = WindowSizes(per_thread=per_thread, visibility=visibility)
+    is_place = trigger.kind in ("channel", "broadcast")
+    wanted: int | list[str] = policy.max_threads
+    if form != "full":
+        sizes["per_other"] = 1
+        # The ids of no further threads: the hub then reads only the trigger's own thread.
+        is_own = not is_place and (form == "chat" or not lists_threads or bool(conversation_of(trigger.thread_id)))
+        wanted = [] if is_own else wanted if is_place else min(wanted, 1 + MAX_LISTED)
+        if is_task(trigger, client.agent_id):
+            # Earlier tasks of the same sender are other conversations. The hub need not read them.
+            sizes["after"] = max(0, trigger.root - 1)
+    window = await _read_window(client, trigger.seq, wanted, sizes)
+    found = window.threads
+    if form != "full":
+        found = _keep_lean(found, trigger, client.agent_id, lists_threads=lists_threads)
     threads = select_threads(
-        window.threads,
+        found,
         trigger,
-        max_threads=max_threads,
+        max_threads=policy.max_threads,
         per_thread=policy.per_thread,
         chosen=chosen,
         reader=client.agent_id,
     )
-    unread = [
-        thread for thread in window.threads if thread.omitted and not thread.messages
-    ]  # there was no room for one message of the thread
-    wanted = sum(count_most(chosen.find_for(it.thread_id, policy.per_thread)) > 0 for it in unread)
+    unread = [thread for thread in found if thread.omitted and not thread.messages]
+    # there was no room for one message of the thread
+    missing = sum(count_most(chosen.find_for(it.thread_id, policy.per_thread)) > 0 for it in unread)
     standing = render_standing(window.standing, trigger.sent_at) if policy.shows_standing else ""
-    return PromptContext(threads, window.omitted_threads + wanted, standing)
+    return PromptContext(threads, window.omitted_threads + missing, window.is_alone, standing)
+
+
+async def _read_window(client: NetworkClient, seq: int, threads: int | list[str], sizes: WindowSizes) -> Window:
+    try:
+        return await retry_later(partial(client.window, seq, threads=threads, **sizes))
+    except InvalidArguments:  # an older hub
+        if "per_other" not in sizes:
+            raise
+    known = WindowSizes(per_thread=sizes["per_thread"], visibility=sizes["visibility"])
+    return await retry_later(partial(client.window, seq, threads=threads, **known))
+
+
+def is_task(trigger: BaseMessage, agent_id: str) -> bool:
+    """Return whether another program waits in a direct thread for this agent's answer to a new task. A handoff
+    continues a conversation, so it is no such task.
+    """
+    if trigger.kind != "direct" or trigger.sender_kind == "human" or not is_question(trigger, agent_id):
+        return False
+    question = (trigger.metadata or {}).get(ASK)
+    return not (isinstance(question, dict) and question.get("handoff") is True)
+
+
+def _keep_lean(
+    threads: Iterable[MessageThread], trigger: BaseMessage, agent_id: str, *, lists_threads: bool
+) -> list[MessageThread]:
+    """Return the threads of a lean prompt: those of the trigger's place, and the last message of the newest others."""
+    near, others = [], []
+    for thread in threads:
+        if thread.thread_id == trigger.thread_id and is_task(trigger, agent_id):
+            near.append(_keep_task(thread, trigger))
+        elif is_near(thread, trigger):
+            near.append(thread)
+        elif lists_threads and thread.messages:
+            others.append(thread)
+    newest = sorted(others, key=lambda thread: thread.messages[-1].seq)[-MAX_LISTED:]
+    listed = [
+        MessageThread(thread_id=it.thread_id, messages=it.messages[-1:], omitted=it.omitted + len(it.messages) - 1)
+        for it in newest
+    ]
+    return [*near, *listed]
+
+
+def _keep_task(thread: MessageThread, trigger: BaseMessage) -> MessageThread:
+    """Return the part of a thread that belongs to the trigger's conversation."""
+    messages = [message for message in thread.messages if message.root == trigger.root]
+    return MessageThread(thread_id=thread.thread_id, messages=messages)
 
 
 MAX_STANDING_BYTES = 300

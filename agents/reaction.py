@@ -44,7 +44,9 @@ from .models.model import (
     Usage,
     UserMessage,
 )
+from .offered_tools import LOADED, order_specs
 from .planner import Plan, Planner, answer_calls, has_effect, is_unknown, refuse
+from .policy import describe_place
 from .reaction_state import Control, ReactionSetup, TurnInProgress
 from .text import replace_surrogates
 from .tools import FINISH, PlannedCall
@@ -118,9 +120,7 @@ class Reaction:
         return self._turn.number
 
     def advance(self, outcome: Outcome) -> Step:
-        """Return the next step like `proceed`, without an event loop. Raises `RuntimeError` if a hook of the agent
-        awaits something.
-        """
+        """Return the next step like `proceed`, without an event loop. Raises `RuntimeError` if a hook awaits something."""
         coroutine = self.proceed(outcome)
         try:
             coroutine.send(None)
@@ -220,7 +220,10 @@ class Reaction:
         if not again:
             before = self._turn
             self._turn = TurnInProgress(
-                before.number + 1, forced_tool=before.next_tool, follows_withheld=before.is_withheld
+                before.number + 1,
+                forced_tool=before.next_tool,
+                follows_withheld=before.is_withheld,
+                loaded=before.loaded,
             )
             # Refresh the tools of middleware once per turn, not per request. The model must not get other tools when it
             # is asked again.
@@ -240,38 +243,43 @@ class Reaction:
         # The text that states the turn comes last and is not kept in the history. Each prompt then begins like the
         # previous prompt, and providers cache the common beginning.
         self.history[0] = SystemMessage(self.setup.frame(agent.instruct(state)))
-        facts = agent.policy.describe_turn(turn.number, turn.number if turn.is_last else self.max_turns)
-        specs = () if turn.is_last else agent.specs
-        trailing = f"{facts}\n{self._explain_answering(specs)}".rstrip()
-        step = CallModel(turn.number, agent, tuple(repair(self.history, trailing)), specs, state, turn.is_last)
+        # Text after a message of a tool would be a second answer, so offer another end.
+        further = (turn.forced_tool, FINISH if self.has_spoken else None)
+        turn.loaded |= dict.fromkeys(name for name in further if name is not None)
+        offered = order_specs(agent.specs, self.setup.deferred, turn.loaded)
+        specs = () if turn.is_last else offered
+        facts = describe_place(agent.policy, self.setup.form, turn.number, self.max_turns, turn.is_last, bool(offered))
+        trailing = f"{facts}\n{self._explain_answering(specs, offered)}".strip()
+        system, *others = repair(self.history, trailing or None)
+        messages = (system, *(() if self._is_compacted else self.setup.chat), *others)
+        step = CallModel(turn.number, agent, messages, specs, state, turn.is_last)
         # Providers refuse a request that forces a tool it does not offer. The last turn, for example, offers none.
         if turn.forced_tool is not None and any(spec.name == turn.forced_tool for spec in specs):
             step = replace(step, tool_choice=NamedTool(turn.forced_tool))
         step = await chain.prepare(state, step)
         if step.tools is not specs:  # hooks changed the tools, so the answer may have to be given differently
-            other = f"{facts}\n{self._explain_answering(step.tools)}".rstrip()
+            other = f"{facts}\n{self._explain_answering(step.tools, offered)}".strip()
             step = replace(step, messages=replace_trailing_text(step.messages, trailing, other))
         return step
 
-    def _explain_answering(self, specs: Collection[ToolSpec]) -> str:
+    def _explain_answering(self, specs: Collection[ToolSpec], offered: Collection[ToolSpec]) -> str:
         """Return the rule that says which text is the answer in this turn, and how to give the answer with these
         tools. Return an empty string if the author's template contains such a rule.
         """
         policy, is_inside = self.agent.policy, bool(self.setup.path or self._callers)
-        is_sent = self.sends_text() or bool(self._callers)
-        if self._turn.is_last or (not specs and policy.on_text != "nudge"):
-            return loop_texts.CLOSING if is_sent else loop_texts.CLOSING_UNSENT
-        if self.setup.is_explained and policy.on_text == "auto" and not is_inside:
+        is_over = self._turn.is_last or (not specs and policy.on_text != "nudge")
+        if self.setup.is_explained and policy.on_text == "auto" and not is_inside and not is_over:
             return ""  # the template has its own rule, which could contradict this one
-        if not is_sent:
-            rule = loop_texts.NOBODY_WAITS
-        elif policy.on_text == "nudge":
-            rule = loop_texts.ANSWER_BY_TOOL
-        elif self.has_spoken and not is_inside:
-            rule = loop_texts.ANSWERED
-        else:
-            rule = loop_texts.ANSWER.format(to="whoever gave you this task" if is_inside else "the incoming thread")
-        return f"{rule} {loop_texts.OR_FINISH}" if any(spec.name == FINISH for spec in specs) else rule
+        return loop_texts.explain_answering(
+            policy.on_text,
+            is_lean=self.setup.form != "full",
+            is_sent=self.sends_text() or bool(self._callers),
+            is_over=is_over,
+            is_inside=is_inside,
+            has_spoken=self.has_spoken,
+            has_tools=bool(offered),
+            can_finish=any(spec.name == FINISH for spec in specs),
+        )
 
     # --- outcomes of the model call
 
@@ -415,6 +423,8 @@ class Reaction:
                 self.tool_calls += 1 + result.tool_calls
             self.usage += result.usage
             self.has_spoken |= not set(self.setup.threads).isdisjoint(result.threads)
+            if isinstance(loaded := result.data.get(LOADED), list):
+                turn.loaded |= dict.fromkeys(map(str, loaded))
             if ALTERED not in result.data:
                 self._planner.add_result(call, result.content)
             final[index], changes = await self.agent.chain.after_tool(self.describe(), call, result)

@@ -22,7 +22,7 @@ from .inbox import Arrival, Inbox, ReactTo, Visibility, find_request, is_watched
 from .isolation import is_cancelled_by_caller
 from .journal import open_journal
 from .live_activity import ActivityReporter, ActivitySender
-from .policy import AgentPolicy
+from .policy import AgentPolicy, PromptForm
 from .prompt import build_context
 from .reaction_ids import reaction_id
 from .recorded import Recorded
@@ -59,6 +59,10 @@ class ReactingAgent(Protocol):
     ) -> ReactionResult: ...
 
     def should_answer(self, message: BaseMessage) -> bool: ...
+
+    def find_form(self, running: RunningReaction) -> PromptForm: ...
+
+    def can_open_threads(self) -> bool: ...
 
 
 class _Outcome(Enum):
@@ -267,7 +271,12 @@ class ReactionScheduler:
             if running.recorded is not None and running.recorded.started is not None:
                 # A repeat stores nothing, but it tells the hub that this process now works on the reaction.
                 await running.journal.record_started(running.recorded.started)
-            context = await build_context(self._client, message, agent.policy, agent.visibility)
+            form, lists = agent.find_form(running), agent.can_open_threads()
+            context = await build_context(
+                self._client, message, agent.policy, agent.visibility, form, lists_threads=lists
+            )
+            if running.recorded is not None and running.recorded.started is not None:
+                context = context._replace(is_alone=running.recorded.started.is_alone)
             running.context = context
             await agent.react(context.threads, message.thread_id, message)
             if running.delivery is not None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from .agent import Agent
 from .middleware import Guard
-from .models.model import ModelReply
+from .models.model import ChatMessage, ModelReply
 from .planner import Plan
-from .policy import AgentPolicy
+from .policy import AgentPolicy, PromptForm
 from .values import Replayed, Review, Trigger
 
 if TYPE_CHECKING:
@@ -51,6 +51,15 @@ class ReactionSetup:
 
     is_explained: bool = False
     """Whether the prompt's own template explains how to answer."""
+
+    form: PromptForm = "full"
+    """Form of the prompt. A lean prompt states rules and turns only where the model needs them."""
+
+    chat: Sequence[ChatMessage] = ()
+    """Earlier messages of the thread, if the prompt shows them as plain chat."""
+
+    deferred: Collection[str] = frozenset()
+    """Tools that are offered only after a call has loaded them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +108,9 @@ class TurnInProgress:
     is_withheld: bool = False
     plan: Plan = field(default_factory=Plan)
     next_tool: str | None = None
+    loaded: dict[str, None] = field(default_factory=dict)
+    """Deferred tools that calls of this turn and of earlier turns have loaded, in order."""
+
     proposed: Review | None = None
 
     @property

@@ -44,6 +44,12 @@ class Started(BaseModel):
     standing: str = ""
     """End of the prompt: what the agent owed and waited for at the start. No other record could tell it later."""
 
+    form: str = ""
+    """Form of the prompt. Empty for the form `full`, the only form of earlier versions."""
+
+    is_alone: bool = False
+    """Whether nobody else was in the network."""
+
 
 class Approval(BaseModel):
     """A person's decision on a call, with the person and the time."""

@@ -63,6 +63,10 @@ class Playback(Protocol):
         """Return the value that middleware stored in a turn, or None."""
         ...
 
+    def find_form(self, reaction: str) -> str | None:
+        """Return the recorded form of a reaction's prompt, or None if the reaction is not recorded."""
+        ...
+
     def find_stopped(self, reaction: str) -> StopTrace | None:
         """Return the trace of a person's stop, or None if the stop left none."""
         ...

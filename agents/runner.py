@@ -24,7 +24,7 @@ from .events import OnEvent
 from .inbox import ReactTo, Visibility, requires_response_from
 from .isolation import await_result, check_plain, first_error, retry_later
 from .live_activity import ActivitySender
-from .policy import AgentPolicy
+from .policy import AgentPolicy, PromptForm
 from .reaction_scheduler import LedgerReplaced, ReactionScheduler
 from .run_context import Playback
 from .running_reaction import ReactionResult, RunningReaction
@@ -118,6 +118,14 @@ class AgentRunner(ABC):
     def is_at_work(self) -> bool:
         """Whether a reaction runs that is not only waiting for others."""
         return self._scheduler is not None and self._scheduler.inbox.at_work > 0
+
+    def can_open_threads(self) -> bool:
+        """Return whether a tool of the agent opens the threads that a lean prompt lists."""
+        return False
+
+    def find_form(self, running: RunningReaction) -> PromptForm:
+        """Return the form of a reaction's prompt. `react` of other subclasses gets every thread."""
+        return "full"
 
     def describe_card(self) -> dict[str, object]:
         """Return the card by which others find the agent."""

@@ -6,12 +6,12 @@ them. A model provider is imported only when it is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Unpack, cast, get_args
 
 from roundelay.network.client import NetworkClient, Welcome
 from roundelay.network.messages import BaseMessage, MessageThread
@@ -20,17 +20,24 @@ from .agent import KEEPER, Agent, Handoff, check_list, find_agent, limit_run, li
 from .agent_tools import relay
 from .config_hash import describe_middleware, hash_config, hash_text
 from .driver import Driver
-from .inbox import read_waiting
+from .inbox import is_addressed, read_waiting
+from .lookback import read_history
 from .middleware import Instruction, Middleware
 from .models.endpoint_rules import RuleChanges
-from .models.model import Model
+from .models.model import ChatMessage, Model
 from .network_tools import check_wanted, choose_tools, communication_tools, mod_tools
+from .offered_tools import READ_HISTORY, Situation, list_deferred, make_load_tools, shorten_tool
+from .policy import PromptForm
 from .prompt import (
     ConversationPrompt,
     add_standing,
     drop_empty,
+    is_near,
+    is_task,
     keep_recorded,
     list_manifest,
+    render_chat,
+    render_lean_system_prompt,
     render_system_prompt,
     select_threads,
 )
@@ -94,9 +101,10 @@ class SimpleAgentRunner(AgentRunner):
         # Refuse a duplicate name now instead of at the first message. `finish` always belongs to the loop.
         _equip(self.agent, [*common, *(() if can_finish else communication_tools()[-1:])], ())
         self.state = state
-        self._prompt = ConversationPrompt(template)
+        self._prompts = {form: ConversationPrompt(template, form) for form in get_args(PromptForm)}
         self._owns_model = owns_model
-        self._equipped: tuple[Welcome, Agent] | None = None  # valid for the hub of this welcome frame
+        # tools of the hub of this welcome frame: the agent, and the names of the network's tools
+        self._equipped: tuple[Welcome, dict[bool, tuple[Agent, frozenset[str]]]] | None = None
         self._config_hash: tuple[Agent, str] | None = None  # of the equipped agent
         self._middleware_settings = describe_middleware(list_agents(self.agent))
 
@@ -117,23 +125,54 @@ class SimpleAgentRunner(AgentRunner):
         """Return the card by which others find the agent, including the names of its own tools."""
         return {**super().describe_card(), "tools": [tool.name for tool in self.agent.refresh().all_tools]}
 
-    def equip(self, client: NetworkClient) -> Agent:
+    def equip(self, client: NetworkClient, form: PromptForm | None = None) -> Agent:
         """Return the agent with all tools that it may call on this hub: the tools of every agent, its own tools, and
-        the mods' operations.
+        the mods' operations. A lean prompt (``form``) has short descriptions of the network's tools.
 
         An operation with the same name as one of its own tools is omitted.
         """
+        is_lean = (form or self.policy.prompt) != "full"
         # Build it once per welcome: schemas of a hub's operations are large, and mods change only with a new session.
         if self._equipped is None or self._equipped[0] is not client.welcome:
-            common = choose_tools(communication_tools(), self.network_tools)
-            offered = choose_tools(mod_tools(client.welcome.mods), self.network_tools)
-            self._equipped = (client.welcome, _equip(self.agent, common, offered))
-        return self._equipped[1]
+            self._equipped = (client.welcome, {})
+        equipped = self._equipped[1]
+        if is_lean not in equipped:
+            common, offered = self._list_network_tools(client, is_lean=is_lean)
+            wanted = [choose_tools(tools, self.network_tools) for tools in (common, offered)]
+            names = frozenset(tool.name for tool in (*common, *offered))
+            equipped[is_lean] = (_equip(self.agent, wanted[0], wanted[1], own_first=is_lean), names)
+        return equipped[is_lean][0]
 
     def check_network(self, client: NetworkClient) -> None:
         if self.network_tools is not None:
-            offered = [*communication_tools(), *mod_tools(client.welcome.mods)]
-            check_wanted(self.agent_id, self.network_tools, offered)
+            common, offered = self._list_network_tools(client, is_lean=self.policy.prompt != "full")
+            check_wanted(self.agent_id, self.network_tools, [*common, *offered])
+
+    def _list_network_tools(self, client: NetworkClient, *, is_lean: bool) -> tuple[list[Tool], list[Tool]]:
+        """Return the tools of every agent, and the operations of the hub's mods."""
+        common, offered = communication_tools(), mod_tools(client.welcome.mods)
+        if not is_lean:
+            return common, offered
+        # Middleware may bring the tool that opens threads.
+        own = {tool.name for tool in self.agent.refresh().all_tools}
+        common = [*common, *(tool for tool in (read_history,) if tool.name not in own)]
+        common, offered = ([shorten_tool(tool) for tool in tools] for tools in (common, offered))
+        # Most agents have this tool in each request, and the others only in some.
+        return [make_load_tools([*common, *offered]), *common], offered
+
+    def find_form(self, running: RunningReaction) -> PromptForm:
+        """Return the form of a reaction's prompt: the recorded form, or the form of the policy."""
+        recorded = running.recorded.started if running.recorded is not None else None
+        form = recorded.form if recorded is not None else None
+        if form is None and self.playback is not None:
+            form = self.playback.find_form(running.id)
+        if form is None:
+            return self.policy.prompt
+        return cast(PromptForm, form) if form in self._prompts else "full"
+
+    def can_open_threads(self) -> bool:
+        own = {tool.name for tool in self.agent.refresh().all_tools}
+        return READ_HISTORY in own or bool(choose_tools([read_history], self.network_tools))
 
     async def react(
         self, message_threads: dict[str, MessageThread], incoming_thread_id: str, incoming_message: BaseMessage
@@ -144,19 +183,20 @@ class SimpleAgentRunner(AgentRunner):
         A reaction from before a restart continues where it stopped.
         """
         running = self.find_under_way(incoming_message)
-        agent = self.equip(running.client)  # the hub may have other mods after a reconnect
+        form = self.find_form(running)
+        agent, template = self.equip(running.client, form), self._prompts[form]  # mods may change with a reconnect
         chosen, shown = await agent.chain.select_messages(message_threads, incoming_message)
         threads, omitted = message_threads, running.context.omitted_threads
         if chosen is not message_threads:
             threads, dropped = drop_empty(chosen)
             omitted += dropped
-        config_hash = self._hash_config(agent)
+        config_hash = self._hash_config(agent, form)
         # In a replay the hub's tables are those of the replay, so only the record knows the standing.
         standing = running.context.standing if self.playback is None else self.playback.find_standing(running.id)
         # Record the start before asking the model. From now on the trigger counts as handled, and a restart resumes the
         # reaction.
         if running.recorded is None:
-            prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
+            prompt, chat = self._render(form, threads, incoming_thread_id, shown, omitted)
             prompt_hash = hash_text(prompt)
             started = Started(
                 trigger=incoming_message.seq,
@@ -166,6 +206,8 @@ class SimpleAgentRunner(AgentRunner):
                 config_hash=config_hash,
                 prompt_hash=prompt_hash,
                 standing=standing,
+                form="" if form == "full" else form,
+                is_alone=form != "full" and running.context.is_alone,
             )
             if not await running.journal.record_started(started, may_wait=running.journal.is_certainly_new):
                 # Started before a restart: its message is acknowledged at its end.
@@ -180,15 +222,15 @@ class SimpleAgentRunner(AgentRunner):
             manifest = running.recorded.started.manifest if running.recorded.started is not None else ()
             standing = running.recorded.started.standing if running.recorded.started is not None else ""
             threads = keep_recorded(threads, incoming_message, manifest)
-            prompt = self._prompt.render(threads, incoming_thread_id, shown, omitted)
+            prompt, chat = self._render(form, threads, incoming_thread_id, shown, omitted)
             prompt_hash = hash_text(prompt)
         # Use the whole thread, because middleware may have filtered out the message that names the owner.
         keeper = self._find_keeper(agent, message_threads.get(incoming_thread_id))
         message = incoming_message
         setup = ReactionSetup(
             threads=(incoming_thread_id, f"thread:{message.seq}"),
-            frame=partial(render_system_prompt, agent_id=self.agent_id),
-            shorten=partial(self._render_shortly, threads, incoming_thread_id, shown, omitted),
+            frame=self._make_frame(form, is_chat=chat is not None),
+            shorten=partial(self._render_shortly, form, threads, incoming_thread_id, shown, omitted),
             keeper=keeper.id if keeper is not None else None,  # its own id as well, if it got the thread back
             earlier=[agent] if keeper is not None and keeper.id != agent.id else (),
             sent_at=message.sent_at,
@@ -201,7 +243,10 @@ class SimpleAgentRunner(AgentRunner):
                 {name: thread.messages[0].seq for name, thread in threads.items() if thread.omitted},
             ),
             conversation=[*(it for thread in threads.values() for it in thread.messages), shown],
-            is_explained=self._prompt.says_how_to_answer,
+            is_explained=template.says_how_to_answer,
+            form=form,
+            chat=chat or (),
+            deferred=self._list_deferred(form, running, threads.values()),
         )
         reaction = running.reaction = Reaction(
             limit_run(keeper or agent, message),
@@ -234,7 +279,8 @@ class SimpleAgentRunner(AgentRunner):
 
     def _make_context(self, running: RunningReaction, call_id: str, turn: int) -> ToolContext:
         trigger = running.message
-        keeper = running.reaction.keeper if running.reaction is not None else None
+        loop = running.reaction
+        keeper, form = (loop.keeper, loop.setup.form) if loop is not None else (None, "full")
         client = ToolClient(
             running.client,
             call_id=call_id,
@@ -245,7 +291,7 @@ class SimpleAgentRunner(AgentRunner):
             askers=frozenset((trigger.sender_id, *(read_waiting(trigger) if trigger.metadata else ()))),
         )
         journal = running.journal
-        return ToolContext(self.agent_id, journal.reaction, turn, call_id, trigger, client, state=self.state)
+        return ToolContext(self.agent_id, journal.reaction, turn, call_id, trigger, client, state=self.state, form=form)
 
     def _find_keeper(self, agent: Agent, thread: MessageThread | None) -> Agent | None:
         """Return the agent that owns the thread after a permanent handoff: the last agent that a message of this
@@ -259,7 +305,7 @@ class SimpleAgentRunner(AgentRunner):
         return None
 
     def _render_shortly(
-        self, threads: dict[str, MessageThread], thread_id: str, message: BaseMessage, omitted: int
+        self, form: PromptForm, threads: dict[str, MessageThread], thread_id: str, message: BaseMessage, omitted: int
     ) -> str:
         """Render a short prompt for a model that rejects the full prompt as too long: only the end of the trigger's
         thread.
@@ -268,23 +314,68 @@ class SimpleAgentRunner(AgentRunner):
         few = max([1, *(len(thread.messages) // 4 for thread in incoming)])
         shown = select_threads(incoming, message, max_threads=1, per_thread=few)
         omitted += len(threads) - len(shown)
-        return self._prompt.render(shown, thread_id, message, omitted)
+        return self._prompts[form].render(shown, thread_id, message, omitted)
 
-    def _hash_config(self, agent: Agent) -> str:
+    def _render(
+        self, form: PromptForm, threads: dict[str, MessageThread], thread_id: str, message: BaseMessage, omitted: int
+    ) -> tuple[str, list[ChatMessage] | None]:
+        """Return the prompt, and the earlier messages as plain chat if the prompt is a chat."""
+        template = self._prompts[form]
+        if form == "chat" and template.path is None and message.kind == "direct" and threads.keys() <= {thread_id}:
+            earlier = threads[thread_id].messages if threads else []
+            return render_chat(earlier, message, self.agent_id)
+        return template.render(threads, thread_id, message, omitted), None
+
+    def _make_frame(self, form: PromptForm, *, is_chat: bool) -> Callable[[str], str]:
+        if form == "full":
+            return partial(render_system_prompt, agent_id=self.agent_id)
+        return partial(render_lean_system_prompt, agent_id=self.agent_id, is_chat=is_chat)
+
+    def _list_deferred(
+        self, form: PromptForm, running: RunningReaction, threads: Iterable[MessageThread]
+    ) -> frozenset[str]:
+        """Return the network tools that the reaction offers only after a call has loaded them."""
+        # The author's own list is a decision: these tools are always offered.
+        if form == "full" or self.network_tools is not None:
+            return frozenset()
+        client, message = running.client, running.message
+        assert self._equipped is not None, "react equips the agent first"
+        network_names = self._equipped[1][True][1]
+        own = {tool.name for tool in self.agent.refresh().all_tools}
+        forced = {name for layer in self.agent.middleware for name in layer.tool_names}
+        situation = Situation(
+            message,
+            running.is_awaited,
+            is_task(message, self.agent_id),
+            running.context.is_alone,
+            message.kind == "direct" or is_addressed(message, self.agent_id),
+            any(not is_near(thread, message) for thread in threads),
+        )
+        names = network_names - own - forced
+        mods = {mod.id for mod in client.welcome.mods if mod.operations}
+        return frozenset(list_deferred(names, situation, self.policy, mods))
+
+    def _hash_config(self, agent: Agent, form: PromptForm) -> str:
         """Return the hash of everything that determines the agent's behavior. A reaction that resumes with a
         different hash reports the change.
         """
         if self._config_hash is None or self._config_hash[0] is not agent:
-            details = (self._middleware_settings, self._prompt.source, self.visibility)
+            details = (self._middleware_settings, self._prompts[form].source, self.visibility)
             self._config_hash = (agent, hash_config(agent, *details))
         return self._config_hash[1]
 
 
-def _equip(agent: Agent, common: Sequence[Tool], offered: Sequence[Tool]) -> Agent:
-    """Return the agent, and the agents to which it may hand over, with the tools that the hub offers."""
-    own = index_tools([*common, *agent.tools])
+def _equip(agent: Agent, common: Sequence[Tool], offered: Sequence[Tool], *, own_first: bool = False) -> Agent:
+    """Return the agent, and the agents to which it may hand over, with the tools that the hub offers.
+
+    ``own_first``: the agent's own tools are the same in each request, so that caches of providers hold them.
+    """
+    own = index_tools([*agent.tools, *common] if own_first else [*common, *agent.tools])
     tools = (*own.values(), *(tool for tool in offered if tool.name not in own))
-    equipped = tuple(replace(handoff, agent=_equip(handoff.agent, common, offered)) for handoff in agent.all_handoffs)
+    equipped = tuple(
+        replace(handoff, agent=_equip(handoff.agent, common, offered, own_first=own_first))
+        for handoff in agent.all_handoffs
+    )
     return replace(agent, tools=tools, handoffs=equipped)
 
 

@@ -79,7 +79,17 @@ from .model_choice import OpenAIChoice as OpenAIChoice
 from .models.model import Model, ModelError
 from .models.tape import NamedModel
 from .options import Seconds, Strict, Text, VariableName, form_of, make_from, read_form
-from .policy import ALL, APPROVALS, AgentLimits, AgentPolicy, KeptRecords, MessageFilter, OnNewMessage, OnText
+from .policy import (
+    ALL,
+    APPROVALS,
+    AgentLimits,
+    AgentPolicy,
+    KeptRecords,
+    MessageFilter,
+    OnNewMessage,
+    OnText,
+    PromptForm,
+)
 from .prompt import ConversationPrompt
 from .runner import RunnerOptions
 from .simple import SimpleAgentRunner
@@ -303,6 +313,7 @@ class AgentSpec(Strict):
     visibility: Visibility = "people"
     on_text: OnText = "auto"
     on_new_message: OnNewMessage = "queue"
+    prompt: PromptForm = "lean"
     template: Path | None = None
     message_filter: MessageFilter = ALL
     keep: KeptRecords = KeptRecords()
@@ -444,6 +455,7 @@ def _build_policy(spec: AgentSpec) -> AgentPolicy:
     return AgentPolicy(
         on_text=spec.on_text,
         on_new_message=spec.on_new_message,
+        prompt=spec.prompt,
         message_filter=spec.message_filter,
         keep=spec.keep,
         shows_standing=spec.shows_standing,

@@ -96,6 +96,7 @@ class ToolContext:
     happen once. Messages that ``client`` sends have ids derived from it. ``run_agent`` runs another agent on a text, as
     part of this call (`agent_tools.agent_tool`). ``waiter`` waits for replies (`ask`). Both exist only inside a
     reaction. ``state`` is the runner's ``state`` for its tools. In a scenario it is the ``state`` of the scenario.
+    ``form`` is the form of the reaction's prompt.
     """
 
     agent_id: str
@@ -109,6 +110,7 @@ class ToolContext:
 
     tell: Callable[[Literal["progress", "piece"], str], None] | None = None
     state: Any = None
+    form: str = "full"
     take_usage: Callable[[str, Usage], None] | None = None
 
     def report_usage(self, model: str, usage: Usage) -> None:

@@ -17,6 +17,10 @@ from importlib.resources import files
 CONVERSATION = "conversation.jinja"
 """User message of a reaction: ``message_threads``, ``incoming_thread_id`` and ``incoming_message`` as XML."""
 
+LEAN = "lean.jinja"
+"""Short form of `CONVERSATION`, which also knows ``listed_threads``: id, sender and text of threads shown as one line.
+"""
+
 SYSTEM = "system.jinja"
 """Text that `features.prompts` adds to the system message: the date, the tools and their instructions, constraints,
 and custom instructions.

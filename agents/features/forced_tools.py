@@ -45,6 +45,7 @@ class ForcedTools(Middleware):
     def __init__(self, *tools: Annotated[Text, OR_NONE], by_message: tuple[Text, ...] = ()) -> None:
         self._names = tuple(dict.fromkeys(tools))
         self._by_message = frozenset(by_message)
+        self.tool_names = (*self._names, *by_message)
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
         # The context engine must not mistake the summed usage of several requests for the size of one request.

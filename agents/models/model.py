@@ -161,7 +161,8 @@ class ModelRequest:
     call ids and are not sent.
 
     ``prompt`` is the beginning of the message with the conversation, identical in every turn of the reaction. Text
-    after ``prompt`` may be specific to this turn.
+    after ``prompt`` may be specific to this turn. ``can_call``: whether calls run in this turn, even of tools that are
+    not in ``tools``. None: only calls of these tools.
     """
 
     messages: Sequence[ChatMessage]
@@ -171,6 +172,7 @@ class ModelRequest:
     reaction: str = ""
     turn: int = 0
     prompt: str = ""
+    can_call: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

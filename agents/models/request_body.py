@@ -83,9 +83,13 @@ def _read_first_text(message: Any) -> str:
 
 
 def _encode_tool(tool: ToolSpec) -> ChatCompletionFunctionToolParam:
+    parameters = dict(tool.parameters)
+    # Only strict tools need this keyword. The agent itself refuses unknown arguments.
+    if parameters.get("additionalProperties") is False:
+        del parameters["additionalProperties"]
     return {
         "type": "function",
-        "function": {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)},
+        "function": {"name": tool.name, "description": tool.description, "parameters": parameters},
     }
 
 

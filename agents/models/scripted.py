@@ -344,7 +344,8 @@ class RuleSet(Strict):
         """Return this turn's actions. Raises `ModelError` if a template uses a name that the prompt does not have."""
         view = read_prompt(request)
         actions = list(self._apply(request, view))
-        if request.tools and request.tool_choice != "none":
+        can_call = bool(request.tools) if request.can_call is None else request.can_call
+        if can_call and request.tool_choice != "none":
             # Finish instead of an empty reply, which the loop would ask for again.
             return actions or [finish("no rule fits this message" if view.turn == 1 else "done")]
         # The closing turn has no tools, so keep only the rule's text.

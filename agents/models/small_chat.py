@@ -23,8 +23,8 @@ about one second on one core.
 MAX_SENTENCES = 3
 SHORT = "You are a small language model. Answer the last message in one or two short sentences."
 
-# Begins the text after the instruction, which explains elements and ids. This chat has neither.
-_FRAME = "\n\nYour id in this network is "
+# Begin the text after the instruction, which explains elements and ids. This chat has neither.
+_FRAME = re.compile(r'\n\n(?:Your id in this network is |(?:You are "[^"\n]+"\. )?<conversation> is never )')
 _SENTENCE_END = re.compile(r"(?<=[.!?…])\s+")
 _MANY_WORDS = 4
 """Minimum number of words in an echo. A shorter sentence may be a real answer even if the question contains it, such
@@ -37,7 +37,7 @@ def read_chat(request: ModelRequest) -> tuple[tuple[SystemMessage | UserMessage 
     prompt."""
     view = read_prompt(request)
     first = request.messages[0] if request.messages else None
-    instruction = first.content.partition(_FRAME)[0].strip()[:MAX_CHARS] if isinstance(first, SystemMessage) else ""
+    instruction = _FRAME.split(first.content)[0].strip()[:MAX_CHARS] if isinstance(first, SystemMessage) else ""
     incoming = view.incoming_text if view.incoming_thread_id else request.prompt or view.incoming_text
     earlier = view.find_thread(view.incoming_thread_id).messages[-MAX_MESSAGES:]
     chat: list[SystemMessage | UserMessage | AssistantMessage] = [SystemMessage(f"{instruction}\n{SHORT}".strip())]

@@ -9,7 +9,7 @@ price. The model is scripted.
 import asyncio
 from collections.abc import Callable
 
-from roundelay import Network, SimpleAgentRunner, ToolContext, tool
+from roundelay import AgentPolicy, Network, SimpleAgentRunner, ToolContext, tool
 from roundelay.agents.models import Model, ModelRequest, ScriptedModel, read_prompt
 from roundelay.agents.models.scripted import Answer, broadcast, call, finish
 from roundelay.agents.tools import Tool
@@ -61,7 +61,12 @@ async def run_auction(model: Model, say: Callable[[str], None], visibility: Visi
     book: dict[str, int] = {}
     async with Network.open(visibility=visibility) as network:
         hammer = SimpleAgentRunner(
-            "hammer", instruction="You run a sealed auction.", model=model, tools=keep_book(book), visibility=visibility
+            "hammer",
+            instruction="You run a sealed auction.",
+            model=model,
+            tools=keep_book(book),
+            visibility=visibility,
+            policy=AgentPolicy(prompt="full"),  # its prompt shows all threads
         )
         running = asyncio.create_task(
             hammer.run(await network.join("hammer", role="reactor", card=hammer.describe_card()))

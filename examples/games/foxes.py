@@ -12,7 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from roundelay import Network, SimpleAgentRunner
+from roundelay import AgentPolicy, Network, SimpleAgentRunner
 from roundelay.agents.models import Model, ModelRequest, ScriptedModel, read_prompt
 from roundelay.agents.models.scripted import Answer, call, finish
 from roundelay.network.client import AnyMessage, NetworkClient
@@ -39,8 +39,10 @@ def play(request: ModelRequest) -> Answer:
 
 
 def make_player(agent_id: str, model: Model, visibility: Visibility = "strict") -> SimpleAgentRunner:
+    # A player remembers the den and the yard: its prompt shows all threads.
+    policy = AgentPolicy(prompt="full")
     return SimpleAgentRunner(
-        agent_id, instruction="You play a game of foxes and hens.", model=model, visibility=visibility
+        agent_id, instruction="You play a game of foxes and hens.", model=model, visibility=visibility, policy=policy
     )
 
 

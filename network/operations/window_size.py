@@ -42,7 +42,7 @@ class WindowSize(NamedTuple):
 
 
 def is_alone(reading: Reading, trigger: MessageHead) -> bool:
-    """Return whether the network has no participants other than the caller and the trigger's sender."""
-    state = reading.hub.state
-    both = {reading.origin.agent_id, trigger.sender_id}
-    return state.count_participants() <= sum(state.present(agent_id) is not None for agent_id in both)
+    """Return whether the network had no participants other than the caller and the trigger's sender at the trigger."""
+    # Stops at the first other participant. Later registrations do not count, so that a replay gets the same answer.
+    registered = reading.hub.state.registered_before(trigger.seq)
+    return all(participant.agent_id in (reading.origin.agent_id, trigger.sender_id) for participant in registered)

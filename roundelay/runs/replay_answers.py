@@ -139,6 +139,11 @@ class RecordedAnswers:
         run = self._find_run(reaction, path)
         return run.notes.get(turn, {}).get(name) if run is not None else None
 
+    def find_form(self, reaction: str) -> str | None:
+        found = self._recording.reactions.get(reaction)
+        started = found.run.started if found is not None and found.run is not None else None
+        return started.form if started is not None else None
+
     def find_stopped(self, reaction: str) -> StopTrace | None:
         found = self._recording.reactions.get(reaction)
         return found.run.stopped if found is not None and found.run is not None else None

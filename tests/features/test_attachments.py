@@ -23,6 +23,7 @@ from roundelay.agents.models.model import File, Model, UserMessage
 from roundelay.agents.models.scripted import ScriptedModel, say
 from roundelay.agents.models.tape import NamedModel
 from roundelay.agents.models.tokens import count_message, estimate_tokens
+from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import tool
@@ -57,7 +58,8 @@ ALL = Attachments(["image", "pdf", "audio"])
 async def ask(network: Network, *layers: Middleware, content: Any, **model: Any) -> list[dict[str, Any]]:
     """A message to an agent; gives the parts of the prompt that its model got."""
     async with Provider(by_turn("Nothing.")) as provider:
-        ann = SimpleAgentRunner("ann", instruction="", model=provider.model(**model), middleware=layers)
+        policy = AgentPolicy(prompt="full")
+        ann = SimpleAgentRunner("ann", instruction="", model=provider.model(**model), middleware=layers, policy=policy)
         mia = await Person.join(network, "mia")
         async with running(network, ann):
             await mia.client.send("agent:ann", content)

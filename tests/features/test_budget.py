@@ -46,7 +46,7 @@ def look_at(page: int, prompt: int = 1000, completion: int = 100) -> Reply:
 def ann(provider: Provider, budget: Budget, agent_id: str = "ann", **options: Any) -> SimpleAgentRunner:
     return SimpleAgentRunner(
         agent_id, instruction="You look.", model=provider.model(), tools=[look], middleware=[budget],
-        policy=AgentPolicy(max_turns=30), **options,
+        policy=AgentPolicy(max_turns=30, prompt="full"), **options,
     )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ class Script:
 
 
 def ann(provider: Provider, *middleware: Middleware, tools: Sequence[Tool] = (look, plain), **options: Any) -> Any:
-    options.setdefault("policy", AgentPolicy(max_turns=20))
+    options.setdefault("policy", AgentPolicy(max_turns=20, prompt="full"))
     model = provider.model()
     return SimpleAgentRunner("ann", instruction="You read.", model=model, tools=tools, middleware=middleware, **options)
 
@@ -457,7 +457,12 @@ async def prompt_of(network: Network, budget: PromptBudget, incoming: str, *, at
             await mia.client.post("dev", f"in dev {place} " + "d" * 100)
             await mia.client.send_text("ann", f"to ann {place} " + "a" * 100)
         await ann_client.close()
-        runner = ann(provider, budget, policy=AgentPolicy(per_thread=20, max_parallel_reactions=1), react_to="mentions")
+        runner = ann(
+            provider,
+            budget,
+            policy=AgentPolicy(per_thread=20, max_parallel_reactions=1, prompt="full"),
+            react_to="mentions",
+        )
         async with running(network, runner):
             await mia.client.send_text("ann", incoming)
             while incoming[:10] not in str(provider.requests[-1:]):

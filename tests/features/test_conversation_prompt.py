@@ -31,7 +31,7 @@ def prompt_of(body: Body) -> str:
 async def converse(chosen: MessageFilter, *, per_thread: int = 10) -> list[str]:
     """The prompt of the agent's answer to mia, after others have talked in its channel and a broadcast was sent; the texts in it, in order."""
     async with Provider(by_turn("Fine.")) as provider, Network.open() as network:
-        policy = AgentPolicy(message_filter=chosen, per_thread=per_thread)
+        policy = AgentPolicy(message_filter=chosen, per_thread=per_thread, prompt="full")
         bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), policy=policy, channels=["dev"])
         async with running(network, bob):
             mia = await Person.join(network, "mia")
@@ -81,7 +81,7 @@ async def test_window_per_thread() -> None:
 
 async def test_a_prompt_begins_as_the_one_before_until_its_window_is_cut(network: Network) -> None:
     """Where it is cut depends on how many messages there are, and on nothing that a process keeps: it is another one from the 20th on."""
-    policy = AgentPolicy(per_thread=GrowingWindow(4, 12))
+    policy = AgentPolicy(per_thread=GrowingWindow(4, 12), prompt="full")
     mia = await Person.join(network, "mia")
     async with Provider(by_turn("Fine.")) as provider:
         for reactions in (20, 20):
@@ -113,7 +113,14 @@ async def test_a_provider_that_wants_to_be_told_is_told_what_is_the_same_in_the_
     async with Provider(lambda body: next(answers)) as provider:
         model = provider.model(cache_control=True)
         async with running(
-            network, SimpleAgentRunner("bob", instruction="Be kind.", model=model, tools=[read_history])
+            network,
+            SimpleAgentRunner(
+                "bob",
+                instruction="Be kind.",
+                model=model,
+                tools=[read_history],
+                policy=AgentPolicy(prompt="full"),
+            ),
         ):
             assert (await mia.ask("bob", "hello")).text == "Fine."
         first, second, third = map(marked, provider.requests)
@@ -152,7 +159,7 @@ async def test_each_agent_has_a_template_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "short.jinja").write_text("{{ incoming_message.sender_id }}: {{ incoming_message.text }}")
     (tmp_path / "team.yaml").write_text(
         "agents:\n"
-        "- {id: bob, instruction: x, model: {rules: []}, template: short.jinja}\n"
+        "- {id: bob, instruction: x, model: {rules: []}, template: short.jinja, prompt: full}\n"
         "- {id: ann, instruction: x, model: {rules: []}}\n"
     )
     bob, ann = load_agents(tmp_path / "team.yaml")

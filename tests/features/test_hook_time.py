@@ -12,7 +12,7 @@ import pytest
 from roundelay.agents import AgentPolicy, Around, Middleware
 from roundelay.agents.isolation import HookTimedOut, pause_hook_timer, run_hook
 from roundelay.agents.middleware import Answer
-from roundelay.agents.models.model import ModelReply, ModelRequest
+from roundelay.agents.models.model import ModelReply, ModelRequest, ToolMessage
 from roundelay.agents.models.scripted import call
 from roundelay.agents.tools import PlannedCall, tool
 from roundelay.agents.values import Finish, ToolResult
@@ -72,7 +72,11 @@ async def look() -> str:
 
 
 async def script(request: ModelRequest) -> Any:
-    return call("look") if request.turn == 1 else str(request.messages[-2].content)
+    return (
+        call("look")
+        if request.turn == 1
+        else str(next(it for it in reversed(request.messages) if isinstance(it, ToolMessage)).content)
+    )
 
 
 async def _ask_twice(hanging: Hanging) -> tuple[str, dict[str, Any], str]:

@@ -30,7 +30,7 @@ async def network() -> AsyncIterator[Network]:
 def write_agent(folder: Path, base_url: str, more: str) -> Path:
     file = folder / "desk.yaml"
     file.write_text(
-        f"id: desk\ninstruction: Be brief.\nmodel: {{openai: {{name: m, base_url: '{base_url}'}}}}\n"
+        f"id: desk\ninstruction: Be brief.\nmodel: {{openai: {{name: m, base_url: '{base_url}'}}}}\nprompt: full\n"
         f"keep: {{prompt: true}}\n{more}"
     )
     return file

@@ -34,7 +34,7 @@ def shop(tmp_path: Path, **options: Any) -> McpServers:
 
 
 def make_seller(provider: Provider, servers: McpServers) -> SimpleAgentRunner:
-    policy = AgentPolicy(max_turns=8)
+    policy = AgentPolicy(max_turns=8, prompt="full")
     return SimpleAgentRunner(
         "ann", instruction="You sell.", model=provider.model(), middleware=[servers], policy=policy
     )
@@ -280,6 +280,7 @@ async def test_templates_in_the_agents_file_place_what_its_servers_say(network: 
 id: ann
 instruction: You sell.
 model: {{rules: []}}
+prompt: full
 middleware:
   - prompts:
       system: '{{% for it in servers %}}{{{{ it.name }}}}: {{{{ it.tools[0].name }}}}. {{{{ it.system }}}}{{% endfor %}}'

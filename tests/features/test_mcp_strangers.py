@@ -45,7 +45,7 @@ async def ask(network: Network, servers: McpServers, *replies: Reply) -> list[di
             instruction="You sell.",
             model=provider.model(),
             middleware=[servers],
-            policy=AgentPolicy(max_turns=8),
+            policy=AgentPolicy(max_turns=8, prompt="full"),
         )
         mia = await Person.join(network, "mia")
         async with running(network, runner):
@@ -150,7 +150,8 @@ async def test_a_servers_words_do_not_pass_for_the_authors(network: Network, tmp
     reply = text("done") if tool_mode == "native" else text(json.dumps({"answer": "done"}))
     async with Provider([reply, text("done")]) as provider:
         model = provider.model(tool_mode=tool_mode)
-        runner = SimpleAgentRunner("ann", instruction="You sell.", model=model, middleware=[servers])
+        policy = AgentPolicy(prompt="full")
+        runner = SimpleAgentRunner("ann", instruction="You sell.", model=model, middleware=[servers], policy=policy)
         mia = await Person.join(network, "mia")
         async with running(network, runner):
             await mia.ask("ann", "hello")

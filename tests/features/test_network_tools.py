@@ -39,7 +39,7 @@ async def test_an_agent_has_the_network_tools_that_its_file_names(
     """One of its own may have the name of one that is left out; how to end is told by what there is."""
     mia, file = await Person.join(network, "mia"), tmp_path / "bob.yaml"
     file.write_text(
-        f"id: bob\ninstruction: x\nmodel: {{rules: []}}\nnetwork_tools: {json.dumps(chosen)}\ntools: ['{__name__}:consult']\n"
+        f"id: bob\ninstruction: x\nmodel: {{rules: []}}\nprompt: full\nnetwork_tools: {json.dumps(chosen)}\ntools: ['{__name__}:consult']\n"
     )
     async with Provider(lambda body: text("Fine.")) as provider:
         async with running(network, build_runner(load_agents(file)[0], model=provider.model())):

@@ -37,7 +37,7 @@ def make(**policy: Any) -> SimpleAgentRunner:
 def prompts_of(simulation: Simulation, text: str) -> list[str]:
     """Return the first user message of each request about a message with this text."""
     contents = [str(asked.request.messages[1].content) for asked in simulation.asked if asked.agent_id == "desk"]
-    return [it for it in contents if f"<content>{text}</content>\n        </incoming_message>" in it]
+    return [it for it in contents if f"<content>{text}</content></incoming_message>" in it]
 
 
 async def wait_for_tom(simulation: Simulation) -> list[str]:

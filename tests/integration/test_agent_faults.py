@@ -474,7 +474,7 @@ async def test_the_prompt_says_how_many_threads_it_leaves_out_and_counts_only_wh
             else [send(it, "well?") for it in ("amy", "ben", "cid")]
         )
 
-    policy = AgentPolicy(max_threads=max_threads)
+    policy = AgentPolicy(max_threads=max_threads, prompt="full")
     async with running(
         network,
         make_runner("bob", script, policy=policy),

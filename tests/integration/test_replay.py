@@ -105,6 +105,9 @@ class SetModel(ScriptedModel):
         self.settings = settings
 
 
+FULL = AgentPolicy(prompt="full")
+
+
 @dataclass(frozen=True)
 class Desk:
     """How the desk is made; a replay may change it."""
@@ -112,7 +115,7 @@ class Desk:
     instruction: str = "You refund orders, kindly."
     tools: Sequence[Any] = (look_up,)
     model: Any = None
-    policy: AgentPolicy | None = None
+    policy: AgentPolicy | None = FULL
     visibility: Any = "people"
     template: Path | None = None
 
@@ -166,9 +169,9 @@ async def test_an_agent_without_a_runner_is_played_from_the_log(refunded: Record
         (Desk(model=NamedModel("large", {"temperature": 0.5})), 'the model was "small" and is now "large"'),
         (Desk(model=NamedModel("small", {"temperature": 0.9})), 'the setting "temperature" of model "small" has changed'),
         (Desk(model=NamedModel("small")), 'the setting "temperature" of model "small" is missing'),
-        (Desk(policy=AgentPolicy(max_turns=3)), 'has changed; it is now: "Turn 1 of 3."'),
+        (Desk(policy=AgentPolicy(max_turns=3, prompt="full")), 'has changed; it is now: "Turn 1 of 3."'),
         (Desk(visibility="current"), "is of other messages: without #"),
-        (Desk(policy=AgentPolicy(per_thread=1)), "is of other messages: without #"),
+        (Desk(policy=AgentPolicy(per_thread=1, prompt="full")), "is of other messages: without #"),
     ],
     ids=[
         "word", "line", "tool-added", "tool-gone", "tool-changed", "model-name", "setting", "setting-gone", "policy", "visibility",

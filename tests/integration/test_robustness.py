@@ -84,7 +84,7 @@ def no_json() -> object:
 
 
 TOOLS: list[Tool] = [add, fail, hang, flood, no_json]
-POLICY = AgentPolicy(max_turns=6, max_tool_calls_per_turn=3)
+POLICY = AgentPolicy(max_turns=6, max_tool_calls_per_turn=3, prompt="full")
 
 
 @dataclass(frozen=True)

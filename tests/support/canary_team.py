@@ -365,7 +365,7 @@ def make_agent(agent_id: str, visibility: Visibility) -> SimpleAgentRunner:
         middleware=list_middleware(agent_id),
         policy=AgentPolicy(
             on_new_message="inject" if agent_id in INJECTED else "queue",
-            max_tool_calls_per_turn=200, max_parallel_reactions=32, max_result_chars=1000, model_attempts=1,
+            max_tool_calls_per_turn=200, max_parallel_reactions=32, max_result_chars=1000, model_attempts=1, prompt="full",
         ),
     )  # fmt: skip
 

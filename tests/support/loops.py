@@ -144,8 +144,11 @@ def facts(turn: int = 1, of: int = 30, *, finish: bool = False) -> str:
 
 def turn_of(body: Body) -> int:
     found = re.search(r"Turn (\d+) of", str(body["messages"][-1]["content"]))
-    assert found is not None, "the request does not say which turn it is"
-    return int(found[1])
+    if found is not None:
+        return int(found[1])
+    # A lean prompt does not state the turn: count the replies after the conversation.
+    at = next((n for n, it in enumerate(body["messages"]) if "<conversation>" in str(it["content"])), 0)
+    return 1 + sum(it["role"] == "assistant" for it in body["messages"][at:])
 
 
 def tools_of(body: Body) -> list[str]:
