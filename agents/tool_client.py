@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from roundelay.network.addresses import agent_address, channel_address, memory_of
+from roundelay.network.addresses import agent_address, channel_address, memory_of, write_address
 from roundelay.network.errors import Forbidden
 from roundelay.network.messages import message_from_wire
 
@@ -145,6 +145,8 @@ class ToolClient:
             args = {**(args or {}), "text": (await pause_hook_timer(self.review(text)))[0]}
         if self.admit is not None and op == "channels.post" and isinstance(name := (args or {}).get("name"), str):
             self.admit(channel_address(name))
+        if self.admit is not None and op == "files.attach" and isinstance(to := (args or {}).get("to"), str):
+            self.admit(write_address(to))
         if op not in _FILTERED:  # a change, or sums that the records report
             await self._settle()
         call = self._client.call(op, args, call_id=call_id if call_id is not None else self._next_id())

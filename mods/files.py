@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Raw, Struct
 
+from roundelay.network.addresses import agent_address, write_address
 from roundelay.network.blobs import Blob, BlobMissing
 from roundelay.network.core.entries import Origin
 from roundelay.network.core.rows import MessageHead, Row
@@ -174,7 +175,6 @@ class Files(Mod):
         to: Annotated[str, Meta(max_length=100, description="agent:ID, channel:NAME or broadcast.")],
         files: Annotated[list[FileId], Meta(min_length=1, max_length=MAX_ATTACHED)],
         text: str = "",
-        reply_to: Seq | None = None,
         cause: Seq | None = None,
     ) -> dict[str, Any]:
         """Send a message with files. The readers of the message may read the files."""
@@ -183,9 +183,10 @@ class Files(Mod):
             file, version = _find(change.get(f"file/{file_id}"), change.state, change.origin, file_id, None)
             attached.append(describe_reference(file, version))
         content: dict[str, Any] = {"text": text, "files": attached} if text else {"files": attached}
-        row = change.post(
-            to if ":" in to or to == "broadcast" else f"agent:{to}", content, reply_to=reply_to, cause=cause
-        )
+        address, head = write_address(to), None if cause is None else change.head(cause)
+        # A message to the sender of a direct cause answers it, which ends the sender's wait.
+        is_answer = head is not None and head.kind == "direct" and agent_address(head.sender_id) == address
+        row = change.post(address, content, reply_to=cause if is_answer else None, cause=cause)
         return {"seq": row.seq, "thread_id": row.stream}
 
     @operation("change")

@@ -90,6 +90,11 @@ def memory_of(thread_id: str) -> str:
     return f"memory-{hashlib.sha256(thread_id.encode()).hexdigest()[:32]}"
 
 
+def write_address(to: str) -> str:
+    """Return an address as models write it: the id of a participant stands for ``agent:ID``."""
+    return to if ":" in to or to == BROADCAST else agent_address(to.removeprefix("@"))
+
+
 def thread_start(thread_id: str) -> int | None:
     """Return the seq of the message that began a reply thread, or None for other threads."""
     if not thread_id.startswith("thread:"):

@@ -19,6 +19,7 @@ from roundelay.agents import isolation
 from roundelay.agents.runner import AgentRunner
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import OWN_MODS, Network, make_rights, server_name
+from roundelay.network.blobs import MemoryBlobs
 from roundelay.network.client import AnyMessage
 from roundelay.network.client.transport import Transport
 from roundelay.network.clock import system_clock
@@ -172,6 +173,7 @@ class Simulation:
         self._rights = make_rights(page, self._mods)
         self._epoch = self.new_id()
         self._ledger = RecordingLedger(self._epoch)
+        self._blobs = MemoryBlobs()  # outlives the hub, as a node's folder does
         self._network: SimulatedNetwork | None = None
 
     async def __aenter__(self) -> Self:
@@ -240,6 +242,7 @@ class Simulation:
             mods=self._mods,
             visibility=self.setting.visibility,
             server=server_name(),
+            blobs=self._blobs,
             clock=self.clock,
             new_id=self.new_id,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import re
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 
 from roundelay import Forbidden, InvalidArguments, Network, TooLarge
+from roundelay.agents.models.model import ModelRequest
+from roundelay.agents.models.prompt_view import read_prompt
+from roundelay.agents.models.scripted import Action, call, finish
 from roundelay.app import serve
 from roundelay.mods.files import MAX_ATTACHED, MAX_CHUNK, Files
 from roundelay.network.blobs import ORPHAN_TTL_MS, FolderBlobs, blob_folder, list_blobs
@@ -25,6 +29,8 @@ from roundelay.network.errors import ConfigError
 from roundelay.network.file_references import normalize_name, read_references
 from roundelay.network.mod import Upkeep
 from roundelay.network.units import DAY_MS
+from roundelay.simulation.network import Simulation, simulate
+from tests.support.agents import make_runner, running
 
 NO_FILE = "f-00000000000-00000000"
 
@@ -374,6 +380,40 @@ async def test_agent_reads_in_a_reaction_only_what_its_requester_may_read() -> N
         own = await helper.call("files.save", {"name": "a", "content": "about ann", "cause": told.seq})
         with pytest.raises(InvalidArguments, match="may read"):
             await helper.call("files.read", {"file": own["file"], "trigger": asked.seq})
+
+
+async def test_agent_attaches_files_within_the_limit_to_one_recipient() -> None:
+    def script(request: ModelRequest) -> Action | list[Action]:
+        results = read_prompt(request).tool_results
+        if not results:
+            return call("files_save", name="answer.md", content="# Answer")
+        if len(results) < 10:
+            file = re.search("f-[0-9a-f]{11}-[0-9a-f]{8}", results[0].content)
+            assert file is not None
+            return call("files_attach", to="ann", files=[file[0]], text="Here.")
+        return finish("done")
+
+    async with Network.open(mods=["channels", "files"]) as network, running(network, make_runner("helper", script)):
+        ann = await network.join("ann", kind="human")
+        asked = await ann.send("agent:helper", "write it down")
+        async with ann.receive() as message:
+            assert (message.reply_to, message.text.startswith("Here.\n[file answer.md")) == (asked.seq, True)
+            assert await download_file(ann, message.content["files"][0]["file"]) == b"# Answer"
+        await ann.wait_until_quiet(asked.seq, 20)
+        page = await ann.call("network.history", {"thread_id": "direct:ann~helper", "limit": 100})
+        sent = [it for it in page["messages"] if it["sender_id"] == "helper" and "files" in it["content"]]
+        assert len(sent) == 5
+
+
+def test_files_survive_a_kill_in_a_simulation() -> None:
+    async def play(simulation: Simulation) -> None:
+        ann = (await simulation.join_person("ann")).client
+        file = await save(ann, "kept")
+        await simulation.kill_hub()
+        await simulation.restart_hub()
+        assert await download_file(ann, file["file"]) == b"kept"
+
+    simulate(play, mods=["files"])
 
 
 async def test_only_the_owner_changes_or_deletes_a_file(network: Network) -> None:

@@ -51,6 +51,19 @@ def test_hello_prints_the_conversation_of_two_agents(tmp_path: Path) -> None:
     assert said == ["ann: Hello, Bob!", "bob: Hello yourself, ann!"]
 
 
+def test_attached_table_is_read_by_the_readers_of_its_message(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLES / "files/report.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "sales.csv: 623023 bytes; bob may read it: False",
+        "bob reads ['1,7', '2,14'], and may continue at 20",
+        "bob downloads 623023 bytes, ann 3",
+        "eve sees sales.csv, version 1 of ann",
+        "after a restart, eve downloads 623023 bytes",
+    ]
+
+
 def test_two_writers_of_a_note_lose_nothing(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLES / "notes/review.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
