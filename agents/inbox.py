@@ -77,10 +77,12 @@ def wakes(message: BaseMessage, agent_id: str, react_to: ReactTo = "mentions") -
     @mention and a required response wake the agent; a person's message does too, unless it names who has to respond.
     With ``react_to="all"`` every message wakes it, with ``"mentions_only"`` only an @mention and a required response.
 
-    These messages never wake it: its own messages, declined answers, a person's decision on a call, and reports from
+    These messages never wake it: its own messages, deleted messages, declined answers, a person's decision on a call, and reports from
     the network itself.
     """
-    if is_declined(message) or (message.reply_to is not None and read_decision(message) is not None):
+    if message.deleted_at is not None or is_declined(message):
+        return False
+    if message.reply_to is not None and read_decision(message) is not None:
         return False
     if message.kind == "mod":  # a mod may have the agent's name, so only the address shows the author
         return message.to == agent_address(agent_id) and message.sender_id != "network"

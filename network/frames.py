@@ -238,6 +238,10 @@ class WireMessage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     text_representation: str | UnsetType = UNSET
     requires_response: bool | list[str] | UnsetType = UNSET
     metadata: Raw | UnsetType = UNSET
+    edited_at: int | UnsetType = UNSET
+    """Time (ms) of the last edit."""
+    deleted_at: int | UnsetType = UNSET
+    """Time (ms) of the deletion. The content of a deleted message is empty."""
 
 
 class DeliverFrame(Struct, tag_field="type", tag="deliver", frozen=True, kw_only=True):

@@ -139,6 +139,8 @@ class BaseMessage(BaseModel):
     text_representation: str | None = None
     requires_response: bool | list[str] | None = None
     metadata: dict[str, Any] | None = None
+    edited_at: int | None = None
+    deleted_at: int | None = None
 
     @property
     def text(self) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from roundelay.mods.channels import Channels
 from roundelay.mods.discovery import Discovery
 from roundelay.mods.files import Files
+from roundelay.mods.messages import MessageChanges
 from roundelay.mods.notes import Notes
 from roundelay.mods.notify_when import NotifyWhen
 from roundelay.mods.polls import Polls
@@ -65,6 +66,7 @@ OWN_MODS: dict[str, type[Mod]] = {
         Channels,
         Discovery,
         Files,
+        MessageChanges,
         Notes,
         NotifyWhen,
         Polls,

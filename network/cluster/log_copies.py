@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from roundelay.network.clock import random_id, system_clock
+from roundelay.network.core.revisions import is_revised
 from roundelay.network.core.rows import Row
 from roundelay.network.core.tables import (
     COLD_TABLES,
@@ -219,7 +220,7 @@ class _Comparison:
             if row.seq < (self._dropped.records if row.type == "record" else self._dropped.messages):
                 continue
             own = self.next_row()
-            if own is None or encode_row(own) != encode_row(row):
+            if own is None or not _is_same(own, row):
                 verb = "lacks" if own is None or own.seq > row.seq else "has another"
                 return f"{self._db} {verb} row #{row.seq} of the log"
             self.rows += 1
@@ -391,7 +392,7 @@ class _LogFiller:
         if not rows:
             return
         own = await self._ledger.rows(rows[0].seq - 1, len(rows))
-        if list(map(encode_row, own)) != list(map(encode_row, rows)):
+        if len(own) != len(rows) or not all(map(_is_same, own, rows)):
             raise LedgerError(
                 f"The log {self._shared.name} has other rows from #{rows[0].seq} on than {self._ledger.path}. Name a "
                 "new stream."
@@ -498,3 +499,11 @@ async def export_database(shared: SharedLog, db: Path, progress: Progress = _no_
         await index.append([], [TableWrite("followed", "log", None)])  # without a cursor it is an independent database
         await index.close()
     return result
+
+
+def _is_same(own: Row, logged: Row) -> bool:
+    """Return whether a row of a database is the logged row. Edits and deletions change rows of a database, and never
+    records of the log."""
+    if is_revised(own):
+        own, logged = (msgspec.structs.replace(row, data=b"{}", digest="") for row in (own, logged))
+    return encode_row(own) == encode_row(logged)

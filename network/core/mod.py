@@ -169,6 +169,17 @@ class Change(Protocol):
     def reads_now(self, head: MessageHead) -> bool:
         """Return whether the caller would receive the next message in the thread of ``head``, or is an operator."""
 
+    def message_head(self, seq: int) -> MessageHead:
+        """Return the head of a message like `head`. An operator gets the head of every message."""
+
+    def edit(self, seq: int, content: object, *, text: str | None = None, before: object) -> Row:
+        """Replace the content of the caller's own message, and return the row of the edit. ``before`` is the content
+        until now, which a ``prepare`` function reads. The row keeps it."""
+
+    def delete(self, seq: int, edits: Iterable[int]) -> Row:
+        """Delete the caller's own message, or any message for an operator. ``edits`` are the rows of its edits. The
+        ledger removes the text from all of these rows."""
+
     def check_may_write(self, head: MessageHead) -> None:
         """Raise `Forbidden` unless the node's rights let the caller send to the thread of ``head``."""
 

@@ -7,19 +7,22 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from roundelay.network.addresses import parse_address
-from roundelay.network.errors import InternalError, UnknownMessage
-from roundelay.network.frames import encode
+from roundelay.network.errors import Forbidden, InternalError, UnknownMessage
+from roundelay.network.frames import SendFrame, encode
 
 from .access import check_right_to_send
 from .entries import Effect, Operate, Origin, SendNotice
 from .limits import ROW_BYTES
+from .mod import Incoming, run_before_hooks
+from .revisions import Revision
 from .rows import MessageHead, Row, RowType
+from .sending import Rules
 from .state import State
 from .tables import Facts, Table
-from .takeovers import find_place, next_message_head, place_of
+from .takeovers import check_may_answer, find_place, next_message_head, place_of
 from .visibility import may_read, parties, thread_readers
 
 
@@ -31,10 +34,12 @@ class ModChanges:
         state: State
         facts: Facts
         mod_id: str
+        rules: Rules
         effects: list[Effect]
         operate: Operate | None
         _unpaid_bytes: int
 
+        def head(self, seq: int) -> MessageHead: ...
         def lookup_cold(self, table: Table, key: str) -> Any: ...
         def set_value(self, table: Table, key: str, value: Any) -> None: ...
         def write_row(self, type_: RowType, *, key: str = "", label: str = "", data: bytes = b"{}") -> Row: ...
@@ -81,6 +86,42 @@ class ModChanges:
     def reads_now(self, head: MessageHead) -> bool:
         is_reader = may_read(self.state, self.origin.agent_id, next_message_head(self.state, head))
         return self.origin.is_operator or is_reader
+
+    def edit(self, seq: int, content: object, *, text: str | None = None, before: object) -> Row:
+        head = self._own_message(seq, "edit")
+        self.check_may_write(head)
+        if not self.reads_now(place_of(head)):
+            raise Forbidden(f"{self.origin.agent_id} has left the thread of message {seq}, and may only delete it.")
+        if self.origin.kind == "agent":
+            check_may_answer(self.state, self.origin, head.thread_id, None)
+        body = Raw(encode(content))
+        frame = SendFrame(message_id=f"edit-{seq}", to=head.to, content=body)
+        # Mods guard messages with this hook, and an edit must not get around it.
+        refusal = run_before_hooks(self.rules.before_hooks, Incoming(self.origin, frame))
+        if refusal is not None:
+            raise refusal
+        shown = UNSET if text is None else text
+        revision = Revision(seq, content=body, text_representation=shown, before=Raw(encode(before)))
+        return self.write_row("edited", data=encode(revision))
+
+    def delete(self, seq: int, edits: Iterable[int]) -> Row:
+        head = self._own_message(seq, "delete", for_operators=True)
+        for agent_id in thread_readers(self.state, head):
+            if seq in self.state.questions_of(agent_id):
+                self.set_value("question", f"{agent_id}/{seq}", None)
+        return self.write_row("deleted", data=encode(Revision(head.seq, edits=[*edits])))
+
+    def message_head(self, seq: int) -> MessageHead:
+        found = self.facts.heads.get(seq)
+        return found if found is not None and self.origin.is_operator else self.head(seq)
+
+    def _own_message(self, seq: int, doing: str, *, for_operators: bool = False) -> MessageHead:
+        head = self.message_head(seq)
+        if for_operators and self.origin.is_operator:
+            return head
+        if head.sender_id != self.origin.agent_id:
+            raise Forbidden(f"{head.sender_id} sent message {seq}, and only {head.sender_id} may {doing} it.")
+        return head
 
     def update_screens(
         self, head: MessageHead, body: dict[str, object], agent_ids: Iterable[str] | None = None

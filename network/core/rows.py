@@ -59,6 +59,8 @@ RowType: TypeAlias = Literal[
     "budget",
     "hold",
     "mod",
+    "edited",
+    "deleted",
     "damaged",
 ]
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from roundelay.network.config import Limits
+from roundelay.network.core.revisions import revise_all
 from roundelay.network.core.rows import Row
 from roundelay.network.core.visibility import inbox_spans, is_recipient
 from roundelay.network.errors import LedgerError
@@ -60,6 +61,14 @@ class RecentRows:
         self._bytes += sum(len(row.data) for row in rows)
         while self._bytes > RECENT_BYTES or len(self.rows) > RECENT_ROWS:
             self._bytes -= len(self.rows.popleft().data)
+
+    def revise(self, changes: Sequence[Row]) -> None:
+        """Replace the messages that were edited or deleted."""
+        revised = revise_all(self.rows, changes)
+        if revised:
+            rows = [revised.get(row.seq, row) for row in self.rows]
+            self.clear()
+            self.add(rows)
 
     def clear(self) -> None:
         self.rows.clear()

@@ -31,6 +31,7 @@ from roundelay.network.core.entries import (
     SessionReply,
 )
 from roundelay.network.core.mod import AfterContext, Mod
+from roundelay.network.core.revisions import REVISIONS, revise_all
 from roundelay.network.core.rows import Row
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.state import State
@@ -95,9 +96,13 @@ class Publisher:
             registry.notify_inbox(inbox_changes.list_people(registry.state), operators=inbox_changes.operators)
             if inbox_changes.seqs:
                 registry.spawn(self._notify_readers(inbox_changes.seqs))
+        changes = [row for _, outcome in outcomes for row in outcome.rows if row.type in REVISIONS]
         for entry, outcome in outcomes:
             for row in outcome.rows:
                 if row.head is not None:
+                    # A message that this batch has also deleted must not be delivered with its text.
+                    if changes:
+                        row = revise_all([row], changes).get(row.seq, row)
                     messages.append(row)
                     # The sender's session gets `stored` instead of a delivery. A message that an operation or a hook
                     # sent has no `stored`, so it is delivered to the caller's session too.
@@ -115,6 +120,9 @@ class Publisher:
         if changed and (quiet := conversations.wake(registry.state, changed)):
             registry.spawn(self._notify_quiet(quiet))
         # There was no await since the merge, so no session can have gone live without these messages.
+        if changes:
+            registry.recent.revise(changes)
+            registry.spawn(self._update_search_index())
         registry.recent.add(messages)
         registry.counts["messages"] += len(messages)
         if log.isEnabledFor(logging.DEBUG):
@@ -160,6 +168,13 @@ class Publisher:
         # The sender's other sessions get the message too, but need not acknowledge it, because it is not their work.
         own = [session for recipient in targets if recipient.agent_id == row.actor for session in recipient.sessions]
         registry.push(own, (seq, frame, False), sender_session)
+
+    async def _update_search_index(self) -> None:
+        """Remove the words of deleted messages from the search index."""
+        try:
+            await self._ledger.forget_dropped()
+        except LedgerError as error:
+            self._registry.read_errors.record(error, "the search index")
 
     async def _notify_readers(self, seqs: set[int]) -> None:
         """Notify the readers of these messages that their inbox changed. The heads of these messages are only in the

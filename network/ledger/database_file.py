@@ -84,6 +84,8 @@ class DatabaseFile:
         """Whether SQLite has found damage since the last check of the file."""
         self._damage = Damage(self._log_damaged)
         self._newest = NewestRows(self._damage)
+        self._has_revised = False
+        """Whether messages were edited or deleted since the search index was last brought up to date."""
         self._is_rescued = False
         """Whether the content of the deleted database was saved as ``FILE.rescued``."""
 

@@ -11,6 +11,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from roundelay.network.addresses import thread_start
+from roundelay.network.core.revisions import REVISIONS, list_revised, revise_all
 from roundelay.network.core.rows import MessageHead, Row, Span, damaged_row
 from roundelay.network.core.tables import (
     LOADED_TABLES,
@@ -166,6 +167,11 @@ class MemoryLedger:
         if any(row.key and (row.actor, row.key) in self._rows.by_key for row in rows):
             raise KeyTaken
         self._rows.add(rows)
+        for change in rows:
+            if change.type in REVISIONS:
+                named = (self._rows.by_seq.get(seq) for seq in list_revised(change))
+                for row in revise_all((row for row in named if row is not None), [change]).values():
+                    self._rows.replace(row)
         if rows:
             self._head, self._stamp = rows[-1].seq, rows[-1].at
         for write in writes:

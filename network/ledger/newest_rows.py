@@ -69,6 +69,13 @@ class NewestRows:
         while self._row_bytes > MAX_ROW_BYTES or len(self._rows) > MAX_ROWS:
             self._drop_oldest_row()
 
+    def replace(self, rows: Iterable[Row]) -> None:
+        """Replace cached rows that an edit or a deletion has rewritten."""
+        for row in rows:
+            if row.seq in self._rows:
+                self._row_bytes += len(row.data) - len(self._rows[row.seq].data)
+                self._rows[row.seq] = row
+
     def _add_value(self, name: tuple[Table, str], value: Any) -> None:
         if name in self._values:
             self._value_bytes -= _estimate_bytes(self._values.pop(name))

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from roundelay.network.core.revisions import REVISIONS
 from roundelay.network.core.rows import Row, Span
 from roundelay.network.errors import LedgerError
 from roundelay.network.messages import write_content
@@ -117,6 +118,8 @@ async def collect_matches(
 
 def _words_of(row: Row) -> set[str]:
     message = json.loads(row.data)
+    if message.get("deleted_at"):
+        return set()
     return set(list_words(message.get("text_representation") or write_content(message.get("content"))))
 
 
@@ -142,7 +145,7 @@ class SearchIndex:
         """Bring the index up to ``head``. Raises `LedgerError`.
 
         ``log`` is a unique name of the log, and ``first`` is its oldest message. ``read`` returns a page of its
-        messages above a seq.
+        messages above a seq, after the older messages that were edited or deleted above that seq.
         """
         # One search at a time brings the index up to date. The others wait, and find it already updated.
         async with self._lock:
@@ -151,8 +154,8 @@ class SearchIndex:
             # page by page, so that a first search over a long log does not hold all of its words in memory
             while upto < head:
                 rows = [row for row in await read(upto) if row.seq <= head]
-                upto = rows[-1].seq if rows else head
-                await self._run(partial(self._add, rows, upto))
+                before, upto = upto, rows[-1].seq if rows else head
+                await self._run(partial(self._add, rows, before, upto))
 
     async def find(
         self,
@@ -170,6 +173,10 @@ class SearchIndex:
             # Under the lock, because a search that finds the index damaged deletes the file.
             seqs = await self._run(lambda: [seq for values in queries for (seq,) in self._open().execute(sql, values)])
         return sorted(set(seqs), reverse=True)[:limit]
+
+    @property
+    def exists(self) -> bool:
+        return self._path.exists()
 
     async def forget(self, first: int) -> None:
         """Remove the messages below ``first``, if there is an index. Raises `LedgerError`."""
@@ -253,11 +260,16 @@ class SearchIndex:
         db.execute("INSERT INTO mark VALUES (?, 0)", (log,))
         return 0
 
-    def _add(self, rows: Sequence[Row], upto: int) -> None:
+    def _add(self, rows: Sequence[Row], before: int, upto: int) -> None:
         db = self._open()
         db.execute("BEGIN")
+        revised = [row.seq for row in rows if row.seq <= before]
+        if revised:
+            db.execute("DELETE FROM said WHERE rowid IN (SELECT value FROM json_each(?))", (json.dumps(revised),))
+            # Otherwise the words stay in older parts of the index.
+            db.execute("INSERT INTO said (said) VALUES ('optimize')")
         # one statement: with `executemany` the thread gives up the GIL for each row (`writes`)
-        words = json.dumps([(row.seq, _index_words(row)) for row in rows])
+        words = json.dumps([(row.seq, _index_words(row)) for row in rows if row.type not in REVISIONS])
         db.execute("INSERT INTO said (rowid, words) SELECT value ->> 0, value ->> 1 FROM json_each(?)", (words,))
         # In the transaction of the rows. Otherwise a kill would leave rows that are indexed again, or never.
         db.execute("UPDATE mark SET upto = ?", (upto,))

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from roundelay.network.config import Durability
+from roundelay.network.core.revisions import REVISIONS, list_revised
 from roundelay.network.core.rows import MessageHead, Row, Span
 from roundelay.network.core.tables import Facts, LookupRequest, Table, TableWrite
 from roundelay.network.errors import LedgerError
@@ -63,6 +64,7 @@ from .writes import check_batch, encode_batch, store_batch
 
 EXPIRY_STEP = 1000
 """Number of call results that are examined at a time."""
+_INDEXED = ", ".join(f"'{type_}'" for type_ in ("message", *sorted(REVISIONS)))
 INDEX_STEP = 500
 """Number of messages that are added to the search index at a time."""
 
@@ -81,13 +83,16 @@ class SQLiteLedger(DatabaseFile):
         If it raises, the transaction is rolled back."""
         change = partial(store_batch, encode_batch(rows, writes), self._memtable, before_commit)
         try:
-            await self._change(change, head=rows[-1].seq if rows else None)
+            revised = await self._change(change, head=rows[-1].seq if rows else None)
         except (KeyTaken, Unstorable, LogFull):  # nothing was stored
             raise
         except BaseException:
             self._newest.forget()
             raise
         self._newest.add(rows, writes)
+        if revised:
+            self._newest.replace(revised)
+            self._has_revised = True
 
     def check(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         check_batch(encode_batch(rows, writes))
@@ -261,12 +266,18 @@ class SQLiteLedger(DatabaseFile):
         return index
 
     async def _list_messages(self, after: int) -> list[Row]:
-        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE seq > ? AND type = 'message' ORDER BY seq LIMIT ?"
-        return (await self._read_page(self._browser, sql, (after, INDEX_STEP), INDEX_STEP, MAX_PAGE_BYTES)).rows
+        sql = f"SELECT {ROW_COLUMNS} FROM log WHERE seq > ? AND type IN ({_INDEXED}) ORDER BY seq LIMIT ?"
+        page = (await self._read_page(self._browser, sql, (after, INDEX_STEP), INDEX_STEP, MAX_PAGE_BYTES)).rows
+        named = {seq for row in page if row.type in REVISIONS for seq in list_revised(row) if seq <= after}
+        revised = await self.messages(named) if named else {}
+        return [*revised.values(), *page]
 
     async def forget_dropped(self) -> None:
         if self._index is not None:
             await self._index.forget(self._first)
+            if self._has_revised and self._index.exists:
+                await self._update_search_index()
+            self._has_revised = False
 
     async def all_threads(
         self, *, before: int | None = None, limit: int = 2**31, among: Collection[str] | None = None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from roundelay.network.core.revisions import REVISIONS, list_revised, revise
 from roundelay.network.core.rows import Row
 from roundelay.network.core.tables import VOLATILE_TABLES, TableWrite, encode_value
 
@@ -62,6 +63,8 @@ class EncodedBatch(NamedTuple):
     """Rows to write into the tables."""
     deleted: list[Values]
     """Keys to delete from the tables."""
+    revisions: list[Row]
+    """Edits and deletions, which rewrite other rows."""
 
 
 def encode_batch(rows: Sequence[Row], writes: Sequence[TableWrite]) -> EncodedBatch:
@@ -86,7 +89,8 @@ def encode_batch(rows: Sequence[Row], writes: Sequence[TableWrite]) -> EncodedBa
             if write.value is not None
         ]
         deleted: list[Values] = [(write.table, write.key) for write in stored if write.value is None]
-        return EncodedBatch(rows[-1].seq if rows else 0, log, keys, places, saved, deleted)
+        revisions = [row for row in rows if row.type in REVISIONS]
+        return EncodedBatch(rows[-1].seq if rows else 0, log, keys, places, saved, deleted, revisions)
     except UNENCODABLE as error:
         raise Unstorable from error
 
@@ -107,8 +111,8 @@ def check_batch(batch: EncodedBatch) -> None:
 
 def store_batch(
     batch: EncodedBatch, memtable: Memtable, before_commit: Callable[[], None], db: sqlite3.Connection
-) -> None:  # fmt: skip
-    """Write a batch and the next part of the memtable in one transaction.
+) -> list[Row]:  # fmt: skip
+    """Write a batch and the next part of the memtable in one transaction. Return the older rows that it has rewritten.
 
     Raises `KeyTaken`, `Unstorable` or the error of ``before_commit``. In these cases nothing is stored.
     """
@@ -119,6 +123,7 @@ def store_batch(
         # Rows first: two rows of one batch may have the same key, and are then compared as rows of the file.
         _insert(db, _INTO_LOG, batch.log)
         _refuse_taken_keys(db, batch.keys, memtable)
+        revised = _rewrite(db, batch.revisions) if batch.revisions else []
         threads = _find_whole_threads(db, batch, memtable)
         flush = memtable.next_flush(rows)
         if any(flush):
@@ -140,6 +145,29 @@ def store_batch(
     if rows:
         memtable.add(batch.keys, batch.places, batch.head, rows, threads)
     memtable.complete_flush(flush)
+    return revised
+
+
+def _rewrite(db: sqlite3.Connection, changes: Sequence[Row]) -> list[Row]:
+    """Rewrite the rows that these edits and deletions name. Return them."""
+    # Overwrite the old bytes with zeros. Otherwise they would stay in unused parts of the file, and in backups.
+    db.execute("PRAGMA secure_delete = ON")
+    unchecked = Damage(lambda _: None, 2**62)
+    revised: dict[int, Row] = {}
+    for change in changes:
+        for seq in list_revised(change):
+            row = revised.get(seq) or find_row(unchecked, seq, db)
+            # Retention may have deleted the row. A damaged row keeps its place, and has no readable content.
+            if row is None or row.is_damaged:
+                continue
+            revised[seq] = revise(row, change)
+    for row in revised.values():
+        columns = write_columns(row)
+        db.execute(_REPLACE_ROW, (*columns, checksum(columns)))
+    return list(revised.values())
+
+
+_REPLACE_ROW = f"REPLACE INTO log ({ROW_COLUMNS}) VALUES ({','.join('?' * (ROW_COLUMNS.count(',') + 1))})"
 
 
 def _find_whole_threads(db: sqlite3.Connection, batch: EncodedBatch, memtable: Memtable) -> list[str]:

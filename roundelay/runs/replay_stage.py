@@ -254,6 +254,10 @@ class InputPlayer:
                 self._call(row, "network.resume_agent", {"agent_id": body["agent_id"]})
             case "budget":
                 self._call(row, "network.resume_root", {"root": body["root"]})
+            case "edited" if "content" in body and isinstance(body["content"], str):
+                self._call(row, "messages.edit", {"seq": body["seq"], "text": body["content"]})
+            case "deleted":
+                self._call(row, "messages.delete", {"seq": body["seq"]})
             case "mod" if "args" in body:
                 self._call(row, body["op"], body["args"])
             case _:

@@ -39,7 +39,7 @@ def is_shown(event: Event, me: str) -> bool:
             return bool(by != me)
         case Notice(kind="loop_stopped", body={"began_by": by}):
             return bool(by != me)  # a message shows this event, also to people who were offline
-        case Notice(kind="inbox" | "marked" | "members"):
+        case Notice(kind="inbox" | "marked" | "members" | "mod"):
             return False  # these events only name data to fetch again
         case Presence(agent_id=agent_id):
             return agent_id not in (me, READER_ID)

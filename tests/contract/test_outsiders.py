@@ -129,6 +129,9 @@ async def play(node: Node) -> Scene:
         note = {"thread_id": secret.thread_id, "name": "plan", "text": text, "cause": secret.seq}
         await writer.call("notes.create", note)
         await writer.call("notes.propose", {"note": f"{secret.thread_id}/plan", "text": text, "expected_version": 1})
+    for reader, secret in ((mia, direct), (helper, asked), (helper, in_den), (mia, reply)):
+        await reader.call("messages.pin", {"seq": secret.seq})
+        await reader.call("messages.react", {"seq": secret.seq, "emoji": f"canary-{secret.name}"})
     for writer, secret in ((mia, direct), (worker, asked), (mia, reply)):
         ask = {**POLL, "question": f"canary-{secret.name}", "thread_id": secret.thread_id, "cause": secret.seq}
         polls[secret.name] = (await writer.call("polls.create", ask))["poll"]
@@ -304,6 +307,20 @@ GUESSES: dict[str, list[Make]] = {
     "channels.list": [],
     "channels.members": [],
     "discovery.find": [],
+    "messages.react": [
+        lambda it, who, public: {"seq": it.seq, "emoji": "+1"},
+        lambda it, who, public: {"cause": it.seq, "emoji": "+1"},
+    ],
+    "messages.pin": [lambda it, who, public: {"seq": it.seq}],
+    "messages.unpin": [lambda it, who, public: {"seq": it.seq}],
+    "messages.edit": [lambda it, who, public: {"seq": it.seq, "text": "x"}],
+    "messages.delete": [lambda it, who, public: {"seq": it.seq}],
+    "messages.edits": [
+        lambda it, who, public: {"seq": it.seq},
+        lambda it, who, public: {"seq": public, "trigger": it.seq},
+    ],
+    "messages.reactions": [lambda it, who, public: {"seqs": [it.seq]}],
+    "messages.pins": [lambda it, who, public: {"thread_id": it.thread_id}],
     "notes.create": [
         lambda it, who, public: {"name": new_id("n"), "text": "x", "thread_id": it.thread_id},
         lambda it, who, public: {"name": new_id("n"), "text": "x", "thread_id": f"thread:{it.seq}"},
@@ -432,6 +449,8 @@ LISTS: dict[str, list[Ask]] = {
     "channels.list": [lambda it, who, public: {}],
     "channels.members": [lambda it, who, public: {"name": "den"}],
     "discovery.find": [lambda it, who, public: {"query": f"canary {it.name} {it.thread_id}"}],
+    "messages.reactions": [lambda it, who, public: {"seqs": [public, it.seq]}],
+    "messages.pins": [lambda it, who, public: {"thread_id": "channel:den"}],
     "notes.list": [
         lambda it, who, public: {},
         lambda it, who, public: {"thread_id": it.thread_id} if it.thread_id not in PLACES else {},

@@ -142,6 +142,11 @@ def for_who_is_in(reader: str, verb: str = "") -> Expected:
     return expect
 
 
+def for_who_reads(reader: str) -> Expected:
+    """What is done to a message by who may write in its thread."""
+    return for_readers(reader, "write")
+
+
 def by_verb(verb: str) -> Expected:
     return lambda role, relation: "ok" if verb in ROLES[role] else "forbidden"
 
@@ -220,6 +225,14 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "channels.list": (always("ok"), lambda seq: {}),
     "channels.members": (for_members(verb="read"), lambda seq: {"name": "room"}),
     "discovery.find": (always("ok"), lambda seq: {"query": "canary"}),
+    "messages.react": (for_who_reads("ok"), lambda seq: {"seq": seq, "emoji": "+1"}),
+    "messages.pin": (for_who_reads("ok"), lambda seq: {"seq": seq}),
+    "messages.unpin": (for_who_reads("ok"), lambda seq: {"seq": seq}),
+    "messages.edit": (for_readers("forbidden"), lambda seq: {"seq": seq, "text": "x"}),
+    "messages.delete": (for_readers("forbidden"), lambda seq: {"seq": seq}),
+    "messages.edits": (for_readers(), lambda seq: {"seq": seq}),
+    "messages.reactions": (always("ok"), lambda seq: {"seqs": [seq]}),
+    "messages.pins": (always("ok"), lambda seq: {"thread_id": "channel:room"}),
     "notes.create": (
         for_who_is_in("ok", "write"),
         lambda seq: {"thread_id": "channel:room", "name": new_id("n"), "text": "x"},

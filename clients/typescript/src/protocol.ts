@@ -23,6 +23,8 @@ export interface WireMessage {
   text_representation?: string;
   requires_response?: boolean | string[];
   metadata?: Json;
+  edited_at?: number;
+  deleted_at?: number;
 }
 
 export interface WelcomeFrame {

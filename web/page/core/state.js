@@ -303,7 +303,8 @@ function addToWindow(draft, message) {
   // A gap may exist below the loaded page, and a single message in the gap would look like the beginning.
   if (!loaded || seq < loaded.complete_from) return;
   const current = state.messages[seq];
-  if (current === undefined || (current.is_provisional && !message.is_provisional)) {
+  const isRevised = current?.edited_at !== message.edited_at || current?.deleted_at !== message.deleted_at;
+  if (current === undefined || (current.is_provisional && !message.is_provisional) || (isRevised && !message.is_provisional)) {
     put(draft, "messages", seq, message);
     if (!message.is_provisional) delete draft.own("stale", "messages")[seq];
   }
@@ -375,6 +376,11 @@ function applyNotice(draft, frame) {
       return;
     case "marked":
       return applyMark(draft, id, body);
+    case "mod": // a message was edited or deleted: fetch it again
+      if (body.mod !== "messages" || !["edited", "deleted"].includes(body.event)) return;
+      if (body.seq in draft.state.messages) draft.own("stale", "messages")[body.seq] = id;
+      if (draft.state.threads[id]?.last?.seq === body.seq) draft.own("stale", "rows")[id] = true;
+      return;
     case "members":
       return applyMembership(draft, id, body.agent_id);
     case "inbox":
