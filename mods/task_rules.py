@@ -357,6 +357,12 @@ def finish_task(change: Change, task: SharedTask, state: TaskState, cause: int |
                 make_ready(change, other, cause, is_new=False)
 
 
+def record_task(change: Change, task: SharedTask) -> dict[str, Any]:
+    """Add a row about a changed task to the log, for exports and replays, and return the task's short form."""
+    change.log({"task": task.id, "state": task.state, "event": task.events[-1][2] if task.events else ""})
+    return describe_task(task)
+
+
 def describe_task(task: SharedTask) -> dict[str, Any]:
     """Return the short form of a task."""
     fields = {

@@ -54,6 +54,7 @@ from .task_rules import (
     make_ready,
     may_claim,
     may_take_over,
+    record_task,
     save_task,
     schedule_lease,
     set_due,
@@ -124,7 +125,7 @@ class Tasks(Mod):
         link_tasks(change, task, depends_on)
         task.log(change.stamp, me, "created")
         make_ready(change, task, cause)
-        return describe_task(task)
+        return record_task(change, task)
 
     @operation("change")
     def update(
@@ -157,7 +158,7 @@ class Tasks(Mod):
             make_ready(change, found, cause)
         else:
             save_task(change, found)
-        return describe_task(found)
+        return record_task(change, found)
 
     @operation("change")
     def claim(
@@ -177,7 +178,7 @@ class Tasks(Mod):
         elif found.holder != me and not may_claim(found, me):
             return {**describe_task(found), "is_claimed": False}
         take_task(change, found, cause, minutes * 60_000)
-        return {**describe_task(found), "is_claimed": True}
+        return {**record_task(change, found), "is_claimed": True}
 
     @operation("change")
     def progress(self, change: Change, *, task: TaskId, note: Note, cause: Seq | None = None) -> dict[str, Any]:
@@ -185,7 +186,7 @@ class Tasks(Mod):
         found = find_held_task(change, task, cause)
         found.log(change.stamp, change.origin.agent_id, note)
         save_task(change, found)
-        return describe_task(found)
+        return record_task(change, found)
 
     @operation("change")
     def complete(
@@ -209,7 +210,7 @@ class Tasks(Mod):
         if found.state == "review" and (me == found.reviewer or change.origin.is_operator):
             found.log(change.stamp, me, result or "accepted")
             finish_task(change, found, "done", cause)
-            return describe_task(found)
+            return record_task(change, found)
         found = find_held_task(change, task, cause)
         found.result = TaskResult(me, result, messages, references)
         if found.reviewer not in ("", me) and change.state.present(found.reviewer) is not None:
@@ -222,7 +223,7 @@ class Tasks(Mod):
         else:
             found.log(change.stamp, me, "completed")
             finish_task(change, found, "done", cause)
-        return describe_task(found)
+        return record_task(change, found)
 
     @operation("change")
     def fail(self, change: Change, *, task: TaskId, reason: Note, cause: Seq | None = None) -> dict[str, Any]:
@@ -234,7 +235,7 @@ class Tasks(Mod):
         found.result = TaskResult(me, reason)
         found.log(change.stamp, me, "failed")
         finish_task(change, found, "failed", cause)
-        return describe_task(found)
+        return record_task(change, found)
 
     @operation("change")
     def release(self, change: Change, *, task: TaskId, reason: Note = "", cause: Seq | None = None) -> dict[str, Any]:
@@ -246,7 +247,7 @@ class Tasks(Mod):
             end_claim(change, found, f"{me} has released it{f': {reason}' if reason else ''}", cause)
         elif me == found.assignee and found.state == "open":
             end_claim(change, found, f"{me} has declined it{f': {reason}' if reason else ''}", cause)
-        return describe_task(found)
+        return record_task(change, found)
 
     @operation("change")
     def cancel(self, change: Change, *, task: TaskId, reason: Note = "", cause: Seq | None = None) -> dict[str, Any]:
@@ -258,7 +259,7 @@ class Tasks(Mod):
             found.result = TaskResult("", reason)
             found.log(change.stamp, change.origin.agent_id, "cancelled")
             finish_task(change, found, "cancelled", cause)
-        return describe_task(found)
+        return record_task(change, found)
 
     @operation("change")
     def reopen(self, change: Change, *, task: TaskId, reason: Note = "", cause: Seq | None = None) -> dict[str, Any]:
@@ -274,7 +275,7 @@ class Tasks(Mod):
             found.tried, found.result = (), TaskResult()
             found.log(change.stamp, me, f"reopened: {reason}")
             make_ready(change, found, cause, reason)
-        return describe_task(found)
+        return record_task(change, found)
 
     @operation("read")
     async def list(
@@ -337,10 +338,12 @@ class Tasks(Mod):
             task = load_task(change, number)
             if task is not None and task.claim is not None and task.claim.reaction == reaction.reaction:
                 end_claim(change, task, f"{task.holder}'s work ended without completing it", reaction.trigger)
+                record_task(change, task)
         number = change.get(f"woken/{reaction.trigger}")
         task = load_task(change, number) if number is not None else None
         if task is not None and task.state == "open" and task.assignee == reaction.agent_id:
             end_claim(change, task, f"{task.assignee} did not claim it", reaction.trigger)
+            record_task(change, task)
 
     def due(self, change: Change, key: str) -> None:
         kind, _, number = key.partition("/")
@@ -364,5 +367,6 @@ class Tasks(Mod):
             if is_over or change.absent_ms >= claim.lease_ms:
                 why = "'s work ended without completing it" if is_over else " was offline for too long"
                 end_claim(change, task, f"{claim.holder}{why}", cause_of(task))
+                record_task(change, task)
             else:
                 schedule_lease(change, task, claim.lease_ms - change.absent_ms)

@@ -110,6 +110,7 @@ class TimersMod(Mod):
         _schedule(change, timer)
         if place is not None and not cron:  # a routine never ends, so no conversation waits for it
             change.open_item(place.root, str(timer.id), "timer", timer.to, text, seq=place.seq)
+        change.log({"timer": timer.id})
         return _describe(timer)
 
     @operation("change")
@@ -120,6 +121,7 @@ class TimersMod(Mod):
         if found is None or not (origin.is_operator or origin.agent_id in (found.by, found.to)):
             raise InvalidArguments(f"There is no timer {timer} of yours. timers.list lists timers.")
         _remove(change, found)
+        change.log({"timer": timer})
         return {"timer": timer, "is_cancelled": True}
 
     @operation("read")
