@@ -35,6 +35,8 @@ from roundelay.commands import (
     rights,
     scenario,
     setup,
+    tasks,
+    timers,
     tokens,
     web,
     webhook,
@@ -80,7 +82,12 @@ GROUPS: dict[str, tuple[click.Command, ...]] = {
         explaining.export,
         web.view,
     ),
-    "Share": (files.files, notes.notes),
+    "Share": (
+        files.files,
+        notes.notes,
+        tasks.tasks,
+        timers.timers,
+    ),
     "Operate": (
         tokens.token,
         rights.rights,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from roundelay.network.home import announce_node
-from tests.support.node import Node, running_node
+from tests.support.node import DEFAULT_MODS, Node, running_node
 
 
 @asynccontextmanager
-async def announced_node(folder: Path, *, limits: Mapping[str, int] | None = None) -> AsyncIterator[Node]:
+async def announced_node(
+    folder: Path, *, limits: Mapping[str, int] | None = None, mods: Sequence[str] = DEFAULT_MODS
+) -> AsyncIterator[Node]:
     """A node in memory whose note and owner's token lie where `roundelay up` leaves them."""
-    async with running_node(db=folder / "node.db", limits=limits) as node:
+    async with running_node(db=folder / "node.db", limits=limits, mods=mods) as node:
         note = announce_node(node.url, folder / "node.db.owner")
         try:
             yield node

@@ -1,0 +1,55 @@
+"""Calls of a mod's operations, for the commands of the included mods."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from roundelay.commands.options import Function, identity_options, join, json_option, run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class ListingGroup(click.Group):
+    """A group of commands that lists without a subcommand."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        is_listing = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
+        return super().parse_args(ctx, ["list", *args] if is_listing else args)
+
+
+def call_options(function: Function) -> Function:
+    return json_option(identity_options(function))
+
+
+def call_mod(op: str, **args: Any) -> Any:
+    """Call an operation as the login user or ``--as`` and return its value. Arguments that are None, False or empty are
+    left out."""
+
+    async def call() -> Any:
+        async with join(as_person=True) as client:
+            return await client.call(op, _given(args))
+
+    return run(call())
+
+
+def list_pages(op: str, name: str, **args: Any) -> list[Any]:
+    """Return all entries of a listing operation whose pages name their last entry ``after``."""
+
+    async def read() -> list[Any]:
+        entries: list[Any] = []
+        async with join(as_person=True) as client:
+            after, has_more = 0, True
+            while has_more:
+                page = await client.call(op, {**_given(args), "after": after})
+                entries += page[name]
+                after, has_more = page["after"], page["has_more"]
+        return entries
+
+    return run(read())
+
+
+def _given(args: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in args.items() if value not in (None, False, "", ())}
