@@ -62,6 +62,7 @@ async def test_a_page_that_cannot_be_read_stops_only_those_who_must_read_it(tmp_
     journal = Journal(fails_reads=fail)
     async with _watched_node(tmp_path, journal) as node:
         await (await node.agent("bob")).bye()
+        await (await node.agent("carol")).send("agent:bob", "long ago")
         alice = await node.agent("alice")
         for n in range(200):
             frame = {"type": "send", "message_id": f"m{n}", "to": "agent:bob", "content": "x" * 2000}
@@ -78,7 +79,9 @@ async def test_a_page_that_cannot_be_read_stops_only_those_who_must_read_it(tmp_
         is_broken = True
         bob = await node.agent("bob")
         assert await bob.closed() == 4503
-        await carol.call_refused("internal", "network.history", {"thread_id": "direct:carol~dave"})
+        await carol.call_refused("internal", "network.history", {"thread_id": "direct:bob~carol"})
+        recent = await carol.call("network.history", {"thread_id": "direct:carol~dave"})
+        assert len(recent["messages"]) == 2  # from memory
         assert (await get_http(node.url, "/readyz"))[0] == 200
         await carol.send("agent:dave", "meanwhile")
         await dave.message("meanwhile")
@@ -86,7 +89,7 @@ async def test_a_page_that_cannot_be_read_stops_only_those_who_must_read_it(tmp_
         is_broken = False
         bob = await node.agent("bob")
         await carol.send("agent:bob", "after")
-        assert len(await bob.deliveries_until("after")) == 200
+        assert len(await bob.deliveries_until("after")) == 201
 
 
 async def test_no_number_in_a_record_makes_the_ledger_fail(tmp_path: Path) -> None:
