@@ -159,6 +159,9 @@ def list_deferred(tools: Collection[str], situation: Situation, policy: AgentPol
         offered |= {"channels_reply", "channels_post"}
     if must_act or not situation.is_addressed:
         offered.add(FINISH)
+    if situation.trigger.kind == "mod":
+        # The message of a mod names the tools that answer it, such as `tasks_complete`.
+        offered.update(re.findall(r"\w+", situation.trigger.text))
     if situation.lists_threads:
         offered.add(READ_HISTORY)
     return set(tools) - offered

@@ -266,7 +266,7 @@ def make_ready(change: Change, task: SharedTask, cause: int | None, reason: str 
     if done and task.assignee and not is_own:
         body = change.get(f"body/{task.id}") or ""
         text = "\n".join(filter(None, (f"Task {task.id} from {task.creator}: {task.title}", body, reason)))
-        text += f"\nEnd it with tasks_complete, tasks_fail or tasks_release. If it takes long, claim it first (task {task.id})."
+        text += f"\nCall tasks_complete with the result, or tasks_fail or tasks_release (task {task.id}). Long work: tasks_claim first."
         forget_wake(change, task)
         send = change.answer if is_new else change.notify
         # Each task has its own thread: a prompt then contains one task, and two tasks run in parallel.

@@ -270,6 +270,24 @@ def test_claim_ends_with_the_reaction_in_which_it_was_made() -> None:
     simulate(main, mods=MODS)
 
 
+def test_woken_agent_is_offered_the_tools_that_end_its_task() -> None:
+    offered: list[set[str]] = []
+
+    def script(request: ModelRequest) -> Action:
+        offered.append({tool.name for tool in request.tools})
+        return call("tasks_complete", task=1, result="42") if request.turn == 1 else say("")
+
+    async def main(simulation: Simulation) -> None:
+        lead = (await simulation.join_person("lead")).client
+        await simulation.start_agent(worker(script))
+        await create(lead, assignee="bob")
+        await simulation.wait_for(lambda it: it.to == "agent:lead")
+        assert {"tasks_complete", "tasks_fail", "tasks_release", "tasks_claim"} <= offered[0]
+        assert "tasks_create" not in offered[0]
+
+    simulate(main, mods=MODS)
+
+
 def test_creator_learns_that_a_woken_agent_did_not_claim() -> None:
     async def main(simulation: Simulation) -> None:
         lead = (await simulation.join_person("lead")).client

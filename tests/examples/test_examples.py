@@ -98,6 +98,18 @@ def test_a_desk_hands_over_and_a_manager_calls_two_agents(tmp_path: Path) -> Non
     assert "  [1.0] turn 1\n" in done.stdout
 
 
+def test_workers_share_a_board_and_the_last_task_waits(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLES / "task_board" / "board.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "Find the sources: 12 sources",
+        "  bob: open again: bob has declined it: I have no library.",
+        "Write the draft: 4 pages",
+        "Send the report: sent",
+    ]
+
+
 def test_a_killed_agent_goes_on_and_does_not_charge_twice(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLES / "killed_agent" / "killed.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
