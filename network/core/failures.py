@@ -158,14 +158,8 @@ def merge_ack_cursor(state: State, write: TableWrite) -> TableWrite:
 
 def save_ack_cursors(state: State, entry: SaveAckCursors) -> Outcome:
     """Return the writes of ack cursors, and of the deliveries that they end."""
-    draft, writes = state.draft(), list[TableWrite]()
-    for each in entry.writes:
-        write = merge_ack_cursor(state, each)
-        closed = close_handled(draft, write.key, write.value) if write.table == "floor" else []
-        # On a draft: several agents of one entry may have handled the same broadcast.
-        draft.apply_writes((write, *closed))
-        writes += [write, *closed]
-    return Outcome(writes=tuple(writes))
+    writes = [merge_ack_cursor(state, write) for write in entry.writes]
+    return Outcome(writes=(*writes, *close_handled(state, writes)))
 
 
 def clear_attempts(state: State, agent_id: str, seq: int) -> list[TableWrite]:

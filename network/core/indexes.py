@@ -96,14 +96,6 @@ def groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...]
             if head.kind == "direct" and head.cause is not None:
                 groups += ((("reactions asked by", f"{head.sender_id}/{head.cause}"), key),)
             return groups
-        case "delivery":
-            groups = ((("open in", str(value.root)), f"delivery {key}"),)
-            for agent_id in value.answers:
-                groups += (
-                    (("answers of", agent_id), int(key)),
-                    (("answers in", f"{agent_id}/{value.thread_id}"), int(key)),
-                )
-            return groups
         case "open_item":
             return (("open in", str(value.root)), f"open_item {key}"), (("open items of", key.partition("/")[0]), key)
         case _:

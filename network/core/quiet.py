@@ -25,7 +25,7 @@ one group. Nothing is scanned.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from heapq import nsmallest
 
 import msgspec
@@ -117,8 +117,9 @@ def _list_answering(state: State, head: MessageHead, required: object) -> Iterat
 def _evict_deliveries(state: State, agent_id: str) -> list[TableWrite]:
     if state.count_deliveries(agent_id) < MAX_DELIVERIES:
         return []
-    key = next(state.deliveries_to(agent_id))
-    return _without(state, key, agent_id)
+    # Several at once, because finding the oldest looks at all of them.
+    oldest = nsmallest(MAX_DELIVERIES // EVICTION_SHARE, state.deliveries_to(agent_id).items())
+    return [write for _, key in oldest for write in _without(state, key, (agent_id,))]
 
 
 def _evict_answers(limits: Limits, state: State, agent_id: str) -> list[TableWrite]:
@@ -127,7 +128,7 @@ def _evict_answers(limits: Limits, state: State, agent_id: str) -> list[TableWri
         return []
     # Several at once, as for questions to people.
     oldest = nsmallest(max(1, limits.max_questions // EVICTION_SHARE), answers)
-    return [write for seq in oldest for write in _without(state, _delivery_key(seq), agent_id)]
+    return [write for seq in oldest for write in _without(state, _delivery_key(seq), (agent_id,))]
 
 
 def reopen_delivery(state: State, agent_id: str, head: MessageHead) -> list[TableWrite]:
@@ -145,18 +146,26 @@ def reopen_delivery(state: State, agent_id: str, head: MessageHead) -> list[Tabl
 
 def close_delivery(state: State, agent_id: str, seq: int) -> list[TableWrite]:
     """Return the writes for a message that an agent has handled, or never will."""
-    return _without(state, _delivery_key(seq), agent_id)
+    return _without(state, _delivery_key(seq), (agent_id,))
 
 
-def close_handled(state: State, agent_id: str, cursor: AckCursor) -> list[TableWrite]:
-    """Return the writes for all messages that a participant has handled, by its ack cursor."""
-    top = cursor.above[-1] if cursor.above else cursor.seq
-    writes: list[TableWrite] = []
-    for key in state.deliveries_to(agent_id, top + 1):
-        seq = int(key)
-        if cursor.is_handled(seq) and not _is_revived(state, agent_id, seq):
-            writes += _without(state, key, agent_id)
-    return writes
+def close_handled(state: State, cursors: Sequence[TableWrite]) -> list[TableWrite]:
+    """Return the writes for all messages that participants have handled, by these new ack cursors. ``cursors`` may also
+    contain writes of other tables."""
+    handled: dict[str, set[str]] = {}
+    cleared: set[str] | None = None
+    for write in cursors:
+        if write.table != "floor":
+            continue
+        cursor: AckCursor = write.value
+        for seq, key in state.deliveries_to(write.key).items():
+            if cursor.is_handled(seq):
+                if cleared is None:
+                    cleared = {other.key for other in cursors if other.table == "attempt" and other.value is None}
+                if f"{write.key}/{seq}" in cleared or not _is_revived(state, write.key, seq):
+                    handled.setdefault(key, set()).add(write.key)
+    # One write for each message, although many agents may have handled the same broadcast.
+    return [write for key, names in handled.items() for write in _without(state, key, names)]
 
 
 def _is_revived(state: State, agent_id: str, seq: int) -> bool:
@@ -188,8 +197,8 @@ def close_answered(
 def close_all_of(state: State, agent_id: str) -> list[TableWrite]:
     """Return the writes for everything that a removed participant will no longer do, or no longer needs."""
     draft = state.draft()
-    for key in {*state.deliveries_to(agent_id), *map(_delivery_key, state.answers_of(agent_id))}:
-        draft.apply_writes(_without(draft, key, agent_id))
+    for seq in {*state.deliveries_to(agent_id), *state.answers_of(agent_id)}:
+        draft.apply_writes(_without(draft, _delivery_key(seq), (agent_id,)))
     # Nobody needs the answers to its own messages. As with questions to people, a removal scans the table.
     for key, delivery in list(draft.items("delivery")):
         if delivery.sender_id == agent_id and delivery.answers:
@@ -205,13 +214,15 @@ def close_dropped(state: State, first_seq: int) -> list[TableWrite]:
     return [TableWrite("delivery", key, None) for key in list(old)]
 
 
-def _without(state: State, key: str, agent_id: str) -> list[TableWrite]:
-    """Return the writes that remove a participant from the open delivery under a key."""
+def _without(state: State, key: str, names: Collection[str]) -> list[TableWrite]:
+    """Return the writes that remove participants from the open delivery under a key."""
     delivery: OpenDelivery | None = state.get("delivery", key)
-    if delivery is None or not (agent_id in delivery.waiting or agent_id in delivery.answers):
+    if delivery is None:
         return []
-    waiting = tuple(name for name in delivery.waiting if name != agent_id)
-    answers = tuple(name for name in delivery.answers if name != agent_id)
+    waiting = tuple(name for name in delivery.waiting if name not in names)
+    answers = tuple(name for name in delivery.answers if name not in names)
+    if len(waiting) == len(delivery.waiting) and len(answers) == len(delivery.answers):
+        return []
     return [TableWrite("delivery", key, _or_none(msgspec.structs.replace(delivery, waiting=waiting, answers=answers)))]
 
 

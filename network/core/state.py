@@ -302,15 +302,14 @@ class State:
         """Return the participants that a reactor has served at least once and that are not removed, by id."""
         return self._group("reactors", "")
 
-    def deliveries_to(self, agent_id: str, before: int | None = None) -> Iterator[str]:
-        """Yield the keys of the messages that a reactor has not handled, below a seq (None: all), oldest first."""
-        return self._below(f"deliveries to {agent_id}", before)
+    def deliveries_to(self, agent_id: str) -> Mapping[int, str]:
+        """Return the keys of the messages that a reactor has not handled, by seq."""
+        return self._group("deliveries to", agent_id)
 
     def count_deliveries(self, agent_id: str) -> int:
-        """Return the number of messages that a reactor has not handled."""
-        name = f"deliveries to {agent_id}"
-        orders = [level._orders[name] for level in self._levels() if name in level._orders]
-        return sum(len(order.added) - len(order.gone) for order in orders)
+        """Return about how many messages a reactor has not handled. Exact for the committed state."""
+        group = ("deliveries to", agent_id)
+        return sum(len(level._groups[group]) for level in self._levels() if group in level._groups)
 
     def answers_of(self, agent_id: str) -> Mapping[int, OpenDelivery]:
         """Return the messages that require an answer from a program that is no reactor, by seq."""
@@ -393,6 +392,9 @@ class State:
         """Update groups and orders, just before a write is made."""
         table, key, value = write.table, write.key, write.value
         before = self.get(table, key)
+        if table == "delivery":
+            self._index_delivery(key, before, value)
+            return
         entries = groups_of(table, key, value) if value is not None else ()
         if before is not None:
             for group, name in groups_of(table, key, before):
@@ -412,15 +414,26 @@ class State:
             channel, _, agent_id = key.partition("/")
             if self.is_person(agent_id):
                 self._index_person_in(channel, agent_id, before, value)
-        elif table == "delivery":
-            was_waiting = before.waiting if before is not None else ()
-            waiting = value.waiting if value is not None else ()
-            for agent_id in {*was_waiting, *waiting}:
-                was, now = (
-                    (int(key), key) if agent_id in was_waiting else None,
-                    (int(key), key) if agent_id in waiting else None,
-                )
-                self._reorder(f"deliveries to {agent_id}", was, now)
+
+    def _index_delivery(self, key: str, before: OpenDelivery | None, now: OpenDelivery | None) -> None:
+        """Update the groups of an open delivery. Written out, because each message to an agent needs it twice."""
+        known = now or before
+        if known is None:
+            return
+        seq = int(key)
+        self._set(("open in", str(known.root)), f"delivery {key}", now)
+        was_waiting, waiting = before.waiting if before is not None else (), now.waiting if now is not None else ()
+        # Sets: a broadcast may wait for a thousand agents.
+        for agent_id in waiting if not was_waiting else set(waiting).difference(was_waiting):
+            self._set(("deliveries to", agent_id), seq, key)
+        for agent_id in was_waiting if not waiting else set(was_waiting).difference(waiting):
+            self._set(("deliveries to", agent_id), seq, None)
+        if known.answers or (before is not None and before.answers):
+            answers = now.answers if now is not None else ()
+            for agent_id in {*known.answers, *(before.answers if before is not None else ())}:
+                value = now if agent_id in answers else None
+                self._set(("answers of", agent_id), seq, value)
+                self._set(("answers in", f"{agent_id}/{known.thread_id}"), seq, value)
 
     def _index_participant(self, agent_id: str, before: Participant | None, now: Participant | None) -> None:
         self._reorder("present", registration_entry(before), registration_entry(now))
