@@ -186,7 +186,7 @@ class Change(Protocol):
     def update_screens(
         self, head: MessageHead, body: dict[str, object], agent_ids: Iterable[str] | None = None
     ) -> None:
-        """Send the notice ``mod`` to people and services who may read a message, or the thread of a head from `thread`.
+        """Send the notice ``mod`` to operators, and to people and services who may read a message or a thread.
         ``agent_ids`` narrows the readers. A notice is not stored."""
 
 

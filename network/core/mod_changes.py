@@ -131,7 +131,6 @@ class ModChanges:
         # Agents read with their tools, and would only drop the notices.
         screens = frozenset(name for name in chosen if (found := self.state.present(name)) and found.kind != "agent")
         notice = {"mod": self.mod_id, **body}
-        if screens:
-            self.effects.append(
-                SendNotice(screens, "mod", head.thread_id, notice, except_session=self.origin.session_id)
-            )
+        self.effects.append(
+            SendNotice(screens, "mod", head.thread_id, notice, to_operators=True, except_session=self.origin.session_id)
+        )

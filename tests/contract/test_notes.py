@@ -200,6 +200,29 @@ async def test_who_left_the_channel_reads_no_note_of_it(network: Network) -> Non
     del ann
 
 
+async def test_reaction_finds_no_note_that_its_requester_may_not_read(network: Network) -> None:
+    ann, bob, desk = [
+        await network.join(name, kind=kind) for name, kind in (("ann", "human"), ("bob", "human"), ("desk", "agent"))
+    ]
+    helper = await network.join("helper")
+    private = (await ann.send("agent:desk", "Keep this private.")).seq
+    asked = (await bob.send("agent:desk", "What is private?")).seq
+    secret = (await call(desk, "create", name="secret", text="the secret", cause=private))["note"]
+    # Only agents read this thread. Its notes concern those for whom the agents work.
+    passed = (await desk.send("agent:helper", "Please help.", cause=private)).seq
+    shared = (await call(helper, "create", name="shared", text="the secret", cause=passed))["note"]
+    assert shared == "direct:desk~helper/shared"
+    for note in (secret, shared):
+        assert (await read(desk, note, trigger=private))["text"] == "the secret"
+        with pytest.raises(UnknownMessage, match="There is no note"):
+            await read(desk, note, trigger=asked)
+        assert (await call(desk, "search", query="secret", trigger=asked))["notes"] == []
+        assert (await call(desk, "list", trigger=asked))["notes"] == []
+        conflict = await call(desk, "write", note=note, text="x", expected_version=9, cause=asked)
+        assert conflict.keys() == {"note", "version", "is_conflict", "hint"}
+    assert [it["note"] for it in (await call(desk, "list", trigger=private))["notes"]] == [secret, shared]
+
+
 async def test_reply_thread_has_notes_of_its_own(network: Network) -> None:
     ann, bob = await join_dev(network, "ann", "bob")
     sent = await ann.send("channel:dev", "Topic")

@@ -341,3 +341,27 @@ async def is_full(url: str) -> bool:
         return False
     finally:
         await shared.close()
+
+
+async def test_deleted_text_is_in_no_index_and_no_copy_of_a_log(server: NatsServer, tmp_path: Path) -> None:
+    log, one, two, back = server.url("lab"), tmp_path / "one.db", tmp_path / "two.db", tmp_path / "back.db"
+    async with running_node(db=one, log=log, durability="normal", mods=["messages"]) as node:
+        ann = await node.agent("ann")
+        for text in ("xylophone one", "xylophone two"):
+            seq = (await ann.send("broadcast", text))["seq"]
+            await ann.call("messages.edit", {"seq": seq, "text": f"{text} again"})
+            await ann.call("messages.delete", {"seq": seq})
+        kept = (await ann.send("broadcast", "kept"))["seq"]
+        await ann.call("messages.edit", {"seq": kept, "text": "kept and edited"})
+    await invoke("cluster", "rebuild", "--log", log, "--db", two)
+    await invoke("cluster", "migrate", "--from", log, "--to", back)
+    for db in (one, two):
+        assert "is_equal" in (await invoke("cluster", "verify", "--log", log, "--db", db, "--json")).out
+    exported = [(await export(db)).partition("\n")[2] for db in (one, two, back)]
+    assert "xylophone" not in exported[0]
+    assert "kept and edited" in exported[0]
+    assert exported[0] == exported[1] == exported[2]
+    again = await invoke("cluster", "migrate", "--from", back, "--to", server.url("other"), "--json")
+    assert json.loads(again.out)["is_equal"]
+    await invoke("cluster", "rebuild", "--log", server.url("other"), "--db", tmp_path / "three.db")
+    assert (await export(tmp_path / "three.db")).partition("\n")[2] == exported[0]

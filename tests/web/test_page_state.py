@@ -103,6 +103,13 @@ class Network:
             address = f"agent:{sender}" if to.startswith("agent:") else to
             await self.say(await self.anybody(), address, "Yes", reply_to=seq, cause=seq)
 
+    async def do_revise(self) -> None:
+        """A message is edited or deleted by its sender. **"""
+        if self.seqs:
+            seq, _, _, sender = self.chance.choice(self.seqs[-12:])
+            op, args = self.chance.choice((("edit", {"text": "Corrected"}), ("delete", {})))
+            await (await self.session(sender)).submit_call(f"messages.{op}", {"seq": seq, **args})
+
     async def do_page_sends(self) -> None:
         """A person writes on the page, of which the connection may be cut at once. ***"""
         page = self.page()
@@ -263,7 +270,9 @@ class Network:
 async def network(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Network]:
     async with AsyncExitStack() as stack:
         limits = {"sends_per_s": 100_000, "root_messages_per_s": 100_000, "registrations_per_minute": 100_000}
-        node = await stack.enter_async_context(node_process(tmp_path / "n.db", durability="normal", limits=limits))
+        mods = {"ROUNDELAY_MODS": "channels,discovery,messages"}
+        started = node_process(tmp_path / "n.db", durability="normal", limits=limits, env=mods)
+        node = await stack.enter_async_context(started)
         opal = await node.person("opal")
         for name in PEOPLE:
             digest = hashlib.sha256(node.tokens.setdefault(name, make_token()).encode()).hexdigest()

@@ -379,7 +379,8 @@ function applyNotice(draft, frame) {
     case "mod": // a message was edited or deleted: fetch it again
       if (body.mod !== "messages" || !["edited", "deleted"].includes(body.event)) return;
       if (body.seq in draft.state.messages) draft.own("stale", "messages")[body.seq] = id;
-      if (draft.state.threads[id]?.last?.seq === body.seq) draft.own("stale", "rows")[id] = true;
+      if (id in draft.state.threads) draft.own("stale", "rows")[id] = true; // its title may quote the message
+      markInbox(draft); // and so may the inbox
       return;
     case "members":
       return applyMembership(draft, id, body.agent_id);
