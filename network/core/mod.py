@@ -6,6 +6,7 @@ A mod is written once, on the hub. Agents get its operations as tools. The whole
 - ``apply(change, message)``: step 6, synchronous, no IO. Changes the mod's own state and sends messages, in the
   message's commit.
 - ``ended(change, reaction)``: like ``apply``, but when an agent's reaction ends.
+- ``deleted(change, message)``: like ``apply``, but when a message is deleted. It gets the head of the message.
 - ``due(change, key)``: like ``apply``, but when a time has come that the mod has scheduled with ``change.schedule``.
 - ``after(context, message)``: step 8, may do IO. It returns results with ``context.submit(payload)``, which calls
   ``apply_entry(change, payload)``.
@@ -329,6 +330,9 @@ class Mod:
     def ended(self, change: Change, reaction: OpenReaction) -> None:
         """React to the end of an agent's reaction, in the commit of its last record. Messages of the change are sent as
         that agent. If the hook raises, its change is dropped and the reaction still ends."""
+
+    def deleted(self, change: Change, message: MessageHead) -> None:
+        """React to the deletion of a message, in its commit. If the hook raises, the deletion is refused."""
 
     def due(self, change: Change, key: str) -> None:
         """React to a due time, which is removed before the call. If the hook raises, its changes are dropped and the

@@ -4,7 +4,7 @@ it, and `mod.Change` describes it for authors. Pure."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -16,7 +16,7 @@ from roundelay.network.frames import SendFrame, encode
 from .access import check_right_to_send
 from .entries import Effect, Operate, Origin, SendNotice
 from .limits import ROW_BYTES
-from .mod import Incoming, run_before_hooks
+from .mod import Change, Incoming, run_before_hooks
 from .revisions import Revision
 from .rows import MessageHead, Row, RowType
 from .sending import Rules
@@ -109,7 +109,13 @@ class ModChanges:
         for agent_id in thread_readers(self.state, head):
             if seq in self.state.questions_of(agent_id):
                 self.set_value("question", f"{agent_id}/{seq}", None)
-        return self.write_row("deleted", data=encode(Revision(head.seq, edits=[*edits])))
+        row = self.write_row("deleted", data=encode(Revision(head.seq, edits=[*edits])))
+        own = self.mod_id
+        for mod in self.rules.deleted_hooks:
+            self.mod_id = mod.id
+            mod.deleted(cast("Change", self), head)
+        self.mod_id = own
+        return row
 
     def message_head(self, seq: int) -> MessageHead:
         found = self.facts.heads.get(seq)

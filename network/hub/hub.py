@@ -103,6 +103,7 @@ class Hub:
             before_hooks=tuple(mod for mod in mods if mod.overrides("before")),
             apply_hooks=tuple(mod for mod in mods if mod.overrides("apply")),
             ended_hooks=tuple(mod for mod in mods if mod.overrides("ended")),
+            deleted_hooks=tuple(mod for mod in mods if mod.overrides("deleted")),
             registration=registration,
             is_read_only=is_read_only or follows is not None,
             follows=follows,

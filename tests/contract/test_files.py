@@ -335,6 +335,18 @@ async def test_blob_is_deleted_after_its_message_and_its_grace(tmp_path: Path) -
         assert bytes(network.hub.state.get("mod", "files/total")) == b"[0,0]"
 
 
+async def test_deleted_message_takes_its_files_from_its_readers() -> None:
+    async with Network.open(mods=["channels", "messages", "files"]) as network:
+        ann, bob, eve = [await network.join(name) for name in ("ann", "bob", "eve")]
+        file = await save(ann)
+        first, second = [await ann.send("agent:bob", {"text": "look", "files": [file]}) for _ in range(2)]
+        await ann.send("agent:eve", {"files": [file]})
+        await ann.call("messages.delete", {"seq": second.seq})
+        assert await is_readable(bob, file)  # the first message still attaches it
+        await ann.call("messages.delete", {"seq": first.seq})
+        assert [await is_readable(it, file) for it in (ann, bob, eve)] == [True, False, True]
+
+
 async def test_content_that_is_stored_again_survives_until_its_commit(tmp_path: Path) -> None:
     blobs = FolderBlobs(tmp_path)
     blob = await blobs.store(b"text")
