@@ -72,6 +72,9 @@ class ActivitySender:
     def __init__(self, agent_id: str, on_event: OnEvent | None) -> None:
         self.agent_id = agent_id
         self.on_event = on_event
+        self.is_watched = True
+        """Whether the hub has anybody to pass signals on to."""
+        self._active: dict[ActivityReporter, None] = {}
         self._queue: asyncio.Queue[tuple[SignalKind, dict[str, object], ActivityReporter]] = asyncio.Queue(MAX_SIGNALS)
         self._streaming: dict[ActivityReporter, None] = {}  # reporters with unsent pieces
         self._timer: asyncio.TimerHandle | None = None
@@ -103,8 +106,27 @@ class ActivitySender:
         self, kind: SignalKind, body: dict[str, object], reporter: ActivityReporter, *, is_own: bool = True
     ) -> None:
         """Queue a signal. Signals of remote agents (``is_own`` False) may fill only half of the queue."""
-        if self._queue.qsize() < (MAX_SIGNALS if is_own else MAX_SIGNALS // 2):
+        if self.is_watched and self._queue.qsize() < (MAX_SIGNALS if is_own else MAX_SIGNALS // 2):
             self._queue.put_nowait((kind, {"reaction": reporter.reaction, **body}, reporter))
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether anybody sees the activity of a reaction: by signals, or by ``on_event``."""
+        return self.is_watched or self.on_event is not None
+
+    def set_watched(self, *, is_watched: bool) -> None:
+        """Send signals or not. Whoever begins to watch first gets the current state of the running reactions."""
+        begins, self.is_watched = is_watched and not self.is_watched, is_watched
+        for reporter in self._active if begins else ():
+            reporter.report_state()
+
+    def begin(self, reporter: ActivityReporter) -> None:
+        self._active[reporter] = None
+        self.put("thinking", {"active": True}, reporter)
+
+    def end(self, reporter: ActivityReporter, *, is_silent: bool) -> None:
+        self._active.pop(reporter, None)
+        self.put("thinking", {"active": False, **({"silent": True} if is_silent else {})}, reporter)
 
     def note_pieces(self, reporter: ActivityReporter) -> None:
         """Send the pieces of a reaction after the interval, together with the pieces that arrive until then."""
@@ -142,17 +164,25 @@ class ActivityReporter:
     complete.
     """
 
+    _calls: dict[tuple[object, ...], dict[str, object]] = field(default_factory=dict)  # signals of running calls
     _pieces: list[_Piece] = field(default_factory=list)
     _size: int = 0  # of the unsent pieces, in characters
     _lengths: dict[_Stream, int] = field(default_factory=dict)  # of each stream so far, in characters
 
     def begin(self) -> None:
-        self._sender.put("thinking", {"active": True}, self)
+        self._sender.begin(self)
 
     def end(self, *, is_silent: bool = False) -> None:
         """Report the end of the reaction. ``is_silent``: a person waits for an answer but gets none."""
         self._forget()
-        self._sender.put("thinking", {"active": False, **({"silent": True} if is_silent else {})}, self)
+        self._calls.clear()
+        self._sender.end(self, is_silent=is_silent)
+
+    def report_state(self) -> None:
+        """Report that the reaction works, and its running calls."""
+        self._sender.put("thinking", {"active": True}, self)
+        for body in self._calls.values():
+            self._sender.put("tool", body, self)
 
     def report(self, event: Event) -> None:
         """Report an event: calls to the thread's readers, streams if a person watches, and everything to
@@ -173,6 +203,11 @@ class ActivityReporter:
     def _show(self, event: Event) -> None:
         body = describe_call(event, is_watched=self.is_watched) if isinstance(event, CallEvent) else None
         if body is not None:
+            place = (body.get("path"), body["turn"], body["call"])
+            if body["active"]:
+                self._calls[place] = body
+            else:
+                self._calls.pop(place, None)
             self._sender.put("tool", body, self, is_own=not isinstance(event, RemoteCall))
         if self.is_watched:
             self._add_pieces(event)
@@ -224,6 +259,8 @@ class ActivityReporter:
         if at is None:
             at = self._lengths.get(stream, 0)
             self._lengths[stream] = at + len(text)
+        if not self._sender.is_watched:
+            return  # only the offset counts, for whoever begins to watch in the middle
         last = self._pieces[-1] if self._pieces else None
         # Join adjacent pieces of one stream. Otherwise a model's tokens would fill a signal with overhead.
         if last is not None and last.stream == stream and last.at + len(last.text) == at and stream[2] != "progress":
@@ -353,8 +390,9 @@ class _AwaitedReaction:
 class RemoteActivity:
     """Activity of the reactions for which the calls of one agent wait, on one connection."""
 
-    def __init__(self, client: NetworkClient) -> None:
+    def __init__(self, client: NetworkClient, is_observed: Callable[[], bool] = lambda: True) -> None:
         self._client = client
+        self._is_observed = is_observed
         self._awaited: dict[tuple[str, str], _AwaitedReaction] = {}  # by agent and reaction
         self._wants_signals = False  # True after a call has asked while a person watched
         self._watching = ""  # id of the session that receives the signals
@@ -379,6 +417,8 @@ class RemoteActivity:
     async def watch(self) -> None:
         """Receive signals from now on until the connection closes."""
         self._wants_signals = True
+        if not self._is_observed():
+            return  # `watch_again` follows as soon as somebody watches
         session = self._client.welcome.session_id
         if self._watching != session:
             # Set this before the await, so that parallel calls ask only once. It is reset below if the hub refuses.

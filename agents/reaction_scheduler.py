@@ -88,11 +88,18 @@ class ReactionScheduler:
             ignored_sender_ids=agent.ignored_sender_ids,
             max_parallel=agent.policy.max_parallel_reactions,
         )
-        self.replies = Replies(client, pause=self._pause, resume=self.inbox.resume, clock=client.clock)
+        self.replies = Replies(
+            client,
+            pause=self._pause,
+            resume=self.inbox.resume,
+            clock=client.clock,
+            is_observed=lambda: activity.is_observed,
+        )
         self._agent = agent
         self._client = client
         self._activity = activity
         self._group = group
+        activity.is_watched = client.welcome.is_watched
         self._takeovers = Takeovers(client, self.inbox, self._acknowledge)
         self._epoch = client.welcome.network.epoch
         self._first_head = client.welcome.head  # of the ledger at the start: every later question is from this process
@@ -340,15 +347,23 @@ class ReactionScheduler:
                 # wrong messages.
                 case Reconnected(welcome=welcome) if welcome.network.epoch != self._epoch:
                     raise LedgerReplaced
+                case Notice(kind="watched", body={"is_watched": bool(is_watched)}):
+                    self._set_watched(is_watched=is_watched)
                 case Notice(kind="taken", thread_id=str(thread_id)):
                     await self._interrupt(thread_id)
                 case Notice(kind="given", thread_id=str(thread_id)):
                     self._end_takeovers(thread_id)
-                case Reconnected():
+                case Reconnected(welcome=welcome):
+                    self._activity.set_watched(is_watched=welcome.is_watched)
                     self._group.create_task(self.replies.relays.watch_again())
                     self._end_takeovers(None)  # any takeover may have ended while the connection was lost
                 case _:
                     continue
+
+    def _set_watched(self, *, is_watched: bool) -> None:
+        self._activity.set_watched(is_watched=is_watched)
+        if is_watched:  # the activity of remote agents is of interest too
+            self._group.create_task(self.replies.relays.watch_again())
 
     async def _interrupt(self, thread_id: str) -> None:
         """Cancel the reactions in a thread that a person takes over. They stay open."""

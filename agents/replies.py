@@ -110,9 +110,10 @@ class Replies:
         pause: Callable[[str], None],
         resume: Callable[[str], None],
         clock: Clock = system_clock,
+        is_observed: Callable[[], bool] = lambda: True,
     ) -> None:
         self.clock = clock
-        self.relays = RemoteActivity(client)
+        self.relays = RemoteActivity(client, is_observed)
         self._client = client
         self._pause = pause
         self._resume = resume

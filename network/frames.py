@@ -209,6 +209,8 @@ class WelcomeFrame(Struct, tag_field="type", tag="welcome", frozen=True, kw_only
     open_reactions: list[OpenReactionInfo] | UnsetType = UNSET
     mods: list[ModInfo]
     limits: dict[str, int]
+    is_watched: bool = True
+    """Whether somebody receives signals now. The notice ``watched`` reports changes to reactors."""
 
 
 class StoredFrame(Struct, tag_field="type", tag="stored", frozen=True, kw_only=True, gc=False):
@@ -303,6 +305,7 @@ class NoticeFrame(Struct, tag_field="type", tag="notice", frozen=True, kw_only=T
         "conversation_quiet",
         "damaged",
         "superseded",
+        "watched",
         "draining",
     ]
     thread_id: str | UnsetType = UNSET

@@ -46,6 +46,9 @@ class Welcome(Struct, frozen=True, kw_only=True):
     open_reactions: list[OpenReactionInfo] = []
     mods: list[ModInfo] = []
     limits: dict[str, int] = {}
+    is_watched: bool = True
+    """Whether somebody received signals at the time of the welcome."""
+
     is_read_only: bool = False
     follows: Follows | None = None
     """State of a read replica, with the leader that it follows. None at a leader."""

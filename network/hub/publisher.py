@@ -317,6 +317,7 @@ class Publisher:
             open_reactions=UNSET if origin.fencing_token is None else sorted(reactions, key=lambda info: info.seq),
             mods=self._mod_infos,
             limits=self._list_limits(participant.agent_id),
+            is_watched=registry.subscriptions.is_watched,
         )
         # The welcome is the session's first frame. From `join` on, notices and deliveries may follow.
         registry.write(session, encode(frame))

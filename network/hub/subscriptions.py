@@ -6,7 +6,9 @@ decide who may see a thread. Events are dropped for slow sessions.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import Literal
 
 from roundelay.network.addresses import channel_address, name_of
@@ -16,6 +18,9 @@ from roundelay.network.frames import PresenceFrame, encode
 from .conversation_watch import ConversationWatch
 from .participants import LiveParticipants
 from .session import Session, SessionOutput
+
+UNWATCHED_S = 10.0
+"""Time after which reactors learn that nobody subscribes to signals any more, in seconds."""
 
 
 class Subscriptions:
@@ -27,6 +32,9 @@ class Subscriptions:
         self._presence: dict[Session, None] = {}
         self._signals: dict[Session, None] = {}
         self.conversations = ConversationWatch(output)
+        self.is_watched = False
+        """Whether reactors were told to send signals."""
+        self._unwatched: asyncio.TimerHandle | None = None
 
     def subscribe(self, session: Session, presence: bool | None, signals: bool | None, quiet: bool | None) -> None:
         """Start (True), end (False) or keep (None) each of a session's subscriptions."""
@@ -36,12 +44,31 @@ class Subscriptions:
                 subscribers[session] = None
             elif is_wanted is not None:
                 subscribers.pop(session, None)
+        self._update_watched()
+
+    def _update_watched(self) -> None:
+        """Tell reactors when the first session subscribes to signals, and some time after the last one left."""
+        if self._signals and self._unwatched is not None:
+            self._unwatched.cancel()
+            self._unwatched = None
+        if self._signals and not self.is_watched:
+            self._announce_watched(is_watched=True)
+        elif not self._signals and self.is_watched and self._unwatched is None:
+            # Later, because a page that reloads subscribes again at once.
+            loop = asyncio.get_running_loop()
+            self._unwatched = loop.call_later(UNWATCHED_S, partial(self._announce_watched, is_watched=False))
+
+    def _announce_watched(self, *, is_watched: bool) -> None:
+        self.is_watched, self._unwatched = is_watched, None
+        reactors = [session for live in self._participants.online() for session in live.sessions if session.is_reactor]
+        self._output.notice(reactors, "watched", None, {"is_watched": is_watched})
 
     def remove(self, session: Session) -> None:
         """End all subscriptions of a session. Idempotent."""
         self.conversations.subscribers.pop(session, None)
         self._presence.pop(session, None)
         self._signals.pop(session, None)
+        self._update_watched()
 
     def announce_presence(self, participant: Participant, state: Literal["online", "offline"]) -> None:
         """Report that a participant came online or went offline."""

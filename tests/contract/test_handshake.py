@@ -26,6 +26,7 @@ WELCOME_FIELDS = {
     "resume",
     "mods",
     "limits",
+    "is_watched",
 }
 
 

@@ -427,7 +427,7 @@ def check(rig: Rig, note: Note) -> None:
     assert len(routes) >= 240
     notices = {
         f"notice {it}"
-        for it in ("dead_letter", "loop_stopped", "budget_exhausted", "taken", "given", "inbox", "members")
+        for it in ("dead_letter", "loop_stopped", "budget_exhausted", "taken", "given", "inbox", "members", "watched")
     }
     assert (
         rig.kinds - {"notice draining"} == {str(it.__struct_config__.tag) for it in HUB_FRAMES} - {"notice"} | notices

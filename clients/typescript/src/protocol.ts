@@ -46,6 +46,7 @@ export interface WelcomeFrame {
   open_reactions?: OpenReactionInfo[];
   mods: ModInfo[];
   limits: Record<string, number>;
+  is_watched?: boolean;
 }
 
 export interface NetworkInfo {
@@ -95,7 +96,7 @@ export interface PresenceFrame {
 }
 
 export interface NoticeFrame {
-  kind: (string & {}) | "behind" | "budget_exhausted" | "conversation_quiet" | "damaged" | "dead_letter" | "dead_letter_withdrawn" | "draining" | "given" | "inbox" | "loop_stopped" | "marked" | "members" | "mod" | "superseded" | "taken";
+  kind: (string & {}) | "behind" | "budget_exhausted" | "conversation_quiet" | "damaged" | "dead_letter" | "dead_letter_withdrawn" | "draining" | "given" | "inbox" | "loop_stopped" | "marked" | "members" | "mod" | "superseded" | "taken" | "watched";
   thread_id?: string;
   body: Json;
 }
