@@ -51,6 +51,15 @@ def test_hello_prints_the_conversation_of_two_agents(tmp_path: Path) -> None:
     assert said == ["ann: Hello, Bob!", "bob: Hello yourself, ann!"]
 
 
+def test_lead_gathers_verdicts_and_reports_when_all_is_done(tmp_path: Path) -> None:
+    command = [sys.executable, EXAMPLES / "release_check/release_check.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *_, waited, last = done.stdout.splitlines()
+    assert first.startswith("2 of 3 answered; missing: cat (its answer is no JSON")
+    assert (waited, last) == ("All done: nothing of this conversation is open at anybody else.", "All done.")
+
+
 def test_attached_table_is_read_by_the_readers_of_its_message(tmp_path: Path) -> None:
     command = [sys.executable, EXAMPLES / "files/report.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)

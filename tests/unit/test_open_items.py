@@ -9,6 +9,8 @@ import pytest
 
 from roundelay.app import Network
 from roundelay.network.core.quiet import MAX_ITEM_KEY
+from roundelay.network.core.state import State
+from roundelay.network.core.tables import TableWrite, decode_value
 from roundelay.network.errors import InvalidArguments
 from roundelay.network.frames import Seq
 from roundelay.network.mod import Change, Mod, operation
@@ -76,3 +78,14 @@ async def test_item_without_a_conversation_or_key_is_refused() -> None:
             with pytest.raises(InvalidArguments, match="key of 1 to"):
                 await ann.call("errands.add", {"seq": root, "key": key})
         assert not network.hub.state.open_in(root)
+
+
+def test_question_of_an_older_release_opens_nothing() -> None:
+    """Its root is unknown. The question itself stays in the inbox."""
+    old = decode_value("question", b'{"sender_id":"bob","thread_id":"direct:ann~bob"}')
+    state = State()
+    state.apply_writes([TableWrite("question", f"ann/{7:016d}", old)])
+    assert list(state.questions_of("ann")) == [7]
+    assert not state.open_in(0)
+    state.apply_writes([TableWrite("question", f"ann/{7:016d}", None)])
+    assert not state.questions_of("ann")
