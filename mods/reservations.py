@@ -82,6 +82,7 @@ class Reservations(Mod):
         have all of them; until then you have none. A new request replaces your earlier one."""
         caller, held, queue = change.origin.agent_id, _read_active(change), change.get("queue") or []
         wanted = list(dict.fromkeys(_normalize(path) for path in paths))
+        change.log({"paths": wanted})  # before the messages: a replay repeats the call at its first row
         number = next((it for it, request in enumerate(queue) if request["agent_id"] == caller), len(queue))
         if number < len(queue) and sorted(queue[number]["paths"]) != sorted(wanted):
             del queue[number]
@@ -134,6 +135,8 @@ class Reservations(Mod):
             for request in change.get("queue") or []
             if request["agent_id"] != caller or (given is not None and not given.issuperset(request["paths"]))
         ]
+        if change.get("queue"):
+            change.log({"released": _list_paths(released)})
         _serve(change, [reservation for reservation in held if reservation not in released], queue)
         return {"released": _list_paths(released)}
 

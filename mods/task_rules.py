@@ -357,10 +357,10 @@ def finish_task(change: Change, task: SharedTask, state: TaskState, cause: int |
                 make_ready(change, other, cause, is_new=False)
 
 
-def record_task(change: Change, task: SharedTask) -> dict[str, Any]:
-    """Add a row about a changed task to the log, for exports and replays, and return the task's short form."""
-    change.log({"task": task.id, "state": task.state, "event": task.events[-1][2] if task.events else ""})
-    return describe_task(task)
+def log_change(change: Change, task: SharedTask) -> None:
+    """Add a row about a change of a task to the log, for exports and replays. Call this before the change sends
+    messages: a replay repeats the call at its first row."""
+    change.log({"task": task.id, "state": task.state})
 
 
 def describe_task(task: SharedTask) -> dict[str, Any]:

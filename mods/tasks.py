@@ -51,10 +51,10 @@ from .task_rules import (
     is_visible,
     link_tasks,
     load_task,
+    log_change,
     make_ready,
     may_claim,
     may_take_over,
-    record_task,
     save_task,
     schedule_lease,
     set_due,
@@ -116,6 +116,7 @@ class Tasks(Mod):
         if cause is not None:
             head = change.head(cause)
             task.root, task.place = head.root, task.place or head
+        log_change(change, task)
         change.put("last", task.id)
         change.put("total", total + 1)
         change.put(f"unfinished/{me}", unfinished + 1)
@@ -125,7 +126,7 @@ class Tasks(Mod):
         link_tasks(change, task, depends_on)
         task.log(change.stamp, me, "created")
         make_ready(change, task, cause)
-        return record_task(change, task)
+        return describe_task(task)
 
     @operation("change")
     def update(
@@ -141,6 +142,7 @@ class Tasks(Mod):
         """Change a task that you created. Another assignee ends the present claim."""
         found = find_own_task(change, task, cause, "changes")
         check_unfinished(found)
+        log_change(change, found)
         if due is not None:
             set_due(change, found, due)
         if depends_on is not None:
@@ -158,7 +160,7 @@ class Tasks(Mod):
             make_ready(change, found, cause)
         else:
             save_task(change, found)
-        return record_task(change, found)
+        return describe_task(found)
 
     @operation("change")
     def claim(
@@ -173,20 +175,24 @@ class Tasks(Mod):
         """Claim a task before you work on it. Your claim ends with your reaction, or after `minutes` offline."""
         found, me = find_task(change, task, cause), change.origin.agent_id
         if take_over and found.holder not in ("", me) and may_take_over(change.origin, found):
+            log_change(change, found)
             change.notify(found.holder, f"{me} has taken over {found.name}.", cause=cause)
             end_claim(change, found, f"{me} has taken it over", cause, offer=False)
         elif found.holder != me and not may_claim(found, me):
             return {**describe_task(found), "is_claimed": False}
+        else:
+            log_change(change, found)
         take_task(change, found, cause, minutes * 60_000)
-        return {**record_task(change, found), "is_claimed": True}
+        return {**describe_task(found), "is_claimed": True}
 
     @operation("change")
     def progress(self, change: Change, *, task: TaskId, note: Note, cause: Seq | None = None) -> dict[str, Any]:
         """Report progress on a task that you hold."""
         found = find_held_task(change, task, cause)
+        log_change(change, found)
         found.log(change.stamp, change.origin.agent_id, note)
         save_task(change, found)
-        return record_task(change, found)
+        return describe_task(found)
 
     @operation("change")
     def complete(
@@ -208,10 +214,12 @@ class Tasks(Mod):
         ):
             return describe_task(found)
         if found.state == "review" and (me == found.reviewer or change.origin.is_operator):
+            log_change(change, found)
             found.log(change.stamp, me, result or "accepted")
             finish_task(change, found, "done", cause)
-            return record_task(change, found)
+            return describe_task(found)
         found = find_held_task(change, task, cause)
+        log_change(change, found)
         found.result = TaskResult(me, result, messages, references)
         if found.reviewer not in ("", me) and change.state.present(found.reviewer) is not None:
             drop_claim(change, found)
@@ -223,7 +231,7 @@ class Tasks(Mod):
         else:
             found.log(change.stamp, me, "completed")
             finish_task(change, found, "done", cause)
-        return record_task(change, found)
+        return describe_task(found)
 
     @operation("change")
     def fail(self, change: Change, *, task: TaskId, reason: Note, cause: Seq | None = None) -> dict[str, Any]:
@@ -232,10 +240,11 @@ class Tasks(Mod):
         if found.state == "failed" and found.result.by == me:
             return describe_task(found)
         found = find_held_task(change, task, cause)
+        log_change(change, found)
         found.result = TaskResult(me, reason)
         found.log(change.stamp, me, "failed")
         finish_task(change, found, "failed", cause)
-        return record_task(change, found)
+        return describe_task(found)
 
     @operation("change")
     def release(self, change: Change, *, task: TaskId, reason: Note = "", cause: Seq | None = None) -> dict[str, Any]:
@@ -244,22 +253,25 @@ class Tasks(Mod):
         if found.holder:
             if me != found.holder and not is_manager(change.origin, found):
                 raise Forbidden(f"{found.holder} holds task {task}. Only its holder and its creator may release it.")
+            log_change(change, found)
             end_claim(change, found, f"{me} has released it{f': {reason}' if reason else ''}", cause)
         elif me == found.assignee and found.state == "open":
+            log_change(change, found)
             end_claim(change, found, f"{me} has declined it{f': {reason}' if reason else ''}", cause)
-        return record_task(change, found)
+        return describe_task(found)
 
     @operation("change")
     def cancel(self, change: Change, *, task: TaskId, reason: Note = "", cause: Seq | None = None) -> dict[str, Any]:
         """Cancel a task that you created."""
         found = find_own_task(change, task, cause, "cancels")
         if found.state not in ENDED:
+            log_change(change, found)
             if found.holder:
                 change.notify(found.holder, f"{found.name} was cancelled. {reason}".strip(), cause=cause)
             found.result = TaskResult("", reason)
             found.log(change.stamp, change.origin.agent_id, "cancelled")
             finish_task(change, found, "cancelled", cause)
-        return record_task(change, found)
+        return describe_task(found)
 
     @operation("change")
     def reopen(self, change: Change, *, task: TaskId, reason: Note = "", cause: Seq | None = None) -> dict[str, Any]:
@@ -268,6 +280,7 @@ class Tasks(Mod):
         if me != found.reviewer and not is_manager(change.origin, found):
             raise Forbidden(f"Only the creator and the reviewer of task {task} may reopen it.")
         if found.state in ENDED or found.state == "review":
+            log_change(change, found)
             if found.state in ENDED:
                 change.unschedule(f"drop/{found.id}")
                 count_unfinished(change, found.creator, 1)
@@ -275,7 +288,7 @@ class Tasks(Mod):
             found.tried, found.result = (), TaskResult()
             found.log(change.stamp, me, f"reopened: {reason}")
             make_ready(change, found, cause, reason)
-        return record_task(change, found)
+        return describe_task(found)
 
     @operation("read")
     async def list(
@@ -337,13 +350,13 @@ class Tasks(Mod):
         for number in change.get(f"held/{reaction.agent_id}") or ():
             task = load_task(change, number)
             if task is not None and task.claim is not None and task.claim.reaction == reaction.reaction:
+                log_change(change, task)
                 end_claim(change, task, f"{task.holder}'s work ended without completing it", reaction.trigger)
-                record_task(change, task)
         number = change.get(f"woken/{reaction.trigger}")
         task = load_task(change, number) if number is not None else None
         if task is not None and task.state == "open" and task.assignee == reaction.agent_id:
+            log_change(change, task)
             end_claim(change, task, f"{task.assignee} did not claim it", reaction.trigger)
-            record_task(change, task)
 
     def due(self, change: Change, key: str) -> None:
         kind, _, number = key.partition("/")
@@ -357,6 +370,7 @@ class Tasks(Mod):
             else:
                 delete_task(change, task)
         elif kind == "due" and task.state not in ENDED:
+            log_change(change, task)
             task.log(change.stamp, "", "overdue")
             for name in dict.fromkeys((task.creator, task.holder or task.assignee)):
                 change.notify(name, f"{task.name} is overdue.", cause=cause_of(task))
@@ -366,7 +380,7 @@ class Tasks(Mod):
             is_over = claim.reaction and change.state.get("reaction", f"{claim.holder}/{claim.reaction}") is None
             if is_over or change.absent_ms >= claim.lease_ms:
                 why = "'s work ended without completing it" if is_over else " was offline for too long"
+                log_change(change, task)
                 end_claim(change, task, f"{claim.holder}{why}", cause_of(task))
-                record_task(change, task)
             else:
                 schedule_lease(change, task, claim.lease_ms - change.absent_ms)
