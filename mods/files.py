@@ -8,6 +8,7 @@ Readers of a message may read the versions that it attaches. Other versions are 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from itertools import islice
 from typing import Annotated, Any
@@ -58,7 +59,7 @@ MAX_GRANTS = 200
 MAX_ATTACHED = 20
 """Maximum number of files in one message."""
 EXAMINED = 1000
-"""Maximum number of files that one call of ``list`` examines. The hub is blocked while it examines them."""
+"""Maximum number of files that are examined at once. The hub is blocked meanwhile."""
 EXPIRED_AT_ONCE = 100
 
 FileId = Annotated[str, Meta(pattern=f"^{FILE_ID_PATTERN}$", description="The file's id.")]
@@ -351,10 +352,13 @@ class Files(Mod):
     # --- retention
 
     async def maintain(self, context: Upkeep) -> None:
-        state, until = context.state, context.now - self.keep_ms
-        expired = [
-            file_id for file_id, raw in list_stored(state, "") if is_expired(read_stored(raw), context.first_seq, until)
-        ]
+        until, expired = context.now - self.keep_ms, []
+        # A list, because the state may change while other work has its turn.
+        for number, (file_id, raw) in enumerate([*list_stored(context.state, "")]):
+            if number % EXAMINED == EXAMINED - 1:
+                await asyncio.sleep(0)
+            if is_expired(read_stored(raw), context.first_seq, until):
+                expired.append(file_id)
         for index in range(0, len(expired), EXPIRED_AT_ONCE):
             context.submit(
                 {"files": expired[index : index + EXPIRED_AT_ONCE], "first_seq": context.first_seq, "now": context.now}

@@ -106,8 +106,8 @@ async def examine(
             checks.append(integrity)
             if integrity.status != "failed":
                 checks.append(check_retention(config))
-                if blob_folder(config.db).exists():
-                    checks.append(await asyncio.to_thread(check_contents, config.db))
+                contents = await asyncio.to_thread(check_contents, config.db)
+                checks += [] if contents is None else [contents]
         if config.log is not None:
             checks.append(await ask_shared_log(config.log))
         checks += [check_files(config), check_tls(config), check_page(config)]
@@ -273,8 +273,8 @@ def check_integrity(db: Path, *, is_index: bool = False) -> Checked:
     return Checked("integrity", "ok", f"Every page and row of {db} is right ({took}){old}.")
 
 
-def check_contents(db: Path) -> Checked:
-    """Compare the contents of files with their checksums."""
+def check_contents(db: Path) -> Checked | None:
+    """Compare the contents of files with their checksums. Return None if there are no files."""
     try:
         found = check_blobs(db)
     except LedgerError as error:
@@ -285,6 +285,8 @@ def check_contents(db: Path) -> Checked:
         return Checked(
             "contents", "failed", f"{len(found.damaged)} contents of files are missing or damaged: {names}.", advice
         )
+    if not found.count:
+        return None
     return Checked("contents", "ok", f"{found.count} contents of files are right, {found.size / 2**20:.1f} MiB.")
 
 

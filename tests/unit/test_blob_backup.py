@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,21 @@ async def make_network(db: Path) -> list[dict[str, str]]:
         return files[:3]
 
 
+def status_of(db: Path) -> str:
+    checked = check_contents(db)
+    assert checked is not None
+    return checked.status
+
+
+async def test_folder_that_is_gone_is_reported(tmp_path: Path) -> None:
+    await make_network(tmp_path / "net.db")
+    shutil.rmtree(blob_folder(tmp_path / "net.db"))
+    assert status_of(tmp_path / "net.db") == "failed"
+    async with Network.open(tmp_path / "other.db") as network:
+        await network.join("ann")
+    assert check_contents(tmp_path / "other.db") is None
+
+
 async def test_restored_backup_has_every_content(tmp_path: Path) -> None:
     files = await make_network(tmp_path / "net.db")
     made = back_up(tmp_path / "net.db", tmp_path / "copy.db")
@@ -34,12 +50,12 @@ async def test_restored_backup_has_every_content(tmp_path: Path) -> None:
 async def test_missing_and_changed_contents_are_reported(tmp_path: Path) -> None:
     db = tmp_path / "net.db"
     files = await make_network(db)
-    assert (check_contents(db).status, check_blobs(db).count) == ("ok", 2)
+    assert (status_of(db), check_blobs(db).count) == ("ok", 2)
     blob_path(blob_folder(db), files[0]["sha256"]).write_bytes(b"ono")
     blob_path(blob_folder(db), files[1]["sha256"]).unlink()
     damaged = sorted({it["sha256"] for it in files})
     assert [*check_blobs(db).damaged] == damaged
-    assert check_contents(db).status == "failed"
+    assert status_of(db) == "failed"
     assert [*back_up(db, tmp_path / "copy.db").blobs.damaged] == damaged
     async with Network.open(db, mods=["files"]) as network:  # the same content again repairs it
         ann = await network.join("ann")
