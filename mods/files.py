@@ -48,6 +48,7 @@ from .file_records import (
     read_stored,
     unknown_file,
 )
+from .screens import FILES
 
 MIB = 2**20
 MAX_CHUNK = 128 * 1024
@@ -74,6 +75,7 @@ class Files(Mod):
     """Save, read, list and attach files."""
 
     id = "files"
+    screens = (FILES,)
     stores_blobs = True
 
     def __init__(

@@ -54,6 +54,7 @@ from .note_store import (
     undo,
 )
 from .note_text import join, write_diff
+from .screens import NOTES
 
 NoteId = Annotated[
     str,
@@ -90,6 +91,7 @@ class Notes(Mod):
     """Create, read, write and search notes, and propose changes of notes that others own."""
 
     id = "notes"
+    screens = (NOTES,)
 
     @operation("change", needs=_needs_thread)
     def create(

@@ -23,6 +23,8 @@ from roundelay.network.operations.paging import take_page
 from roundelay.network.operations.views import open_view
 from roundelay.network.units import DAY_MS
 
+from .screens import POLLS
+
 MAX_POLLS, MAX_OPEN_BY_ONE, MAX_VOTERS = 500, 20, 500
 """Maximum number of stored polls, of open polls of one participant, and of voters of one poll. A new poll replaces the
 oldest closed one."""
@@ -59,6 +61,7 @@ class Polls(Mod):
     """Create polls, vote, close polls and show their results."""
 
     id = "polls"
+    screens = (POLLS,)
 
     @operation("change", needs=_needs_thread)
     def create(

@@ -23,6 +23,7 @@ from roundelay.network.operations.paging import take_page
 from roundelay.network.operations.views import find_audience
 
 from .discovery import CardIndex
+from .screens import TASK_BOARD
 from .task_rules import (
     ENDED,
     KEEP_MS,
@@ -74,6 +75,7 @@ class Tasks(Mod):
     """Create, claim, finish and list tasks."""
 
     id = "tasks"
+    screens = (TASK_BOARD,)
 
     def __init__(self) -> None:
         self._cards = CardIndex()

@@ -27,6 +27,8 @@ from roundelay.network.operations.paging import take_page
 from roundelay.network.operations.views import find_audience
 from roundelay.network.units import DAY_MS
 
+from .screens import SCHEDULE
+
 MAX_TIMERS, MAX_TIMERS_BY_ONE = 5000, 100
 """Maximum number of timers in a network, and of one creator."""
 MAX_AHEAD_MS = 5 * 365 * DAY_MS
@@ -54,6 +56,7 @@ class TimersMod(Mod):
     """Create, list and cancel timers."""
 
     id = "timers"
+    screens = (SCHEDULE,)
 
     def __init__(self) -> None:
         # Here, so that a node without the extra refuses to start, instead of a call in the middle of the work.

@@ -38,6 +38,7 @@ from roundelay.network.frames import ID_IN_WORDS, ID_PATTERN, ModInfo, Operation
 
 from .entries import Origin
 from .rows import MessageHead, Row
+from .screens import ModScreen, check_screens
 from .state import State
 from .tables import Access, History, OpenReaction
 
@@ -316,6 +317,8 @@ class Mod:
     operations ``ID.name``."""
 
     id: ClassVar[str] = ""
+    screens: ClassVar[Sequence[ModScreen]] = ()
+    """Screens of the page and the terminal UI, described as data."""
     stores_blobs: ClassVar[bool] = False
     """Whether the mod uses the node's blob store. Such a mod keeps a key ``blob/SHA256`` for each blob that it needs, and
     the hub deletes blobs without a key. Nodes with a shared log refuse such a mod."""
@@ -459,7 +462,8 @@ def _load_mod(item: str | Mod, known: Mapping[str, type[Mod]], taken: Collection
     try:
         mod = item if isinstance(item, Mod) else (known.get(item) or _find_mod(item))()
         # Read the declarations now, so that a wrong one refuses the start and not the first call.
-        mod.operations()
+        arguments = {operation.op: operation.args_type.__struct_fields__ for operation in mod.operations()}
+        check_screens(mod.id, mod.screens, arguments)
     except ModError:
         raise
     except Exception as error:

@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 from roundelay.network.blobs import BlobStore
 from roundelay.network.clock import Clock
 from roundelay.network.core.entries import Origin
+from roundelay.network.core.mod import Mod
 from roundelay.network.core.sending import Rules
 from roundelay.network.core.state import State
 from roundelay.network.core.visibility import Visibility
@@ -108,6 +109,11 @@ class LiveHubView:
     @property
     def mod_ids(self) -> list[str]:
         return list(self._rules.mods)
+
+    @property
+    def mods(self) -> list[Mod]:
+        """The hub's mods, in the order of the node's ``mods``."""
+        return list(self._rules.mods.values())
 
     def as_of(self) -> int | UnsetType:
         """Return the time (ms) up to which a result is complete. Unset if the result is complete now."""

@@ -25,6 +25,7 @@ from . import (
     reactions,
     read_state,
     receiving,
+    screens,
     searching,
     views,
 )
@@ -63,6 +64,7 @@ FOR_EVERYBODY: tuple[Callable[..., Any], ...] = (
     receiving.nack,
     receiving.receive,
     memories.memory,
+    screens.screens,
     searching.search,
     views.history,
     views.impact,

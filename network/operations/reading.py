@@ -13,6 +13,7 @@ from roundelay.network.blobs import BlobStore
 from roundelay.network.config import Limits
 from roundelay.network.core.entries import Origin
 from roundelay.network.core.limits import Quotas
+from roundelay.network.core.mod import Mod
 from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.state import State
 from roundelay.network.core.takeovers import next_message_head
@@ -115,6 +116,9 @@ class HubView(Protocol):
 
     @property
     def mod_ids(self) -> list[str]: ...
+
+    @property
+    def mods(self) -> list[Mod]: ...
 
     @property
     def network_visibility(self) -> Visibility: ...

@@ -46,11 +46,14 @@ ECHO: dict[str, Any] = {
 class WebNode:
     """`roundelay up` on a port and database of its own."""
 
-    def __init__(self, folder: Path, agents: Sequence[Mapping[str, Any]], limits: Mapping[str, int]) -> None:
+    def __init__(
+        self, folder: Path, agents: Sequence[Mapping[str, Any]], limits: Mapping[str, int], mods: Sequence[str] = ()
+    ) -> None:
         self.url = ""
         self._folder = folder
         self._agents = [dict(it) for it in agents]
         self._limits = dict(limits)
+        self._mods = list(mods)
         self._process: Command | None = None
         self._operator: NetworkClient | None = None
 
@@ -66,7 +69,15 @@ class WebNode:
     async def start(self) -> None:
         """At the second time on the port of the first: pages and agents look for it there."""
         port = int(self.url.rpartition(":")[2].strip("/") or 0)
-        node = {"name": "tea", "port": port, "db": "team.db", "limits": self._limits, "agents": self._agents}
+        node: dict[str, Any] = {
+            "name": "tea",
+            "port": port,
+            "db": "team.db",
+            "limits": self._limits,
+            "agents": self._agents,
+        }
+        if self._mods:
+            node["mods"] = self._mods
         (self._folder / "roundelay.yaml").write_text(json.dumps(node), encoding="utf-8")  # JSON is YAML too
         home = self._folder / "home"
         home.mkdir(mode=0o700, exist_ok=True)
@@ -130,9 +141,12 @@ class WebNode:
 
 @asynccontextmanager
 async def team_up(
-    folder: Path, agents: Sequence[Mapping[str, Any]] = (ECHO,), limits: Mapping[str, int] | None = None
+    folder: Path,
+    agents: Sequence[Mapping[str, Any]] = (ECHO,),
+    limits: Mapping[str, int] | None = None,
+    mods: Sequence[str] = (),
 ) -> AsyncIterator[WebNode]:
-    node = WebNode(folder, agents, limits or {})
+    node = WebNode(folder, agents, limits or {}, mods)
     try:
         await node.start()
         yield node

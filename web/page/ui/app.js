@@ -15,6 +15,7 @@ import {Age, Boundary, Button, Count, Dialog, Face, html, Icon, now} from "#ui/p
 import {go, linkTo, route} from "#ui/router.js";
 import {Search} from "#ui/search.js";
 import {actions, follows, isOver, isReadOnly, me, nameHere, state} from "#ui/store.js";
+import {idOf, ModScreen, modScreens, useModScreens} from "#ui/screens.js";
 import {setTheme, theme} from "#ui/theme.js";
 import {Thread} from "#ui/thread.js";
 import {isBeginning, NewConversation, Threads, unreadCount} from "#ui/threads.js";
@@ -57,6 +58,7 @@ function Shell() {
   useEffect(() => { // a recording has no inbox and no last conversation
     if (isReadOnly.value && ["home", "inbox"].includes(route.value.screen)) go(linkTo.threads(), {replace: true});
   }, [isReadOnly.value, route.value]);
+  useModScreens();
   useFocus(main);
   useTitle();
   useNotifications();
@@ -85,6 +87,7 @@ function Screen() {
     case "cost": return html`<${Cost} query=${query} />`;
     case "timeline": return html`<${Timeline} query=${query} />`;
     case "search": return html`<${Search} query=${query.q ?? ""} />`;
+    case "mods": return html`<${ModScreen} id=${id} />`;
     case "inbox": return html`<${Inbox} />`;
     default: return null;
   }
@@ -119,7 +122,9 @@ function Nav() {
     <ul>${places.value.map(([place, text, key]) => html`<li><a href=${linkTo[place]()} aria-current=${place === here ? "page" : undefined}
         aria-keyshortcuts=${key === "/" ? key : `g ${key}`}>
       <${Icon} name=${place} /><span class="nav-text">${text}</span>
-      ${waiting[place] && html`<${Count} of=${waiting[place][0]} what=${waiting[place][1]} />`}</a></li>`)}</ul>
+      ${waiting[place] && html`<${Count} of=${waiting[place][0]} what=${waiting[place][1]} />`}</a></li>`)}
+      ${modScreens.value.map((screen) => html`<li key=${idOf(screen)}><a href=${linkTo.mod(idOf(screen))} aria-current=${here === "mods" && route.value.id === idOf(screen) ? "page" : undefined}>
+        <${Icon} name=${screen.view} /><span class="nav-text" dir="auto">${screen.title}</span></a></li>`)}</ul>
     <div class="nav-foot">
       <div class="nav-tools">
         <button type="button" class="icon-button" title="Keys (?)" aria-label="Keys" onClick=${() => { isHelpOpen.value = true; }}><${Icon} name="help" /></button>
@@ -208,7 +213,7 @@ function useTitle() {
   const {screen, id} = route.value;
   const waiting = inboxItems.value.length;
   const thread = screen === "thread" ? nameHere(id) : "";
-  const names = {thread, why: `Why #${id}`, agents: id ?? "Agents"};
+  const names = {thread, why: `Why #${id}`, agents: id ?? "Agents", mods: modScreens.value.find((one) => idOf(one) === id)?.title};
   const name = names[screen] ?? PLACES.find(([value]) => value === screen)?.[1] ?? "";
   const title = `${waiting ? `(${waiting}) ` : ""}${name} · ${network.value?.name || "Roundelay"}`;
   useEffect(() => { document.title = title; }, [title]);

@@ -148,6 +148,9 @@ const PATHS = {
   edit: "M4 20h4L19 9l-4-4L4 16zM13 7l4 4",
   archive: "M4 5h16v4H4zM6 9v10h12V9M10 13h4",
   stop: "M7 7h10v10H7z",
+  list: "M8 6h12M8 12h12M8 18h12M4 6h.01M4 12h.01M4 18h.01",
+  board: "M4 4h4v16H4zM10 4h4v10h-4zM16 4h4v13h-4z",
+  document: "M6 3h8l4 4v14H6zM14 3v4h4M9 12h6M9 16h6",
   check: "M5 13l4 4L19 7",
   close: "M6 6l12 12M18 6L6 18",
 };

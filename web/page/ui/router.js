@@ -6,7 +6,7 @@ import {signal} from "#vendor/signals.js";
 
 /** @typedef {{screen: string, id?: string, at?: number, query: Record<string, string>}} Route */
 
-const SCREENS = ["home", "inbox", "threads", "thread", "why", "agents", "cost", "search", "timeline"];
+const SCREENS = ["home", "inbox", "threads", "thread", "why", "agents", "cost", "search", "timeline", "mods"];
 
 /** The current address. @type {import("#vendor/signals.js").Signal<Route>} */
 export const route = signal(readRoute(""));
@@ -57,6 +57,7 @@ export const linkTo = {
   agent: (id) => `#/agents/${encodeURIComponent(id)}`,
   cost: (query = {}) => withQuery("#/cost", query),
   timeline: (query = {}) => withQuery("#/timeline", query),
+  mod: (id) => `#/mods/${id}`,
   search: (q = "") => withQuery("#/search", q ? {q} : {}),
 };
 

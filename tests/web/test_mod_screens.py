@@ -1,0 +1,52 @@
+"""Screens of mods on the page: a board and a document that the page draws from data, with hostile texts in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.async_api import expect
+
+from tests.web.conftest import OpenWindow
+from tests.web.screens import log_in
+from tests.web.team import team_up
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+HOSTILE = '<img src=x onerror="document.title=1"><b>bold</b>'
+
+
+async def test_a_person_works_with_the_boards_and_documents_of_mods(tmp_path: Path, open_window: OpenWindow) -> None:
+    async with team_up(tmp_path, [], mods=["channels", "discovery", "tasks", "notes"]) as node:
+        async with node.client("mia") as mia:
+            await mia.call("channels.create", {"name": "dev"})
+            await mia.call("channels.join", {"name": "dev"})
+            await mia.call("tasks.create", {"title": HOSTILE, "body": HOSTILE, "channel": "dev"})
+            note = {"name": "plan", "thread_id": "channel:dev", "text": "# Plan\n\nBuy teapots."}
+            await mia.call("notes.create", note)
+        page = (await open_window(node.origin)).page
+        await log_in(page, await node.link("mia"))
+        nav, main = page.get_by_role("navigation"), page.get_by_role("main")
+
+        await nav.get_by_role("link", name="Tasks").click()
+        await expect(main.get_by_role("button", name=HOSTILE)).to_be_visible()
+        await expect(main.locator("b, img")).to_have_count(0)
+        await main.get_by_role("button", name="New task").click()
+        await page.get_by_label("Title").fill("Fix the pump")
+        await page.get_by_role("dialog").get_by_role("button", name="New task").click()
+        await main.get_by_role("button", name="Fix the pump").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Claim").click()
+        claimed = main.locator(".board-column", has=page.get_by_role("heading", name="claimed"))
+        await expect(claimed.get_by_role("button", name="Fix the pump")).to_be_visible()
+
+        await nav.get_by_role("link", name="Notes").click()
+        await main.get_by_role("button", name="channel:dev/plan").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Edit").click()
+        await page.get_by_label("Text").fill("# Plan\n\nBuy two teapots.")
+        await page.get_by_role("dialog").get_by_role("button", name="Edit").click()
+        await main.get_by_role("button", name="channel:dev/plan").click()
+        opened = page.get_by_role("dialog")
+        await expect(opened.get_by_text("Buy two teapots.")).to_be_visible()
+        await opened.get_by_role("button", name="Changes since").nth(1).click()
+        await expect(opened.locator("pre")).to_contain_text("-Buy teapots.\n+Buy two teapots.")
+        await page.goto("about:blank")  # before the node stops
