@@ -12,14 +12,16 @@ from collections.abc import Iterable
 from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.state import State
 
+from .participants import LiveParticipants
 from .session import Session, SessionOutput
 
 
 class ConversationWatch:
     """The reads that wait for a change of a conversation, and the sessions that get the notice `conversation_quiet`."""
 
-    def __init__(self, output: SessionOutput) -> None:
+    def __init__(self, output: SessionOutput, participants: LiveParticipants) -> None:
         self._output = output
+        self._participants = participants
         self._waiting: dict[int, dict[asyncio.Future[None], None]] = {}
         """Futures of waiting reads, by the root of their conversation."""
         self.subscribers: dict[Session, None] = {}
@@ -60,5 +62,6 @@ class ConversationWatch:
     def announce(self, roots: Iterable[MessageHead]) -> None:
         """Send the notice to the subscribed sessions of whoever began each of these conversations."""
         for head in roots:
-            sessions = [session for session in self.subscribers if session.live_origin().agent_id == head.sender_id]
+            own = self._participants.sessions_of(head.sender_id)
+            sessions = [session for session in own if session in self.subscribers]
             self._output.notice(sessions, "conversation_quiet", head.thread_id, {"root": head.seq})

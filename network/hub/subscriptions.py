@@ -31,7 +31,7 @@ class Subscriptions:
         self._participants = participants
         self._presence: dict[Session, None] = {}
         self._signals: dict[Session, None] = {}
-        self.conversations = ConversationWatch(output)
+        self.conversations = ConversationWatch(output, participants)
         self.is_watched = False
         """Whether reactors were told to send signals."""
         self._unwatched: asyncio.TimerHandle | None = None

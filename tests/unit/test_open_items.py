@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from roundelay.app import Network
+from roundelay.network.core import quiet
+from roundelay.network.core.open_items import OpenDelivery
 from roundelay.network.core.quiet import MAX_ITEM_KEY
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import TableWrite, decode_value
@@ -89,3 +91,23 @@ def test_question_of_an_older_release_opens_nothing() -> None:
     assert not state.open_in(0)
     state.apply_writes([TableWrite("question", f"ann/{7:016d}", None)])
     assert not state.questions_of("ann")
+
+
+async def test_oldest_messages_of_an_absent_agent_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "MAX_DELIVERIES", 10)
+    async with Network.open() as network:
+        ann = await network.join("ann")
+        await (await network.join("bob", role="reactor")).close()
+        seqs = [(await ann.send_text("bob", "hello")).seq for _ in range(25)]
+        still_open = [seq for seq in seqs if network.hub.state.open_in(seq)]
+    assert still_open == seqs[-10:]
+
+
+def test_deliveries_that_retention_drops_are_closed() -> None:
+    state = State()
+    for seq in (5, 9):
+        delivery = OpenDelivery(root=seq, at=0, thread_id="direct:ann~bob", sender_id="ann", waiting=("bob",))
+        state.apply_writes([TableWrite("delivery", f"{seq:016d}", delivery)])
+    state.apply_writes(quiet.close_dropped(state, 6))
+    assert [bool(state.open_in(root)) for root in (5, 9)] == [False, True]
+    assert list(state.deliveries_to("bob")) == [9]
