@@ -40,7 +40,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
-from pydantic import JsonValue, TypeAdapter
+from pydantic import JsonValue
 
 from roundelay.network.client import Batched, NetworkClient
 from roundelay.network.client.stored_frames import make_record
@@ -60,7 +60,7 @@ from .models.model import (
 )
 from .reaction_ids import derived_id, digest, path_of_call
 from .record_queue import RecordQueue, StoredWrite, Write
-from .recorded import RECORD_TYPES, Approval, Recorded, Started, fetch_records, read_records
+from .recorded import RECORD_TYPES, Approval, LazyAdapter, Recorded, Started, fetch_records, read_records
 from .text import replace_surrogates
 from .values import (
     TOO_LARGE,
@@ -80,8 +80,8 @@ _logger = logging.getLogger(__name__)
 MAX_REASON_CHARS = 2000
 MAX_STEPS = 100
 """Maximum number of progress reports stored for one call. The newest reports are stored."""
-_USAGE = TypeAdapter(Usage)
-_USES = TypeAdapter(tuple[ModelUse, ...])
+_USAGE = LazyAdapter(Usage)
+_USES = LazyAdapter(tuple[ModelUse, ...])
 _FINISH_FIELDS = {"status", "reason", "turns", "usage", "tool_calls", "read_meanwhile", "used", "failure"}
 _ENVELOPE_BYTES = 1024
 """Bytes reserved in a record's frame for everything except the reply."""
@@ -457,7 +457,7 @@ def describe_prompt(request: ModelRequest) -> KeptPrompt:
 
 def fit_prompt(prompt: KeptPrompt, max_bytes: int) -> KeptPrompt:
     """Return a prompt that fits into a record, with its longest texts shortened."""
-    adapter = RECORD_TYPES["prompt"]
+    adapter = RECORD_TYPES["prompt"].adapter
     max_chars = max((len(part.text) for part in prompt.parts), default=0)
     fitting = prompt
     while len(adapter.dump_json(fitting)) * 2 > max_bytes and max_chars > 64:  # non-ASCII text may grow in a frame

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from pydantic import BaseModel, JsonValue, TypeAdapter
@@ -126,26 +127,49 @@ class _RecordPlace:
     replies: tuple[int, ...] = ()
 
 
-RECORD_TYPES: Mapping[str, TypeAdapter[Any]] = {
-    "started": TypeAdapter(Started),
-    "new_messages": TypeAdapter(NewMessages),
-    "model_reply": TypeAdapter(_Replied),
-    "model_failed": TypeAdapter(ModelFailed),
-    "asking": TypeAdapter(_Asking),
-    "waiting": TypeAdapter(Wait),
-    "approval": TypeAdapter(Approval),
-    "tool_started": TypeAdapter(_ToolStarted),
-    "tool_result": TypeAdapter(ToolResult),
-    "note": TypeAdapter(_Note),
-    "review": TypeAdapter(Reviewed),
-    "used": TypeAdapter(_Used),
-    "thinking": TypeAdapter(_Thinking),
-    "prompt": TypeAdapter(KeptPrompt),
-    "progress": TypeAdapter(_Progress),
-    "stopped": TypeAdapter(StopTrace),
-    "finished": TypeAdapter(Finish),
+class LazyAdapter:
+    """A `TypeAdapter` that is built when it is first used. Building all of them took a quarter of this package's import."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+
+    @cached_property
+    def adapter(self) -> TypeAdapter[Any]:
+        return TypeAdapter(self._kind)
+
+    def validate_python(self, value: object) -> Any:
+        return self.adapter.validate_python(value)
+
+    def dump_python(self, value: object, **options: Any) -> Any:
+        return self.adapter.dump_python(value, **options)
+
+
+def build_adapters() -> None:
+    """Build all adapters now, in a process from which others are forked."""
+    for adapter in (*RECORD_TYPES.values(), _PLACE):
+        _ = adapter.adapter
+
+
+RECORD_TYPES: Mapping[str, LazyAdapter] = {
+    "started": LazyAdapter(Started),
+    "new_messages": LazyAdapter(NewMessages),
+    "model_reply": LazyAdapter(_Replied),
+    "model_failed": LazyAdapter(ModelFailed),
+    "asking": LazyAdapter(_Asking),
+    "waiting": LazyAdapter(Wait),
+    "approval": LazyAdapter(Approval),
+    "tool_started": LazyAdapter(_ToolStarted),
+    "tool_result": LazyAdapter(ToolResult),
+    "note": LazyAdapter(_Note),
+    "review": LazyAdapter(Reviewed),
+    "used": LazyAdapter(_Used),
+    "thinking": LazyAdapter(_Thinking),
+    "prompt": LazyAdapter(KeptPrompt),
+    "progress": LazyAdapter(_Progress),
+    "stopped": LazyAdapter(StopTrace),
+    "finished": LazyAdapter(Finish),
 }
-_PLACE = TypeAdapter(_RecordPlace)
+_PLACE = LazyAdapter(_RecordPlace)
 _KINDS_OF_CALLS = frozenset({"asking", "waiting", "approval", "tool_started", "tool_result", "used", "progress"})
 
 _CallAt = tuple[int, int]  # a call: its turn, and its index in that turn

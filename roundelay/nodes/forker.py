@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, NoReturn
 
+from roundelay.agents.recorded import build_adapters
 from roundelay.network.platforms import can_fork, fork_process, lead_session, name_process, signal_process
 from roundelay.nodes.processes import Child, Process
 from roundelay.nodes.reports import SUPERVISED
@@ -251,6 +252,7 @@ def _serve_and_exit(sock: socket.socket, modules: Sequence[str]) -> NoReturn:
             os.environ.pop(name, None)
         for module in modules:
             __import__(module)
+        build_adapters()
         # Frozen objects are not visited by collections, so their memory stays shared.
         gc.collect()
         gc.freeze()
