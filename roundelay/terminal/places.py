@@ -32,7 +32,8 @@ class Place:
     @property
     def conversation(self) -> str | None:
         """Name of the conversation, if the person has several conversations with a participant."""
-        return conversation_of(self.thread_id) or None
+        # The conversation of a mod's thread is not named in a message: a reply finds it by its parent.
+        return (conversation_of(self.thread_id) or None) if self.thread_id.startswith("direct:") else None
 
     def describe(self) -> str:
         return describe_place(self.to, self.thread_id)
@@ -77,7 +78,11 @@ async def find_place(client: NetworkClient, written: str) -> Place:
         return Place(agent_address(named), direct_thread(me, named, conversation_of(written)))
     if kind == "mod" and name:
         mod, _ = thread_parties(written)
-        return Place(mod_address(mod), mod_thread(mod, me))
+        thread_id = mod_thread(mod, me, conversation_of(written))
+        if conversation_of(thread_id):
+            newest = (await client.history(thread_id, limit=1)).messages[-1]
+            return Place(mod_address(mod), thread_id, newest.seq)
+        return Place(mod_address(mod), thread_id)
     if kind == "thread":
         # A reply needs a message to answer, and its address is that of the thread.
         newest = (await client.history(written, limit=1)).messages[-1]

@@ -58,7 +58,7 @@ async def send_replacement(client: NetworkClient, replaced: AnyMessage, text: st
         replaced.to,
         text,
         reply_to=replaced.reply_to,
-        conversation=conversation_of(replaced.thread_id) or None,
+        conversation=(conversation_of(replaced.thread_id) or None) if replaced.to.startswith("agent:") else None,
         requires_response=replaced.requires_response or None,
         metadata={"replaces": replaced.seq},
     )

@@ -19,6 +19,7 @@ from roundelay.network.errors import InvalidArguments
 from roundelay.network.frames import Seq
 from roundelay.network.mod import Change, Mod, operation
 from roundelay.simulation.network import Simulation, simulate
+from roundelay.terminal.places import find_place
 
 MINUTE = 60_000
 
@@ -180,7 +181,11 @@ def test_agent_reacts_to_a_due_message_in_its_own_thread() -> None:
         assert (due.thread_id, heard.cause, heard.root) == ("mod:alarm~bob:alarms", due.seq, due.seq)
         await ann.client.call("alarm.set", {"key": "own", "in_ms": 1000})
         own = await simulation.wait_for(lambda message: message.thread_id == "mod:alarm~ann:alarms")
-        assert (await ann.client.reply(own, "thanks")).thread_id == own.thread_id
+        sent = await ann.client.reply(own, "thanks")
+        assert sent.thread_id == own.thread_id
+        place = await find_place(ann.client, own.thread_id)
+        assert (place.to, place.thread_id, place.reply_to) == ("mod:alarm", own.thread_id, sent.seq)
+        assert place.conversation is None
 
     simulate(main, mods=[Alarm()])
 

@@ -239,7 +239,7 @@ function sendTo(to, message, answered, replyTo) {
 
 function findThread(to, answered) {
   if (to.startsWith("agent:")) return directThread(newest().me.agent_id, nameOf(to), conversationOf(answered?.thread_id ?? ""));
-  if (to.startsWith("mod:")) return `${to}~${newest().me.agent_id}`;
+  if (to.startsWith("mod:")) return answered?.thread_id ?? `${to}~${newest().me.agent_id}`;
   if (answered?.seq === undefined) return to;
   return answered.thread_id.startsWith("thread:") ? answered.thread_id : `thread:${answered.seq}`;
 }
