@@ -143,6 +143,9 @@ class Situation:
     lists_threads: bool
     """Whether the prompt lists threads that a tool can open."""
 
+    is_explained: bool
+    """Whether the author's template says how to answer. It may demand `finish`."""
+
 
 def list_deferred(tools: Collection[str], situation: Situation, policy: AgentPolicy, mods: Collection[str]) -> set[str]:
     """Return those of an agent's network tools that are not offered at first. ``mods`` are the ids of the hub's mods."""
@@ -157,7 +160,7 @@ def list_deferred(tools: Collection[str], situation: Situation, policy: AgentPol
         offered |= {_SEND, _ASK}
     if must_act and situation.trigger.kind == "channel":
         offered |= {"channels_reply", "channels_post"}
-    if must_act or not situation.is_addressed:
+    if must_act or situation.is_explained or not situation.is_addressed:
         offered.add(FINISH)
     if situation.trigger.kind == "mod":
         # The message of a mod names the tools that answer it, such as `tasks_complete`.

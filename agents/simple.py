@@ -350,6 +350,7 @@ class SimpleAgentRunner(AgentRunner):
             running.context.is_alone,
             message.kind == "direct" or is_addressed(message, self.agent_id),
             any(not is_near(thread, message) for thread in threads),
+            self._prompts[form].says_how_to_answer,
         )
         names = network_names - own - forced
         mods = {mod.id for mod in client.welcome.mods if mod.operations}

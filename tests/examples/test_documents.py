@@ -167,17 +167,22 @@ def test_the_files_that_contributing_names_are_there() -> None:
 
 def test_prompt_of_the_guide_is_the_one_that_agents_get() -> None:
     source = (ROOT / "docs/prompts.md").read_text(encoding="utf-8")
-    [shown] = re.findall(r"```xml\n(.*?)\n```", source, re.DOTALL)
+    shown, *_ = re.findall(r"```xml\n(.*?)\n```", source, re.DOTALL)
 
-    def say(seq: int, text: str) -> DirectMessage:
+    def say(seq: int, text: str, sender: str = "zoe", thread_id: str = "direct:ann~zoe") -> DirectMessage:
         return DirectMessage(
-            seq=seq, message_id=str(seq), sender_id="zoe", sender_kind="human", to="agent:ann", thread_id="direct:ann~zoe",
+            seq=seq, message_id=str(seq), sender_id=sender, sender_kind="human", to="agent:ann", thread_id=thread_id,
             root=seq, hops=0, sent_at=0, content=text,
         )  # fmt: skip
 
     thread = MessageThread(thread_id="direct:ann~zoe", messages=[say(1, "Good morning")])
-    prompt = ConversationPrompt().render({thread.thread_id: thread}, thread.thread_id, say(2, "17 and 23"))
-    assert prompt.startswith(shown)
+    trip = "direct:ann~zoe:trip"
+    threads = {
+        thread.thread_id: thread,
+        trip: MessageThread(thread_id=trip, messages=[say(2, "The hotel is booked.", "ann", trip)]),
+    }
+    prompt = ConversationPrompt(form="lean").render(threads, thread.thread_id, say(3, "17 and 23"))
+    assert prompt == shown
 
 
 def find_anchors(page: Path) -> set[str]:

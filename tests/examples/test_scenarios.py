@@ -98,7 +98,7 @@ def test_a_research_team_that_is_polite_for_ever_fails() -> None:
 
 def test_a_research_team_that_spends_too_much_is_stopped() -> None:
     path = FOLDER / "research_team.scenario.yaml"
-    result = run_scenario(make_scenario(change(read_plain(path), limits__tokens=1500), path))
+    result = run_scenario(make_scenario(change(read_plain(path), limits__tokens=500), path))
     told = describe_result(result)
     assert not result.passed
     assert "limits.tokens: the models used" in told

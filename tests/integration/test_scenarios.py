@@ -663,7 +663,7 @@ def test_tapes_are_made_and_played_and_a_changed_prompt_is_noticed(tmp_path: Pat
 
 
 def test_tokens_have_an_end() -> None:
-    result = run({"message": {"from": "mia"}}, limits={"tokens": 100})
+    result = run({"message": {"from": "mia"}}, limits={"tokens": 40})
     assert not result.passed
     assert "limits.tokens: the models used" in describe_result(result)
     assert {"desk"} == {asked.agent_id for asked in result.record.asked if asked.reply is not None}

@@ -50,7 +50,7 @@ async def ask_with_template(folder: Path, script: Any, **policy: Any) -> tuple[s
     "script", [lambda _: say("Fine."), lambda it: send("mia", "Fine.") if it.turn == 1 else finish("sent")]
 )
 async def test_a_prompt_of_ones_own_is_not_contradicted(script: Any, tmp_path: Path) -> None:
-    told, asked = await ask_with_template(tmp_path, script)
+    told, asked = await ask_with_template(tmp_path, script, prompt="full")
     assert told == "Fine."
     for request in asked:
         said = "\n".join(str(it.content) for it in request.messages)
