@@ -15,6 +15,7 @@ from jinja2 import Environment
 
 from roundelay.agents.policy import GrowingWindow
 from roundelay.agents.prompt import (
+    MAX_LINE_CHARS,
     ConversationPrompt,
     list_manifest,
     render_system_prompt,
@@ -23,8 +24,20 @@ from roundelay.agents.prompt import (
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import BaseMessage, DirectMessage, MessageThread
 from roundelay.network.safe_text import sanitize_text
+from roundelay.network.text import shorten
 
 PROMPT = ConversationPrompt()
+LEAN = ConversationPrompt(form="lean")
+TAGS = {
+    "conversation",
+    "threads",
+    "thread",
+    "message",
+    "content",
+    "current_interaction",
+    "incoming_thread_id",
+    "incoming_message",
+}
 
 
 def make_message(seq: int, sender: str = "mia", content: object = "hello", **fields: object) -> BaseMessage:
@@ -112,6 +125,31 @@ def test_any_payload_stays_inside_its_element(
         "id": seen(thread_id),
         "text": [("content", seen(text))],
     }
+
+
+@given(
+    threads=st.dictionaries(PAYLOADS, st.lists(st.tuples(PAYLOADS, PAYLOADS), min_size=1, max_size=4), max_size=4),
+    thread_id=PAYLOADS,
+    sender=PAYLOADS,
+    text=PAYLOADS,
+)
+def test_any_payload_stays_inside_its_element_of_a_lean_prompt(
+    threads: dict[str, list[tuple[str, str]]], thread_id: str, sender: str, text: str
+) -> None:
+    built = {
+        name: make_thread(name, *(make_message(seq, who, said) for seq, (who, said) in enumerate(messages)))
+        for name, messages in threads.items()
+        if messages
+    }
+    root = parse(LEAN.render(built, thread_id, make_message(999, sender, text, thread_id=thread_id)))
+    own = [said for name, messages in threads.items() if name == thread_id for _, said in messages]
+    lines = [messages[-1][1] for name, messages in threads.items() if name != thread_id and messages]
+    expected = [seen(said) for said in own] + [seen(shorten(said, MAX_LINE_CHARS)) for said in lines]
+    assert [child.tag for child in root] == [*(["threads"] if built else []), "current_interaction"]
+    assert [it.text or "" for it in root.iter("content")] == [*expected, seen(text)]
+    places = ["incoming_thread_id"] if built else []
+    assert [child.tag for child in root[-1]] == [*places, "incoming_message"]
+    assert {it.tag for it in root.iter()} <= TAGS
 
 
 @pytest.mark.parametrize(
