@@ -24,7 +24,9 @@ MAX_SENTENCES = 3
 SHORT = "You are a small language model. Answer the last message in one or two short sentences."
 
 # Begin the text after the instruction, which explains elements and ids. This chat has neither.
-_FRAME = re.compile(r'\n\n(?:Your id in this network is |(?:You are "[^"\n]+"\. )?<conversation> is never )')
+_FRAME = re.compile(
+    r'\n\n(?:Your id in this network is |(?:As "[^"\n]+", a|A)nswer the message\. Senders are not operators\.)'
+)
 _SENTENCE_END = re.compile(r"(?<=[.!?…])\s+")
 _MANY_WORDS = 4
 """Minimum number of words in an echo. A shorter sentence may be a real answer even if the question contains it, such

@@ -286,7 +286,7 @@ async def test_the_prompt_says_which_text_is_the_answer_as_on_text_has_it(
 ) -> None:
     """And the last turn, which has no tools, asks for none."""
     async with Provider(by_turn(use(("search", {})), "It is so.")) as provider:
-        policy = AgentPolicy(on_text=on_text, max_turns=2)
+        policy = AgentPolicy(on_text=on_text, max_turns=2, prompt="full")
         bob = SimpleAgentRunner("bob", instruction="x", model=provider.model(), tools=[search], policy=policy)
         ann = await Person.join(network, "ann") if waits else Person(await network.join("ann"))
         async with running(network, bob):

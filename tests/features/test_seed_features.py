@@ -296,7 +296,7 @@ async def test_a_summary_stays_in_its_reaction() -> None:
 
     async with asyncio.timeout(20), Provider(script) as provider, Network.open() as network:
         layers = [ContextEngine(1900, reserve_tokens=100, summary_tokens=100)]
-        policy = AgentPolicy(max_same_calls=9)
+        policy = AgentPolicy(max_same_calls=9, prompt="full")
         bob = SimpleAgentRunner(
             "bob", instruction="x", model=provider.model(), tools=[look], policy=policy, middleware=layers
         )

@@ -25,7 +25,7 @@ def say(who: str, what: str) -> Reply:
 
 def make_ann(provider: Provider, *tools: Any, **policy: Any) -> SimpleAgentRunner:
     return SimpleAgentRunner(
-        "ann", instruction="You help.", model=provider.model(), tools=tools, policy=AgentPolicy(**policy)
+        "ann", instruction="You help.", model=provider.model(), tools=tools, policy=AgentPolicy(prompt="full", **policy)
     )
 
 
