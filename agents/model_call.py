@@ -80,6 +80,7 @@ class ModelCaller:
             step.turn,
             prompt=prompt or "",
             can_call=True if deferred and not step.tools and not step.is_last else None,
+            thread_id=next(iter(run.reaction.setup.threads), ""),
         )
         used: list[ModelUse] = []
         around = partial(self.make_around, step.turn, "model", used, model)

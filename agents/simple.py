@@ -154,7 +154,7 @@ class SimpleAgentRunner(AgentRunner):
         if not is_lean:
             return common, offered
         # Middleware may bring the tool that opens threads.
-        own = {tool.name for tool in self.agent.refresh().all_tools}
+        own = self._list_own_names()
         common = [*common, *(tool for tool in (read_history,) if tool.name not in own)]
         common, offered = ([shorten_tool(tool) for tool in tools] for tools in (common, offered))
         # Most agents have this tool in each request, and the others only in some.
@@ -170,8 +170,15 @@ class SimpleAgentRunner(AgentRunner):
             return self.policy.prompt
         return cast(PromptForm, form) if form in self._prompts else "full"
 
+    def _list_own_names(self) -> set[str]:
+        """Return the names of the agent's own tools and of those that its middleware brings now."""
+        try:
+            return {tool.name for tool in self.agent.refresh().all_tools}
+        except Exception:  # noqa: BLE001  # a hook of the author: the loop calls it again and reports its error
+            return {tool.name for tool in self.agent.all_tools}
+
     def can_open_threads(self) -> bool:
-        own = {tool.name for tool in self.agent.refresh().all_tools}
+        own = self._list_own_names()
         return READ_HISTORY in own or bool(choose_tools([read_history], self.network_tools))
 
     async def react(
@@ -341,7 +348,7 @@ class SimpleAgentRunner(AgentRunner):
         client, message = running.client, running.message
         assert self._equipped is not None, "react equips the agent first"
         network_names = self._equipped[1][True][1]
-        own = {tool.name for tool in self.agent.refresh().all_tools}
+        own = self._list_own_names()
         forced = {name for layer in self.agent.middleware for name in layer.tool_names}
         situation = Situation(
             message,

@@ -162,7 +162,7 @@ class ModelRequest:
 
     ``prompt`` is the beginning of the message with the conversation, identical in every turn of the reaction. Text
     after ``prompt`` may be specific to this turn. ``can_call``: whether calls run in this turn, even of tools that are
-    not in ``tools``. None: only calls of these tools.
+    not in ``tools``. None: only calls of these tools. ``thread_id`` is the thread of the incoming message.
     """
 
     messages: Sequence[ChatMessage]
@@ -173,6 +173,7 @@ class ModelRequest:
     turn: int = 0
     prompt: str = ""
     can_call: bool | None = None
+    thread_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

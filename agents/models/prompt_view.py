@@ -71,12 +71,12 @@ class PromptView:
 
 def read_prompt(request: ModelRequest) -> PromptView:
     """Parse the prompt of a request. Raises `ModelError` if its ``<conversation>`` is not well-formed."""
-    index = _find_prompt(request.messages)
+    index = _find_prompt(request.messages, request.prompt)
     results, turn = _read_results(request, index)
     prompt_message = request.messages[index] if index < len(request.messages) else None
     prompt = prompt_message.content if isinstance(prompt_message, UserMessage) else ""
     if _OPEN not in prompt:
-        return PromptView((), "", "", prompt, results, turn)
+        return PromptView((), request.thread_id, "", prompt, results, turn)
     end = prompt.find(_CLOSE)
     text = prompt[prompt.index(_OPEN) : end + len(_CLOSE)] if end >= 0 else prompt
     try:
@@ -93,7 +93,8 @@ def read_prompt(request: ModelRequest) -> PromptView:
     )
     incoming = root.find("current_interaction/incoming_message")
     message = _read_message(incoming) if incoming is not None else MessageView("", "")
-    thread_id = root.findtext("current_interaction/incoming_thread_id", "").strip()
+    # A lean prompt leaves the id out if it shows no thread.
+    thread_id = root.findtext("current_interaction/incoming_thread_id", "").strip() or request.thread_id
     return PromptView(threads, thread_id, message.sender, message.text, results, turn)
 
 
@@ -101,12 +102,14 @@ def _read_message(element: ElementTree.Element) -> MessageView:
     return MessageView(element.get("sender", ""), element.findtext("content", ""))
 
 
-def _find_prompt(messages: Sequence[ChatMessage]) -> int:
-    """Return the index of the prompt. Examples may come before it."""
+def _find_prompt(messages: Sequence[ChatMessage], prompt: str) -> int:
+    """Return the index of the prompt. Examples and earlier messages of a chat may come before it."""
     users = [(at, message.content) for at, message in enumerate(messages) if isinstance(message, UserMessage)]
     conversation = next((at for at, content in users if _OPEN in content), None)
     if conversation is not None:
         return conversation
+    if prompt and (found := [at for at, content in users if content.startswith(prompt)]):
+        return found[-1]
     return next((at for at, content in users if not content.startswith(EXAMPLE_MARK)), 0)
 
 

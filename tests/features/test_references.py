@@ -16,6 +16,7 @@ from roundelay.agents.features.fragments import Fragments
 from roundelay.agents.features.references import HOW_TO_CITE, References, find_citations
 from roundelay.agents.models.model import Model
 from roundelay.agents.models.scripted import ScriptedModel
+from roundelay.agents.policy import AgentPolicy
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import Output, Tool, tool
@@ -254,7 +255,12 @@ async def test_two_agents_that_gave_one_number_in_a_thread_are_told_apart_and_ot
     source = {"n": 1, "title": "Ann's", "url": "https://ann.example"}
     async with Provider(by_turn("See [1], [2] and [3].")) as provider, Network.open() as network:
         bob = SimpleAgentRunner(
-            "bob", instruction="x", model=provider.model(), middleware=[References()], channels=["dev"]
+            "bob",
+            instruction="x",
+            model=provider.model(),
+            middleware=[References()],
+            channels=["dev"],
+            policy=AgentPolicy(prompt="full"),
         )
         mia, ann, cid = await Person.join(network, "mia"), await network.join("ann"), await network.join("cid")
         async with running(network, bob):

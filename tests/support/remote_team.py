@@ -47,9 +47,8 @@ def dig(context: ToolContext) -> str:
 def asks(name: str, **arguments: str) -> Any:
     """A script that makes one call, and gives its result as the answer."""
     return lambda request: (
-        request.messages[-2].content
-        if type(request.messages[-2]).__name__ == "ToolMessage"
-        else call(name, **arguments)
+        next((it.content for it in request.messages[::-1] if type(it).__name__ == "ToolMessage"), None)
+        or call(name, **arguments)
     )
 
 
