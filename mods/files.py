@@ -189,7 +189,9 @@ class Files(Mod):
             raise unknown_file(file)
         keep_versions(change, stored, (), ())
         for grant in stored.grants:
-            change.put(f"in/{grant.head.seq}", None)
+            key = f"in/{grant.head.seq}"
+            # The message may attach further files, which go if it is deleted.
+            change.put(key, [it for it in change.get(key) or [] if it != file] or None)
         change.log({"file": file})
         return {"file": file}
 

@@ -347,6 +347,17 @@ async def test_deleted_message_takes_its_files_from_its_readers() -> None:
         assert [await is_readable(it, file) for it in (ann, bob, eve)] == [True, False, True]
 
 
+async def test_deleted_message_takes_all_its_files_after_one_was_deleted() -> None:
+    async with Network.open(mods=["channels", "messages", "files"]) as network:
+        ann, bob = await network.join("ann"), await network.join("bob")
+        files = [await save(ann, text) for text in ("one", "two")]
+        sent = await ann.send("agent:bob", {"files": files})
+        await ann.call("files.delete", {"file": files[0]["file"]})
+        assert [await is_readable(bob, it) for it in files] == [False, True]
+        await ann.call("messages.delete", {"seq": sent.seq})
+        assert not await is_readable(bob, files[1])
+
+
 async def test_content_that_is_stored_again_survives_until_its_commit(tmp_path: Path) -> None:
     blobs = FolderBlobs(tmp_path)
     blob = await blobs.store(b"text")

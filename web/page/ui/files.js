@@ -28,10 +28,11 @@ export async function uploadFile(file) {
   return {file: id, version, name, media_type: kind, size};
 }
 
-/** Download a stored file as {name, media_type, bytes}. */
-async function downloadFile({file, version}) {
+/** Download a stored file as {name, media_type, bytes}. Throws if it has more than `most` bytes. */
+async function downloadFile({file, version}, most = Infinity) {
   const args = Number.isInteger(version) ? {file, version} : {file};
   let part = await actions.call("files.download", {...args, offset: 0});
+  if (part.size > most) throw new Error(`${part.name} is too large for a preview. Save it to see it.`); // the message may say another size
   const bytes = new Uint8Array(part.size);
   for (let offset = 0; offset < part.size; ) {
     if (offset) part = await actions.call("files.download", {file, version: part.version, offset});
@@ -74,7 +75,7 @@ function Picture({given, name, report}) {
   useEffect(() => {
     let place = "";
     let isGone = false;
-    downloadFile(given).then(({bytes, media_type}) => {
+    downloadFile(given, MAX_PREVIEW_BYTES).then(({bytes, media_type}) => {
       if (isGone || !BITMAP.test(media_type)) return; // the node's type decides, not the type in the message
       place = URL.createObjectURL(new Blob([bytes], {type: media_type}));
       setUrl(place);
