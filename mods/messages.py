@@ -123,7 +123,7 @@ class MessageChanges(Mod):
         change.update_screens(head, {"seq": seq, "event": "pinned"})
         return {"seq": seq, "is_pinned": True}
 
-    @operation("change", needs=_needs_of_own)
+    @operation("change", needs=_needs_of_own, is_tool=False)
     def unpin(self, change: Change, *, seq: Seq) -> dict[str, Any]:
         """Unpin a message."""
         head = change.head(seq)
@@ -168,7 +168,7 @@ class MessageChanges(Mod):
             change.message_head(seq)
         return {"seq": seq, "is_deleted": True}
 
-    @operation("read")
+    @operation("read", is_tool=False)
     async def reactions(
         self,
         reading: Reading,
@@ -184,7 +184,7 @@ class MessageChanges(Mod):
                 shown[str(seq)] = reactions
         return {"reactions": shown}
 
-    @operation("read")
+    @operation("read", is_tool=False)
     async def pins(
         self, reading: Reading, *, thread_id: Annotated[str, Meta(max_length=220)], trigger: Seq | None = None
     ) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class MessageChanges(Mod):
         heads = await reading.hub.ledger.heads([pin.seq for pin in pins])
         return {"pins": [pin for pin in pins if await view.shows(heads.get(pin.seq))]}
 
-    @operation("read")
+    @operation("read", is_tool=False)
     async def edits(self, reading: Reading, *, seq: Seq, trigger: Seq | None = None) -> dict[str, Any]:
         """Show the earlier contents of an edited message, oldest first, each with the time (ms) at which it was
         replaced."""

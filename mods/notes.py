@@ -206,7 +206,7 @@ class Notes(Mod):
         summary = f"as in version {version}"
         return store(change, note, found, body.paragraphs, paragraphs, "reverted", summary, cause)
 
-    @operation("change", needs=_needs_text)
+    @operation("change", needs=_needs_text, is_tool=False)
     def set_access(self, change: Change, *, note: NoteId, access: Access, owner: str | None = None) -> dict[str, Any]:
         """Choose who writes a note that you own: everyone in its thread ("open") or you ("owner"). `owner` gives it to
         another reader."""
@@ -219,7 +219,7 @@ class Notes(Mod):
         change.log({"note": note})
         return {"note": note, "access": access, "owner": changed.owner}
 
-    @operation("change", needs=_needs_text)
+    @operation("change", needs=_needs_text, is_tool=False)
     def delete(self, change: Change, *, note: NoteId) -> dict[str, Any]:
         """Delete a note that you own, with its history and its open proposals."""
         found, _ = open_note(change, note)
@@ -401,7 +401,7 @@ class Notes(Mod):
         versions, has_more = take_page(entries, limit, reading.hub.limits.max_result_bytes)
         return {"versions": versions, "has_more": has_more}
 
-    @operation("read")
+    @operation("read", is_tool=False)
     async def diff(
         self,
         reading: Reading,

@@ -29,7 +29,7 @@ from roundelay.runs.approvals import find_message
 from roundelay.terminal.actions import check_place, enter_place
 from roundelay.terminal.activity_lines import describe_active
 from roundelay.tui.actions import PersonActions
-from roundelay.tui.desk import Desk, Part, tell_here
+from roundelay.tui.desk import Desk, Part, Revised, tell_here
 from roundelay.tui.dialogs import Choose, GoTo, Help
 from roundelay.tui.explanations import CostPane, WhyPane
 from roundelay.tui.parts import KeyLine, Pane
@@ -221,11 +221,14 @@ class RoundelayTerminal(App[None]):
         )
         self.query_one("#top").set_class(is_lost, "-lost")
 
-    def _take_message(self, message: AnyMessage) -> None:
+    def _take_message(self, message: AnyMessage | Revised) -> None:
         for view in self.stack:
             # Hidden views too: Esc may bring them back.
             if isinstance(view, ThreadPane) and view.thread_id == message.thread_id:
-                self.work(view.handle_message, message)
+                if isinstance(message, Revised):
+                    self.work(view.window.replace, message.seq)
+                else:
+                    self.work(view.handle_message, message)
 
     # --- navigation
 

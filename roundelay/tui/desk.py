@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from roundelay.agents.approvals import read_request
 from roundelay.display.screen import format_event, tell_person
@@ -132,6 +132,13 @@ class InboxItem:
         return cls(*told, by, _shorten(str(entry.get("text") or "")), root if isinstance(root, int) else None)
 
 
+class Revised(NamedTuple):
+    """A message that was edited or deleted."""
+
+    thread_id: str
+    seq: int
+
+
 class Desk:
     """One person's data. After `start`, run `follow_messages`, `follow_events` and `refresh_forever` concurrently."""
 
@@ -156,7 +163,7 @@ class Desk:
         self.drafts: dict[str, str] = {}
         """Unsent text, by thread."""
         self.on_change: Callable[[Part], None] = lambda part: None
-        self.on_message: Callable[[AnyMessage], None] = lambda message: None
+        self.on_message: Callable[[AnyMessage | Revised], None] = lambda message: None
         self._held: dict[str, dict[int, Delivery]] = {}
         self._stopped: deque[InboxItem] = deque(maxlen=MAX_STOPPED)  # items noticed here, for a hub without an inbox
         self._stale: set[Part] = set()
@@ -225,6 +232,10 @@ class Desk:
                     self._refresh("threads")
                 case Notice(kind="inbox"):
                     self._refresh("inbox")
+                    continue
+                case Notice(kind="mod", body={"mod": "messages", "event": "edited" | "deleted", "seq": int(seq)}):
+                    self.on_message(Revised(event.thread_id or "", seq))
+                    self._refresh("threads", "inbox")  # their lines may quote the message
                     continue
                 case Notice(kind="marked", body=dict() as body):
                     self._take_mark(str(body.get("thread_id") or event.thread_id), body)

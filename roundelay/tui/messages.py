@@ -323,6 +323,14 @@ class MessageWindow(VerticalScroll, can_focus=True):
             else:
                 nothing_upto, step = step, step * 4
 
+    async def replace(self, seq: int) -> None:
+        """Show a message that was edited or deleted in its new form. Raises `RoundelayError`."""
+        page = await self._client.history(self.thread_id, before=seq + 1, limit=1)
+        old = self.find(seq)  # after the read, because the person may have scrolled meanwhile
+        if old is not None and page.messages and page.messages[-1].seq == seq:
+            await self._mount(page.messages[-1:], before=old)
+            await old.remove()
+
     async def _mount(self, messages: Iterable[AnyMessage], before: MessageBox | None = None) -> None:
         await self.mount_all([await self._make(it) for it in messages], before=before)
         replaced = list_replaced(it.message for it in self.boxes)

@@ -571,3 +571,18 @@ async def test_key_saves_files_of_the_selected_message(tmp_path: Path, monkeypat
             await screen.press("escape", "k", "S")
             await screen.shows("Saved")
     assert (tmp_path / "plan.md").read_text() == "# Plan"
+
+
+async def test_edited_and_deleted_messages_change_on_the_screen() -> None:
+    async with Network.open(mods=["channels", "messages"]) as network:
+        ann, mia = [await network.join(name, kind="human") for name in ("ann", "mia")]
+        async with full_screen(mia, (80, 24), "ann") as screen:
+            await screen.shows("to ann")
+            seq = (await ann.send("agent:mia", "The first words")).seq
+            await screen.shows("The first words")
+            await ann.call("messages.edit", {"seq": seq, "text": "The second words"})
+            await screen.shows("The second words")
+            await screen.shows_no("The first words")
+            await ann.call("messages.delete", {"seq": seq})
+            await screen.shows(r"\(deleted\)")
+            await screen.shows_no("The second words")
