@@ -32,6 +32,7 @@ PAGE: dict[str, tuple[str, ...]] = {
     "roundelay.agents": (),
     "roundelay.agents.runner": ("RunnerOptions",),
     "roundelay.agents.tools": (),
+    "roundelay.agents.lead_tools": ("gather", "wait_until_quiet"),
     "roundelay.agents.policy": ("GrowingWindow", "KeptRecords", "MessageFilter"),
     "roundelay.agents.values": ("PromptPart", "Trigger"),
     "roundelay.agents.middleware": ("Answer", "CallModel", "middleware_of"),
