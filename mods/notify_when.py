@@ -144,7 +144,7 @@ def _add_request(change: Change, key: str, entry: list[str]) -> None:
     expired = [
         request for request in requests if request.until <= change.stamp or (request.key, request.entry) == (key, entry)
     ]
-    # Remove expired requests together with the next new one, because the hub never calls a mod at a given time.
+    # Remove expired requests together with the next new one. A due time for each would cost more than it is worth.
     requests = _remove_requests(change, requests, expired)
     if sum(request.by == entry[0] for request in requests) >= MAX_ASKED_BY_ONE or len(requests) >= MAX_ASKED:
         raise InvalidArguments(
