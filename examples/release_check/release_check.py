@@ -9,9 +9,8 @@ import asyncio
 
 from roundelay import Network, SimpleAgentRunner
 from roundelay.agents.lead_tools import gather, wait_until_quiet
-from roundelay.agents.models.model import ModelRequest
-from roundelay.agents.models.prompt_view import read_prompt
-from roundelay.agents.models.scripted import Answer, ScriptedModel, call, finish, say, send
+from roundelay.agents.models import ModelRequest, ScriptedModel, read_prompt
+from roundelay.agents.models.scripted import Answer, call, finish, say, send
 
 VERDICT = {
     "type": "object",
