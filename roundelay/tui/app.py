@@ -32,6 +32,7 @@ from roundelay.tui.actions import PersonActions
 from roundelay.tui.desk import Desk, Part, Revised, tell_here
 from roundelay.tui.dialogs import Choose, GoTo, Help
 from roundelay.tui.explanations import CostPane, WhyPane
+from roundelay.tui.mod_screens import ModPane
 from roundelay.tui.parts import KeyLine, Pane
 from roundelay.tui.thread import ThreadPane
 from roundelay.tui.views import AgentsPane, InboxPane, SearchPane, ThreadsPane
@@ -257,10 +258,26 @@ class RoundelayTerminal(App[None]):
 
     def action_go(self) -> None:
         async def show(place: str | None) -> None:
-            if place is not None:
+            if place == "mods":
+                self.work(self._choose_mod_screen)
+            elif place is not None:
                 await self.action_show(place)
 
         self.push_screen(GoTo(), show)
+
+    async def _choose_mod_screen(self) -> None:
+        listed = (await self.desk.client.call("network.screens", {}))["screens"]
+        if not listed:
+            self.desk.show_hint("This network has no screens of mods.")
+            return
+        by_id = {f"{it['mod']}.{it['id']}": it for it in listed}
+
+        def go(chosen: str | None) -> None:
+            if chosen in by_id:
+                self.call_later(self._open, ModPane(self.desk, by_id[chosen]))
+
+        choices = [(name, Content(sanitize(str(it["title"])))) for name, it in by_id.items()]
+        self.push_screen(Choose("Which screen?", choices), go)
 
     def action_help(self) -> None:
         self.push_screen(Help())

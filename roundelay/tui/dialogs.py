@@ -103,7 +103,7 @@ class Choose(ModalScreen[str | None]):
 class GoTo(ModalScreen[str | None]):
     """Dialog that waits for the key after g."""
 
-    PLACES: ClassVar = {"i": "inbox", "t": "threads", "a": "agents", "c": "cost", "s": "search"}
+    PLACES: ClassVar = {"i": "inbox", "t": "threads", "a": "agents", "c": "cost", "s": "search", "m": "mods"}
     BINDINGS: ClassVar = [
         *(Binding(key, f"take('{place}')") for key, place in PLACES.items()),
         Binding("escape", "take('')", "Back"),
@@ -111,7 +111,9 @@ class GoTo(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(classes="dialog"):
-            yield Static(Content("Go to: i inbox   t threads   a agents   c cost   s search"), markup=False)
+            yield Static(
+                Content("Go to: i inbox   t threads   a agents   c cost   s search   m tasks, notes …"), markup=False
+            )
 
     def action_take(self, place: str) -> None:
         self.dismiss(place or None)

@@ -36,6 +36,7 @@ HELP = (
         "Everywhere",
         (
             ("g i, g t, g a, g c", "go to the inbox, the threads, the agents, the cost"),
+            ("g m", "go to a screen of a mod, such as tasks or notes"),
             ("/", "search"),
             ("n", "write to somebody, a channel or everyone"),
             ("j k, arrows", "down and up"),

@@ -1,0 +1,40 @@
+"""Screens of mods in the full-screen terminal: items are read, opened, made and changed without code of the mod."""
+
+from __future__ import annotations
+
+from roundelay.app import Network
+from tests.support.full_screen import full_screen
+
+
+async def test_a_person_claims_a_task_and_reads_a_note_in_the_terminal() -> None:
+    async with Network.open(mods=["channels", "tasks", "notes"]) as network:
+        mia = await network.join("mia", kind="human")
+        await mia.call("channels.create", {"name": "dev"})
+        await mia.call("channels.join", {"name": "dev"})
+        await mia.call("tasks.create", {"title": "Fix the pump\x1b[31m"})
+        await mia.call("notes.create", {"name": "plan", "thread_id": "channel:dev", "text": "# Plan\n\nBuy teapots."})
+        async with full_screen(mia, (100, 30)) as screen:
+            await screen.press("g", "m")
+            await screen.shows("Which screen?")
+            await screen.type("tasks")
+            await screen.press("enter")
+            await screen.shows("Tasks: 1")
+            shown = await screen.shows("Fix the pump")
+            assert "\x1b" not in shown
+            await screen.press("x")
+            await screen.shows("What do you want to do?")
+            await screen.press("enter")
+            await screen.shows("Claimed by mia")
+            await screen.press("c")
+            for text in ("Call zoe", "Ask about tea.", "", "", ""):
+                await screen.type(text)
+                await screen.press("enter")
+            await screen.shows("Tasks: 2")
+            await screen.press("g", "m")
+            await screen.shows("Which screen?")
+            await screen.type("notes")
+            await screen.press("enter")
+            await screen.shows("channel:dev/plan")
+            await screen.press("enter")
+            await screen.shows("Buy teapots.")
+            await screen.shows("History")
