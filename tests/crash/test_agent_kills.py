@@ -214,7 +214,8 @@ async def _kill_anywhere(folder: Path, note: Note, *, kills: int) -> None:
             # the next process is killed too, now and then
             limits = [random.randrange(most) for _ in range(min(kills - done, random.choice((1, 1, 2))))]
             print(f"seed {seed}, kill {done}: after {limits} of {most} bytes")
-            course.append(await ground.react(f"errand {done}", limits=limits))
+            # a word of its own: a process may be done before its limit, and then there is no kill to count
+            course.append(await ground.react(f"errand {done} {len(course)}", limits=limits))
             check(course[-1])
             done += course[-1].kills
         note(seed=seed, bytes_of_a_reaction=most, **check_all(ground, course))
