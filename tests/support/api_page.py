@@ -29,6 +29,8 @@ PAGE: dict[str, tuple[str, ...]] = {
     "roundelay": (),
     "roundelay.network.client": (),
     "roundelay.network.client.gather": ("Gathered", "gather"),
+    "roundelay.network.client.files": ("download_file", "upload_file"),
+    "roundelay.mods.files": ("Files",),
     "roundelay.agents": (),
     "roundelay.agents.runner": ("RunnerOptions",),
     "roundelay.agents.tools": (),
