@@ -1,4 +1,4 @@
-"""`roundelay notes` against a running node, as docs/cli.md shows it."""
+"""`roundelay notes` against a running node, as docs/cli/state.md shows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/cli.md and docs/operations.md name everything that there is, and nothing that there is not."""
+"""The pages of the command line and of operations name everything that there is, and nothing that there is not."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def find_commands(command: click.Command = cli, path: str = "roundelay") -> Iter
             yield path, command
         for name, inner in command.commands.items():
             yield from find_commands(inner, f"{path} {name}")
-    elif not command.hidden or f"### {path}\n" in CLI:  # the program itself starts hidden commands; hosts run some
+    elif not command.hidden or f"# {path}\n" in CLI:  # the program itself starts hidden commands; hosts run some
         yield path, command
 
 
 COMMANDS = dict(find_commands())
-SECTIONS: dict[str, str] = dict(re.findall(r"^### (.+)\n((?:(?!^##).*\n)*)", CLI, re.MULTILINE))
-[COMMON] = re.findall(r"^## Options of many commands\n((?:(?!^##).*\n)*)", CLI, re.MULTILINE)
+SECTIONS: dict[str, str] = dict(re.findall(r"^##+ (roundelay .+)\n((?:(?!^##?).*\n)*)", CLI, re.MULTILINE))
+[COMMON] = re.findall(r"^## Options of many commands\n((?:(?!^##?).*\n)*)", CLI, re.MULTILINE)
 
 
 def find_section(path: str) -> str:
