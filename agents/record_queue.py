@@ -1,7 +1,7 @@
 """Writes the records and the answer of one reaction to the hub, in order, and several of them in one commit.
 
 `journal` adds the writes. A write that something depends on is awaited: it is sent at once, together with all writes
-that wait. Other writes may wait up to `MAX_DELAY_S` for company, because a kill before them costs only repeated work.
+that wait. Nobody waits for the other writes, because a kill before them costs only repeated work. They are sent after `MAX_DELAY_S`.
 A write never overtakes an earlier one. A hub without batches, and a replay, get every write at once and by itself.
 """
 
@@ -22,8 +22,9 @@ from roundelay.network.frames import RecordFrame, SendFrame
 
 from .isolation import pause_hook_timer, wait_retry_delay
 
-MAX_DELAY_S = 0.1
-"""Maximum time that a write waits for others, in seconds. Screens and other programs learn of a reaction this late."""
+MAX_DELAY_S = 0.0
+"""Time that a write waits for others, in seconds. With 0, only writes of the same step of the event loop share a commit.
+A longer time would save commits, but `network.cancel` finds no reaction whose ``started`` still waits."""
 DRAIN_S = 2.0
 """Maximum time in which a runner that ends stores what waits, in seconds."""
 _FRAME_BYTES = 512
