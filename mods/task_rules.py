@@ -186,8 +186,9 @@ def save_task(change: Change, task: SharedTask) -> None:
         change.close_item(task.root, str(task.id))
     else:
         who = task.reviewer if task.state == "review" else task.holder or task.assignee
-        seq = task.place.seq if task.place is not None else 0
-        change.open_item(task.root, str(task.id), "task", who, task.title, seq=seq or None)
+        seq = task.place.seq if task.place is not None else None
+        # Readers of the conversation may be outside of the task's channel. Seq 0 is no message: the item is only counted.
+        change.open_item(task.root, str(task.id), "task", who, task.title, seq=seq)
 
 
 def delete_task(change: Change, task: SharedTask) -> None:

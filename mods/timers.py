@@ -112,7 +112,7 @@ class TimersMod(Mod):
         change.put(f"count/{me}", own + 1)
         _schedule(change, timer)
         if place is not None and not cron:  # a routine never ends, so no conversation waits for it
-            change.open_item(place.root, str(timer.id), "timer", timer.to, text, seq=place.seq)
+            change.open_item(place.root, str(timer.id), "timer", timer.to, seq=place.seq)
         change.log({"timer": timer.id})
         return _describe(timer)
 

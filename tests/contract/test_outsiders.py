@@ -37,6 +37,10 @@ class Secret(NamedTuple):
     """A file that the message attaches."""
     poll: int = 2**40 + 1
     """A poll in its thread."""
+    task: int = 2**40 + 2
+    """A task that belongs to it."""
+    timer: int = 2**40 + 3
+    """A timer that was created in its conversation."""
 
 
 NOTHING = Secret("nothing", 2**40, "direct:nobody~nowhere", "nobody", "no-such-reaction")
@@ -49,6 +53,8 @@ class Outsider:
     hidden: list[Secret]
     own: str
     """A channel of its own."""
+    task: int
+    """A task of its own."""
     may_know: set[int] = field(default_factory=set)
     """Seqs that a message names which it was sent."""
 
@@ -78,6 +84,13 @@ async def react(session: WireSession, agent_id: str, secret: Frame, name: str, p
     }  # fmt: skip
     kept = [(await session.record(reaction, kind, body))["seq"] for kind, body in bodies.items()]
     return Secret(name, seq, secret["thread_id"], agent_id, reaction, tuple(kept), file or NOTHING.file)
+
+
+async def plan_work(session: WireSession, secret: Secret) -> dict[str, int]:
+    """A task and a timer in the conversation of a message."""
+    task = await session.call("tasks.create", {"title": f"canary-{secret.name}", "body": "b", "cause": secret.seq})
+    timer = {"text": f"canary-{secret.name}", "in_minutes": 600, "cause": secret.seq}
+    return {"task": task["task"], "timer": (await session.call("timers.create", timer))["timer"]}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -136,6 +149,19 @@ async def play(node: Node) -> Scene:
         ask = {**POLL, "question": f"canary-{secret.name}", "thread_id": secret.thread_id, "cause": secret.seq}
         polls[secret.name] = (await writer.call("polls.create", ask))["poll"]
     direct, asked, reply = [it._replace(poll=polls[it.name]) for it in (direct, asked, reply)]
+    worked: dict[str, dict[str, int]] = {}
+    authors = {"direct": mia, "asked": worker, "channel": mia, "reply": mia, "broadcast": mia, "answer": worker}
+    for secret in (direct, asked, in_den, reply, broadcast, answer):
+        worked[secret.name] = await plan_work(authors[secret.name], secret)
+    direct, asked, in_den, reply, broadcast, answer = (
+        it._replace(**worked[it.name]) for it in (direct, asked, in_den, reply, broadcast, answer)
+    )
+    # A task of a closed channel in a conversation that everybody reads, and a timer there.
+    await mia.call("channels.create", {"name": "vault", "access": "closed"})
+    await mia.call("tasks.create", {"title": "canary-channel", "channel": "vault", "cause": public})
+    await mia.call("timers.create", {"text": "canary-direct", "in_minutes": 600, "cause": public})
+    await helper.call("reservations.reserve_all", {"paths": ["queue.py"]})
+    await worker.call("reservations.reserve_all", {"paths": ["queue.py"]})
     mod = Secret("mod", *seq_and_thread(await mia.send("mod:channels", "canary-mod")), "mia", "reaction-mod")
 
     for name in ("late", "away"):
@@ -144,9 +170,10 @@ async def play(node: Node) -> Scene:
     everywhere = [direct, asked, in_den, reply, mod]
     hidden = dict.fromkeys(KINDS, everywhere)
     hidden |= {kind: [*everywhere, broadcast, answer] for kind in ("excluded", "observer", "newcomer")}
-    outsiders = {name: Outsider(sessions[name], hidden[name], f"own-{name}") for name in KINDS}
+    outsiders = {name: Outsider(sessions[name], hidden[name], f"own-{name}", 0) for name in KINDS}
     for outsider in outsiders.values():
         await outsider.session.call("channels.create", {"name": outsider.own})
+        outsider.task = (await outsider.session.call("tasks.create", {"title": "own"}))["task"]
     told_on = await helper.send("agent:answered", "an answer", cause=direct.seq)
     assert (await sessions["answered"].expect("deliver"))["type"] == "deliver"
     outsiders["answered"].may_know |= {direct.seq, told_on["seq"]}
@@ -287,6 +314,7 @@ GUESSES: dict[str, list[Make]] = {
     "network.log": [],
     "network.rows": [],
     "network.status": [],
+    "network.screens": [],
     "network.node_agents": [],
     "network.control_agent": [lambda it, who, public: {"agent_id": it.agent_id, "action": "stop"}],
     "channels.create": [],
@@ -353,7 +381,43 @@ GUESSES: dict[str, list[Make]] = {
     "polls.close": [lambda it, who, public: {"poll": it.poll}],
     "polls.results": [lambda it, who, public: {"poll": it.poll}],
     "polls.list": [],
+    "tasks.create": [
+        lambda it, who, public: {"title": "x", "cause": it.seq},
+        lambda it, who, public: {"title": "x", "channel": who.own, "cause": it.seq},
+        lambda it, who, public: {"title": "x", "depends_on": [it.task]},
+    ],
+    "tasks.update": [
+        lambda it, who, public: {"task": it.task, "assignee": "helper"},
+        lambda it, who, public: {"task": who.task, "depends_on": [it.task]},
+    ],
+    "tasks.claim": [
+        lambda it, who, public: {"task": it.task},
+        lambda it, who, public: {"task": it.task, "take_over": True},
+        lambda it, who, public: {"task": who.task, "cause": it.seq},
+    ],
+    "tasks.progress": [lambda it, who, public: {"task": it.task, "note": "x"}],
+    "tasks.complete": [
+        lambda it, who, public: {"task": it.task, "result": "x"},
+        lambda it, who, public: {"task": who.task, "messages": [it.seq]},
+    ],
+    "tasks.fail": [lambda it, who, public: {"task": it.task, "reason": "x"}],
+    "tasks.release": [lambda it, who, public: {"task": it.task}],
+    "tasks.cancel": [lambda it, who, public: {"task": it.task}],
+    "tasks.reopen": [lambda it, who, public: {"task": it.task}],
+    "tasks.get": [
+        lambda it, who, public: {"task": it.task},
+        lambda it, who, public: {"task": it.task, "trigger": public},
+        lambda it, who, public: {"task": who.task, "trigger": it.seq},
+    ],
+    "tasks.list": [
+        lambda it, who, public: {"conversation": it.seq},
+        lambda it, who, public: {"trigger": it.seq},
+    ],
+    "timers.create": [lambda it, who, public: {"text": "x", "in_minutes": 600, "cause": it.seq}],
+    "timers.cancel": [lambda it, who, public: {"timer": it.timer}],
+    "timers.list": [lambda it, who, public: {"trigger": it.seq}],
     "reservations.reserve": [],
+    "reservations.reserve_all": [],
     "reservations.release": [],
     "reservations.list": [],
     "notify_when.answered": [
@@ -435,6 +499,7 @@ LISTS: dict[str, list[Ask]] = {
     "network.log": [lambda it, who, public: {"after": it.seq - 1}],
     "network.rows": [lambda it, who, public: {"after": it.seq - 1}],
     "network.status": [lambda it, who, public: {}],
+    "network.screens": [lambda it, who, public: {}],
     "network.node_agents": [lambda it, who, public: {}],
     "channels.create": [lambda it, who, public: {"name": "den"}],
     "channels.join": [lambda it, who, public: {"name": who.own}],
@@ -460,6 +525,13 @@ LISTS: dict[str, list[Ask]] = {
     "polls.list": [lambda it, who, public: {}, lambda it, who, public: {"trigger": public}],
     "notes.read": [lambda it, who, public: {"note": "broadcast/public", "sources": True}],
     "reservations.reserve": [lambda it, who, public: {"paths": [f"{who.own}.py"]}],
+    "reservations.reserve_all": [
+        lambda it, who, public: {"paths": [f"{who.own}.py"]},
+        lambda it, who, public: {"paths": ["queue.py"]},
+    ],
+    "tasks.list": [lambda it, who, public: {"state": ""}, lambda it, who, public: {"trigger": public}],
+    "tasks.get": [lambda it, who, public: {"task": who.task}],
+    "timers.list": [lambda it, who, public: {}, lambda it, who, public: {"trigger": public}],
     "reservations.release": [lambda it, who, public: {}],
     "reservations.list": [lambda it, who, public: {}],
     "files.upload": [lambda it, who, public: {"upload_id": "own", "offset": 0, "data": "YQ=="}],
@@ -496,6 +568,9 @@ def find_leaks(value: Any, outsider: Outsider, key: str = "") -> Iterator[str]:
                 yield from find_leaks(inner, outsider, key)
         case bool():
             return
+        case int() if key in ("task", "timer"):
+            if value in {getattr(it, key) for it in outsider.hidden}:
+                yield f"{key}: {value}"
         case int() if key not in COUNTS:
             seqs = {seq for it in outsider.hidden for seq in (it.seq, *it.kept)} - outsider.may_know
             if value in seqs:
@@ -514,7 +589,8 @@ def shape_of(answer: Frame, asked: Secret) -> Any:
         return answer["value"]
     named = (asked.thread_id, asked.reaction, asked.agent_id, asked.file, str(asked.seq), str(asked.poll))
     given = "|".join(map(re.escape, named))
-    return answer["code"], re.sub(rf"\b({given})(?![\w-])", "IT", answer["message"])
+    text = re.sub(rf"\b(task|timer) ({asked.task}|{asked.timer})\b", r"\1 IT", answer["message"])
+    return answer["code"], re.sub(rf"\b({given})(?![\w-])", "IT", text)
 
 
 @pytest.mark.parametrize("kind", KINDS)

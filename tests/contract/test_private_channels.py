@@ -196,7 +196,7 @@ async def test_an_open_channel_is_closed_and_keeps_its_members(node: Node, ann: 
 def takes_channel(operation: Operation) -> bool:
     """Whether an argument names a channel, by itself or by its thread."""
     fields = {field.name for field in msgspec.structs.fields(operation.args_type)}
-    return "thread_id" in fields or (operation.op.startswith("channels.") and "name" in fields)
+    return bool(fields & {"thread_id", "channel"}) or (operation.op.startswith("channels.") and "name" in fields)
 
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -218,6 +218,14 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "network.take": {},
     "network.give": {},
     "network.cost_report": {},
+    "notes.create": {"name": "plan", "text": "x"},
+    "notes.list": {},
+    "notes.search": {"query": "inside"},
+    "polls.create": {"question": "inside", "choices": ["a", "b"]},
+    "polls.list": {},
+    "messages.pins": {},
+    "files.list": {},
+    "tasks.create": {"title": "x"},
 }
 """What an operation that names a channel needs beside it. `channels.create` is looked at by itself: a name is taken only once."""
 WHO = ("never", "left", "removed", "uninvited")
@@ -226,7 +234,7 @@ Outsiders = dict[str, WireSession]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def outsiders() -> AsyncIterator[Outsiders]:
-    async with running_node() as node:
+    async with running_node(mods=[*OWN_MODS]) as node:
         ann = await node.agent("ann")
         await ann.call("channels.create", {"name": "cellar", "access": "closed"})
         sessions = {who: await node.agent(who) for who in WHO}
@@ -237,7 +245,13 @@ async def outsiders() -> AsyncIterator[Outsiders]:
         await sessions["left"].call("channels.leave", {"name": "cellar"})
         for who in ("removed", "uninvited"):
             await ann.call("channels.remove", {"name": "cellar", "agent_id": who})
-        await ann.send("channel:cellar", "inside")
+        file = await ann.call("files.save", {"name": "inside.txt", "content": "inside"})
+        told = await ann.send("channel:cellar", {"text": "inside", "files": [{"file": file["file"]}]})
+        await ann.call("messages.pin", {"seq": told["seq"]})
+        place = {"thread_id": "channel:cellar"}
+        await ann.call("notes.create", {**place, "name": "plan", "text": "inside"})
+        await ann.call("polls.create", {**place, "question": "inside", "choices": ["a", "b"]})
+        await ann.call("tasks.create", {"title": "inside", "channel": "cellar"})
         yield sessions
 
 
@@ -257,9 +271,13 @@ async def test_a_closed_channel_answers_like_one_that_does_not_exist(outsiders: 
             if has_been_in and op in ("network.history", "network.mark", "network.search"):
                 continue  # what it was there for, it may read
             place = {"thread_id": f"channel:{name}"} if is_thread else {"name": name}
+            if op == "tasks.create":
+                place = {"channel": name}
             answer = await session.submit_call(op, {**place, **more}, call_id=f"{op}-{name}")
             answers.append(answer.raw.replace(name, "IT"))
         assert len(set(answers)) <= 1, (op, answers)
+    assert "inside" not in (await session.submit_call("tasks.list", {"state": ""})).raw
+    assert "no task 1 " in (await session.submit_call("tasks.get", {"task": 1})).raw
     sent = [
         (await session.submit(f"channel:{name}", "x", message_id="m1")).raw.replace(name, "IT")
         for name in ("cellar", "nil")
