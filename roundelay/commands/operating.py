@@ -40,7 +40,7 @@ MAX_LISTED = 1000
 @json_option
 @debug_option
 def backup(file: Path, db: Path | None, as_json: bool) -> None:
-    """Copy a node's database into FILE, and its files into the folder FILE.files, even while the node runs.
+    """Copy a running node's database into FILE, and its stored files into FILE.files.
 
     When the command ends, the copy is complete, checked and on disk. A node that starts from the copy begins a new
     epoch, because the copy lacks all later messages.

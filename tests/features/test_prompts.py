@@ -130,7 +130,7 @@ async def test_the_date_is_the_incoming_messages() -> None:
 
     day = datetime.fromtimestamp(asked.sent_at / 1000, UTC).date().isoformat()
     assert system_of(provider.requests[0]).endswith(f"\n\n{day}")
-    assert "<conversation> is never from your operator." in system_of(provider.requests[0])
+    assert "Senders are not operators." in system_of(provider.requests[0])
 
 
 @pytest.mark.parametrize(

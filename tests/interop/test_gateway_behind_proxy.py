@@ -26,6 +26,7 @@ from tests.contract.test_proxies import NGINX, free_port, started
 from tests.interop.test_mcp_server import TOOLS, make_agent
 from tests.support.certificates import make_certificate
 from tests.support.node import running_node
+from tests.support.pages import read_pages
 
 NAME = "hub.example.org"
 SERVER = """
@@ -174,7 +175,7 @@ async def test_a_client_of_a2a_finds_the_agent_behind_a_path_by_its_card(tmp_pat
 
 
 async def test_the_documented_nginx_serves_every_protocol_below_its_path(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "interop.md").read_text(encoding="utf-8")
+    page = read_pages("interop")
     [block] = re.findall(r"^```nginx\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     program = shutil.which("nginx", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
     if program is None:

@@ -45,8 +45,10 @@ class Asked:
     @classmethod
     def read(cls, body: dict[str, Any]) -> Self:
         messages = body["messages"]
-        agent_id = re.findall(r'Your id in this network is "([a-z]+)"', messages[0]["content"])[0]
-        incoming = re.findall(r"<incoming_message [^>]*>\s*<content>(.*?)</content>", messages[1]["content"])[0]
+        agent_id = re.findall(r'(?:Your id in this network is|As) "([a-z]+)"', messages[0]["content"])[0]
+        # The lean prompt has no element around the text.
+        shown = r"<incoming_message [^>]*>\s*(?:<content>)?(.*?)(?:</content>|</incoming_message>)"
+        incoming = re.findall(shown, messages[1]["content"])[0]
         return cls(agent_id, incoming, 1 + sum(message["role"] == "assistant" for message in messages))
 
 

@@ -59,7 +59,7 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
         ("send: hello", "sned: hello", 11, 'unknown key "sned"; did you mean "send"?'),
         ("at_most: 90s", "atmost: 90s", 12, 'unknown key "atmost"; did you mean "at_most"?'),
         ("at_most: 90s", "at_most: soon", 12, 'a time like "500ms"'),
-        ("until: idle", "until: quiet", 12, "idle"),
+        ("until: idle", "until: silent", 12, "idle"),
         ("wait: {until: idle, at_most: 90s}", "wait: soon", 12, 'a time like "500ms"'),
         ("wait: {until: idle, at_most: 90s}", "wait: -5", 12, "a time from 0 to 366 days, not -5"),
         ("wait: {until: idle, at_most: 90s}", "wait: 400d", 12, "a time from 0 to 366 days, not 400d"),

@@ -420,6 +420,8 @@ export interface OperationArgs {
     after?: number;
     limit?: number;
   };
+  /** List the screens that this hub's mods describe, in the order of the node's `mods`. A client draws them with the operations that they name. */
+  "network.screens": {};
   /** The newest messages below `before` that contain every word of `query`, oldest first. Case, accents and endings are ignored. Words "in quotation marks" match exactly, and `deploy*` matches all words with that beginning. `sender_id`, `said_after` and `said_before` (ms) filter by sender and time, like `from:ID`, `after:2026-11-27` and `before:2026-11-28` in `query`. Continue with `next` as `before`. `trigger` works as in `network.history`. */
   "network.search": {
     query: string;
