@@ -136,7 +136,9 @@ async def test_posts_to_a_channel_by_the_mods_tool_count(network: Network) -> No
     async with Provider(script) as provider:
         mia = await Person.join(network, "mia")
         await mia.client.call("channels.create", {"name": "dev"})
-        ann = SimpleAgentRunner("ann", instruction="You help.", model=provider.model(), channels=["dev"])
+        ann = SimpleAgentRunner(
+            "ann", instruction="You help.", model=provider.model(), channels=["dev"], policy=AgentPolicy(prompt="full")
+        )
         async with running(network, ann):
             await mia.client.send_text("ann", "hi")
             heard = [await mia.hear() for _ in range(6)]
