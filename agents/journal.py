@@ -144,9 +144,6 @@ class Journal:
     store: Store | None = None
     """Middleware hook that returns the body of a record as it will be stored. None stores bodies unchanged."""
 
-    is_certainly_new: bool = False
-    """Whether no process can have started a reaction to the message before."""
-
     _start: Write | None = None
     queue: RecordQueue = field(init=False)
 
@@ -185,13 +182,12 @@ class Journal:
     def derive_id(self, turn: int, call: int | str) -> str:
         return derived_id(self.reaction, self.path, turn, call)
 
-    async def record_started(self, started: Started, *, may_wait: bool = False) -> bool:
+    async def record_started(self, started: Started) -> bool:
         """Start the reaction. From now on its trigger counts as handled. Return False if the reaction had already
-        started, in this process or another. With ``may_wait``, the caller knows that it had not, and the record is
-        stored together with the next ones.
+        started, in this process or another.
         """
         # A conflict means that it was started with another configuration.
-        self._start = await self._record("started", 0, 0, _dump_started(started), may_wait=may_wait, may_conflict=True)
+        self._start = await self._record("started", 0, 0, _dump_started(started), may_conflict=True)
         return not self._start.is_duplicate
 
     @property

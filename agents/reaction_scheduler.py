@@ -229,15 +229,7 @@ class ReactionScheduler:
         running.journal.was_started = recorded is not None
         self._takeovers.add_missed_messages(running)
         running.recorded, running.questions = recorded, questions
-        running.delivery = delivery = self._deliveries.pop(message.seq, None)
-        # A delivery of an earlier session, or a second attempt, may follow a reaction that was started. Its record has
-        # to be looked up before the model is asked.
-        running.journal.is_certainly_new = (
-            delivery is not None
-            and delivery.attempt == 1
-            and message.seq > self._client.welcome.head
-            and message.seq not in self._suspended
-        )
+        running.delivery = self._deliveries.pop(message.seq, None)
         # After a restart the hub repeats earlier stops. A stop may arrive while the reaction still waits in the inbox.
         running.stopped_by = self._stopped_early.pop(running.id, None)
         self._running[message.seq] = running

@@ -216,7 +216,7 @@ class SimpleAgentRunner(AgentRunner):
                 form="" if form == "full" else form,
                 is_alone=form != "full" and running.context.is_alone,
             )
-            if not await running.journal.record_started(started, may_wait=running.journal.is_certainly_new):
+            if not await running.journal.record_started(started):
                 # Started before a restart: its message is acknowledged at its end.
                 running.recorded = await running.journal.load()
             elif running.delivery is not None and running.journal.is_new:

@@ -28,7 +28,7 @@ APART = SPEAKING[:-9]
 """Not stored with the end."""
 ENDING = points_of("model 3", "model_reply 3", "send agent:mia", "finished")
 ERRAND = BEGINNING + RINGING + SPEAKING + ENDING
-FIRST = ("started", "model_reply 1", "tool_started 1.0")
+FIRST = ("model_reply 1", "tool_started 1.0")
 SECOND = ("model_reply 2", "tool_started 2.0", "tool_started 2.1", "tool_started 2.2")
 LAST = ("tool_result 2.0", "tool_result 2.1", "tool_result 2.2", "model_reply 3", "send agent:mia", "finished")
 """What is stored in one commit: a kill there meets all of it."""

@@ -52,7 +52,7 @@ async def kinds(mia: Person, seq: int) -> list[str]:
 
 @pytest.mark.parametrize(
     ("limits", "tool_name", "commits"),
-    [(Limits(), "look", 3), (Limits(), "pay", 4), (Limits(max_batch=1), "look", 8)],
+    [(Limits(), "look", 4), (Limits(), "pay", 5), (Limits(max_batch=1), "look", 8)],
     ids=["idempotent", "once", "without batches"],
 )
 async def test_an_answer_with_one_call_takes_few_commits(limits: Limits, tool_name: str, commits: int) -> None:
