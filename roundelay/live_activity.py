@@ -352,6 +352,11 @@ class LiveActivity:
         """Return the threads in which an agent is thinking."""
         return {it.thread_id for it in self._list_thinking().values()}
 
+    def list_working_threads(self) -> set[str]:
+        """Return the threads in which an agent is thinking, without agents that wait for a person's decision."""
+        asking = self.list_waiting_reactions()
+        return {it.thread_id for key, it in self._list_thinking().items() if key not in asking}
+
     def list_writing(self, thread_id: str) -> list[ActiveReaction]:
         """Return the reactions in a thread that have growing texts, without those that wait for a decision."""
         asking = self.list_waiting_reactions()

@@ -20,11 +20,13 @@ from .session import Session
 class LiveParticipant:
     """A participant that has a session, or whose mailbox differs from the ledger's version."""
 
-    __slots__ = ("agent_id", "mailbox", "registered_seq", "sessions")
+    __slots__ = ("agent_id", "announced_card", "mailbox", "registered_seq", "sessions")
 
     def __init__(self, participant: Participant, mailbox: Mailbox) -> None:
         self.agent_id = participant.agent_id
         self.registered_seq = participant.registered_seq
+        self.announced_card = participant.card
+        """The card in the last presence event."""
         self.mailbox = mailbox
         self.sessions: list[Session] = []
 

@@ -105,8 +105,9 @@ class SessionRegistry:
     ) -> None:
         """Make a welcomed session live. Its first page brings it up to date, unless it is silent."""
         live = self.participants.activate(participant)
-        # Before the session is added, so that only the participant's first session announces its presence.
-        if not live.sessions:
+        # Before the session is added: a later session announces its participant only if it brought a new card.
+        if not live.sessions or live.announced_card != participant.card:
+            live.announced_card = participant.card
             self.subscriptions.announce_presence(participant, "online")
         session.origin = origin
         session.state = SessionState.LIVE

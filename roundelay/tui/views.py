@@ -103,6 +103,10 @@ class InboxPane(Pane):
             self.terminal.actions.resume_item(item)
 
 
+AT_WORK = ("  … at work", "cyan")
+NEEDS_DECISION = ("  needs your decision", "yellow")
+
+
 class ThreadsPane(ReadStateKeys):
     """The threads of this person, with unread counts, the last message and agents at work."""
 
@@ -134,10 +138,13 @@ class ThreadsPane(ReadStateKeys):
         if listed and self.desk.lacks_marks:
             about += " This hub keeps no marks: unread is what came since you are here."
         self.query_one("#about", Static).update(Content(about))
-        busy = self.desk.activity.list_busy_threads()
-        rows.show([(it.thread_id, self._write(it, it.thread_id in busy, rows.room, now_ms)) for it in listed])
+        activity = self.desk.activity
+        working = activity.list_working_threads()
+        asking = {request.thread_id for request in activity.list_own_requests()}
+        badges = {**dict.fromkeys(working, AT_WORK), **dict.fromkeys(asking, NEEDS_DECISION)}
+        rows.show([(it.thread_id, self._write(it, badges.get(it.thread_id), rows.room, now_ms)) for it in listed])
 
-    def _write(self, it: ThreadRow, is_busy: bool, width: int, now_ms: int) -> Content:
+    def _write(self, it: ThreadRow, badge: tuple[str, str] | None, width: int, now_ms: int) -> Content:
         unread = f"{it.unread if it.unread < 100 else '99+'}" if it.unread else ""
         signs = "".join(
             sign for sign, is_on in (("▲", it.is_pinned), ("∅", it.is_muted), ("▽", it.is_archived)) if is_on
@@ -147,8 +154,8 @@ class ThreadsPane(ReadStateKeys):
         held = self.desk.activity.takeovers.get(it.thread_id)
         if held is not None:
             left.append((f"  taken over by {'you' if held == self.desk.me else sanitize(held)}", "magenta"))
-        if is_busy:
-            left.append(("  … at work", "cyan"))
+        if badge is not None:
+            left.append(badge)
         below = (
             f"  {it.sender_id}: {it.text}" if it.text else f"  {count(it.messages, 'message')}, up to #{it.last_seq}"
         )

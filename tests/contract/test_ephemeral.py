@@ -46,6 +46,17 @@ async def test_presence_is_about_participants_not_sessions(node: Node, alice: Wi
     assert (await alice.expect("presence"))["state"] == "offline"
 
 
+async def test_second_session_announces_only_a_changed_card(node: Node, alice: WireSession) -> None:
+    await alice.call("network.watch", {"presence": True})
+    await node.agent("bob")
+    await node.agent("bob", card={"description": "bob helps"})
+    await node.agent("bob", card={"description": "bob helps"})
+    await node.agent("carol")
+    frames = [await alice.expect("presence") for _ in range(3)]
+    shown = [(frame["agent_id"], frame.get("card")) for frame in frames]
+    assert shown == [("bob", None), ("bob", {"description": "bob helps"}), ("carol", None)]
+
+
 async def test_who_does_not_watch_sees_no_presence(node: Node, alice: WireSession, bob: WireSession) -> None:
     other = await node.agent("alice")
     await alice.call("network.watch", {"presence": True})

@@ -384,7 +384,7 @@ async def ask_everything(rig: Rig, step: int) -> None:
         ::step
     ]  # its name would be the canary, and come back in the error
     for who in OUTSIDERS:
-        outsider = Outsider(None, [], f"own-{who}")  # type: ignore[arg-type]
+        outsider = Outsider(None, [], f"own-{who}", 0)  # type: ignore[arg-type]
         for at, it in enumerate(chosen):
             reaction = next((name for name, seq in rig.story.reactions.items() if seq == it.seq), "none")
             secret = Secret(it.canary, it.seq, it.thread_id, it.agent_id, reaction)

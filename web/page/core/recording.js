@@ -4,9 +4,8 @@
 
 import { fits, listWords, readQuery } from "#core/query.js";
 import { Refused } from "#core/refused.js";
-import { conversationOf, namePlace, textOf, writeTitle } from "#core/text.js";
+import { conversationOf, lineOf, namePlace, textOf, writeTitle } from "#core/text.js";
 
-const MAX_LINE = 200;
 const MAX_DEPTH = 50; // of a tree of effects
 const FIGURES = ["calls", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "tools"];
 const COST_NAMES = {
@@ -109,12 +108,12 @@ function listThreads(rows, index, { before = Infinity, limit = 50, threads }) {
 
 function describeThread({ readers, viewer }, index, thread_id, messages) {
   const { seq, sender_id, sender_kind, sent_at } = messages.at(-1);
-  const last = { seq, sender_id, sender_kind, sent_at, text: textOf(messages.at(-1)).slice(0, MAX_LINE) };
+  const last = { seq, sender_id, sender_kind, sent_at, text: lineOf(messages.at(-1)) };
   const names = readers[thread_id] ?? [...new Set(messages.map((record) => record.sender_id))].sort();
   const first = index.bySeq.get(Number(thread_id.slice(7))) ?? messages[0];
   const isReply = thread_id.startsWith("thread:");
   const isAbout = isReply || (thread_id.startsWith("direct:") && (conversationOf(thread_id) || messages.some((record) => record.sender_kind === "agent")));
-  const title = writeTitle(namePlace(isReply ? messages[0].to : thread_id, viewer.agent_id), isAbout ? textOf(isReply ? first : messages[0]) : "");
+  const title = writeTitle(namePlace(isReply ? messages[0].to : thread_id, viewer.agent_id), isAbout ? lineOf(isReply ? first : messages[0]) : "");
   return { thread_id, title, last_seq: seq, messages: messages.length, readers: names, last, unread: 0 };
 }
 

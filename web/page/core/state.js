@@ -18,7 +18,7 @@
  */
 
 import { Draft, drop, put } from "#core/draft.js";
-import { textOf, writeLine } from "#core/text.js";
+import { lineOf } from "#core/text.js";
 import * as live from "#core/live_activity.js";
 
 const MAX_UNREAD = 100; // the hub also stops counting at this number
@@ -290,7 +290,7 @@ function boundThreads(draft) {
 
 function describeLast(message) {
   const { seq, sender_id, sender_kind, sent_at } = message;
-  return { seq, sender_id, sender_kind, sent_at, text: writeLine(textOf(message)) };
+  return { seq, sender_id, sender_kind, sent_at, text: lineOf(message) };
 }
 
 /** Add a message to the window of its thread, if the window is loaded and reaches that far back. A stored message

@@ -22,6 +22,14 @@ export function textOf(message) {
   return message.text_representation || writeContent(message.content ?? null);
 }
 
+/** Return a message as one line for a list. A request for approval is described by the name of its tool. Follows
+ * `describe_thread_message` in network/operations/read_state.py. */
+export function lineOf(message) {
+  const tool = message.metadata?.approval?.tool;
+  const isRequest = typeof tool === "string" && tool && message.sender_kind === "agent";
+  return writeLine(isRequest ? `Approval request: ${tool}` : textOf(message));
+}
+
 /** Return the words without files and data: commands and decisions are read from these. */
 export function saidOf(message) {
   if (message.text_representation === undefined && isObject(message.content)) {
