@@ -223,6 +223,21 @@ def fork_process() -> int:
     return os.fork()
 
 
+def end_with_parent(parent: int) -> None:
+    """End this forked process by SIGKILL when its parent ends, even while C code holds the interpreter.
+
+    ``parent`` is the id of the parent, read before the fork: the parent may end before this call. Does nothing outside
+    Linux, where `can_fork` is false.
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(OSError, AttributeError):  # a C library without prctl
+            ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL), *[ctypes.c_ulong(0)] * 3)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            kill_process(os.getpid())
+
+
 def lead_session() -> None:
     """Leave the terminal's process group, so that Ctrl-C there does not reach this process."""
     os.setsid()

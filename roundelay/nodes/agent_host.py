@@ -211,7 +211,10 @@ class _Host:
             if os.environ.get("ROUNDELAY_DEBUG", "") not in ("", "0"):
                 traceback.print_exc()
             report["message"], report["code"] = explain(error)
-        report["leftovers"] = await _wait_for_leftovers(agent_id)
+        try:
+            report["leftovers"] = await _wait_for_leftovers(agent_id)
+        except asyncio.CancelledError:  # the node stops an agent that has just failed, and waits for its report
+            report["leftovers"] = count_leftovers(agent_id)
         self._works.pop(agent_id, None)
         self._board.set_work(slot, Work.IDLE)
         del self._tasks[agent_id]

@@ -22,18 +22,29 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, NoReturn
 
 from roundelay.agents.recorded import build_adapters
-from roundelay.network.platforms import can_fork, fork_process, lead_session, name_process, signal_process
-from roundelay.nodes.processes import Child, Process
+from roundelay.network.platforms import (
+    can_fork,
+    end_with_parent,
+    fork_process,
+    kill_process,
+    lead_session,
+    list_stop_signals,
+    name_process,
+    signal_process,
+)
+from roundelay.nodes.processes import STOP_TIMEOUT_S, Child, Process
 from roundelay.nodes.reports import SUPERVISED
 
 MAX_REQUEST_BYTES = 64 * 1024
 PRELOADED = ("roundelay.nodes.agent_host", "roundelay.nodes.run_agents", "roundelay.commands.agent")
+END_CHECK_S = 0.02
 LOST = -signal.SIGTERM
 """Exit code of a process whose end the forker could not report."""
 
@@ -52,7 +63,8 @@ class ForkedProcess:
         self.stdout: asyncio.StreamReader | None = None
         self._forker = forker
         self._output: asyncio.BaseTransport | None = None
-        self._changed = asyncio.Event()  # the process has started, or ended
+        self._changed = asyncio.Event()  # the process has started or ended, or could not be created
+        self._errno = 0
 
     async def connect(self, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         """Connect this node's ends of the process's streams."""
@@ -72,9 +84,11 @@ class ForkedProcess:
             self.stdin.close()
 
     async def wait_for_start(self) -> None:
-        """Wait for the process id. Raises `ForkerLost`."""
+        """Wait for the process id. Raises `ForkerLost`, and `OSError` if the process cannot be created."""
         await self._changed.wait()
         self._changed.clear()
+        if self._errno:
+            raise OSError(self._errno, os.strerror(self._errno))
         if not self.pid:
             raise ForkerLost
         if self.returncode is not None:
@@ -95,8 +109,9 @@ class ForkedProcess:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
-    def record(self, *, pid: int = 0, code: int | None = None) -> None:
+    def record(self, *, pid: int = 0, code: int | None = None, errno: int = 0) -> None:
         self.pid = pid or self.pid
+        self._errno = errno
         if code is not None:
             self.returncode = code
         self._changed.set()
@@ -152,18 +167,27 @@ class Forker:
             os.waitpid(self.pid, 0)
 
     async def spawn(self, arguments: Sequence[str], name: str) -> ForkedProcess:
-        """Run the command with these arguments in a forked process. Raises `ForkerLost`."""
+        """Run the command with these arguments in a forked process. Raises `ForkerLost` and `OSError`."""
         if self.is_lost:
             raise ForkerLost
         process = ForkedProcess(self)
+        try:
+            await self._request(process, {"arguments": list(arguments), "name": name})
+            await process.wait_for_start()
+        except BaseException:
+            process.close()  # the end of its input ends it
+            raise
+        return process
+
+    async def _request(self, process: ForkedProcess, request: dict[str, object]) -> None:
         stdin, our_stdin = os.pipe()
         our_stdout, stdout = os.pipe()
-        await process.connect(os.fdopen(our_stdin, "wb", 0), os.fdopen(our_stdout, "rb", 0))
-        request = json.dumps({"arguments": list(arguments), "name": name}).encode()
         try:
+            await process.connect(os.fdopen(our_stdin, "wb", 0), os.fdopen(our_stdout, "rb", 0))
+            data = json.dumps(request).encode()
             while True:
                 try:
-                    socket.send_fds(self._sock, [request], [stdin, stdout])
+                    socket.send_fds(self._sock, [data], [stdin, stdout])
                     break
                 except BlockingIOError:  # many processes start at once, and the forker is still busy with the others
                     await asyncio.sleep(0.01)
@@ -173,19 +197,20 @@ class Forker:
         finally:
             os.close(stdin)
             os.close(stdout)
-        try:
-            await process.wait_for_start()
-        except asyncio.CancelledError:
-            process.close()  # the end of its input ends it
-            raise
-        return process
 
     def send_signal(self, pid: int, number: int) -> None:
         """Ask the forker to send a signal. Only the parent knows for sure that the id still belongs to the process."""
         try:
             self._sock.send(json.dumps({"signal": number, "pid": pid}).encode())
+        except BlockingIOError:  # many signals at once, and the forker is still busy with the others
+            assert self._loop is not None
+            self._loop.call_later(END_CHECK_S, self._send_signal_again, pid, number)
         except OSError:
             self._lose()
+
+    def _send_signal_again(self, pid: int, number: int) -> None:
+        if pid in self._running:  # another process may have the id by now
+            self.send_signal(pid, number)
 
     def _read(self) -> None:
         while True:
@@ -199,7 +224,9 @@ class Forker:
                 self._lose()
                 return
             answer = json.loads(data)
-            if "code" not in answer:
+            if "errno" in answer:
+                self._starting.pop(0).record(errno=answer["errno"])
+            elif "code" not in answer:
                 process = self._starting.pop(0)
                 self._running[answer["pid"]] = process
                 process.record(pid=answer["pid"])
@@ -283,6 +310,9 @@ def _serve(sock: socket.socket) -> dict[str, object] | None:
         end.setblocking(False)
     signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
+    # A service manager signals the whole group. The end of the forker would kill agents that are still stopping.
+    stop_handlers = {number: signal.signal(number, signal.SIG_IGN) for number in list_stop_signals()}
+    forker = os.getpid()
     with selectors.DefaultSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
@@ -292,18 +322,30 @@ def _serve(sock: socket.socket) -> dict[str, object] | None:
                     woken.recv(4096)
                     _report_ended(sock, running)
                     continue
-                data, descriptors, _, _ = socket.recv_fds(sock, MAX_REQUEST_BYTES, 2)
+                try:
+                    data, descriptors, _, _ = socket.recv_fds(sock, MAX_REQUEST_BYTES, 2)
+                except ConnectionResetError:  # the node was killed before it read all answers
+                    data, descriptors = b"", []
                 if not data:
+                    _end_children(running, sock)
                     return None
                 request = json.loads(data)
                 if "signal" in request:
                     if request["pid"] in running:
                         signal_process(request["pid"], request["signal"])
                     continue
-                pid = fork_process()
+                # A blocked signal stays pending. An ignored one, sent right after the fork, would be lost.
+                signal.pthread_sigmask(signal.SIG_BLOCK, stop_handlers)
+                try:
+                    pid = fork_process()
+                except OSError as error:  # no more processes or memory: the running agents go on
+                    pid, answer = -1, {"errno": error.errno or 0}
                 if pid == 0:
+                    end_with_parent(forker)
                     signal.set_wakeup_fd(-1)
-                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    for number, handler in (stop_handlers | {signal.SIGCHLD: signal.SIG_DFL}).items():
+                        signal.signal(number, handler)
+                    signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_handlers)
                     os.dup2(descriptors[0], 0)
                     os.dup2(descriptors[1], 1)
                     os.dup2(descriptors[1], 2)  # one stream keeps the order of reports and log lines
@@ -312,10 +354,13 @@ def _serve(sock: socket.socket) -> dict[str, object] | None:
                     for descriptor in descriptors:
                         os.close(descriptor)
                     return dict(request)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, stop_handlers)
                 for descriptor in descriptors:
                     os.close(descriptor)
-                running.add(pid)
-                sock.send(json.dumps({"pid": pid}).encode())
+                if pid > 0:
+                    running.add(pid)
+                    answer = {"pid": pid}
+                _report(sock, answer)
 
 
 def _report_ended(sock: socket.socket, running: set[int]) -> None:
@@ -324,7 +369,23 @@ def _report_ended(sock: socket.socket, running: set[int]) -> None:
         if not pid:
             return
         running.discard(pid)
-        sock.send(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
+        _report(sock, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+
+
+def _end_children(running: set[int], sock: socket.socket) -> None:
+    """Wait for the children, which stop at the end of their input. Kill those that do not stop in time."""
+    until = time.monotonic() + STOP_TIMEOUT_S
+    while running and time.monotonic() < until:
+        _report_ended(sock, running)
+        time.sleep(END_CHECK_S)
+    for pid in running:
+        kill_process(pid)
+        os.waitpid(pid, 0)
+
+
+def _report(sock: socket.socket, answer: dict[str, int]) -> None:
+    with suppress(OSError):  # the node was killed, so the end of the socket is read next
+        sock.send(json.dumps(answer).encode())
 
 
 def _run_command(arguments: object, name: object) -> int:

@@ -11,11 +11,12 @@ import json
 import os
 import sys
 from functools import cache
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict, get_args
 
 SUPERVISED = "ROUNDELAY_SUPERVISED"
 """Environment variable by which a supervisor asks its child for JSON lines."""
 _PREFIX = '{"report": '
+ReportKind = Literal["ready", "error", "output", "ended"]
 
 
 class Report(TypedDict):
@@ -25,7 +26,7 @@ class Report(TypedDict):
     lines, and that the agent has ended there, with its exit code and its work that nothing can stop (``leftovers``).
     """
 
-    report: Literal["ready", "error", "output", "ended"]
+    report: ReportKind
     message: str
     url: str
     agent: NotRequired[str]
@@ -68,4 +69,6 @@ def read_report(line: str) -> Report | None:
         report: Report = json.loads(line)
     except ValueError:  # the line is incomplete because the child was killed while it wrote
         return None
-    return report
+    # A tool may print JSON of its own that starts with this prefix.
+    fields = [report.get(name) for name in ("report", "message", "url")] + [report.get("agent", "")]
+    return report if all(isinstance(field, str) for field in fields) and fields[0] in get_args(ReportKind) else None

@@ -160,16 +160,17 @@ class SharedProcess(ForkingProcess):
     async def _run_once(self) -> None:
         self._launches += 1
         path = self._board_folder / f"{self.name.replace('/', '-')}-{self._launches}.board"
-        self._board = WorkBoard.create(path, len(self._slots))
-        self._command[self._command.index("--board") + 1] = str(path)
-        watch = asyncio.create_task(self._watch_heartbeat(self._board))
-        code: int | None = None
+        watch, code = None, None
         try:
+            self._board = WorkBoard.create(path, len(self._slots))
+            self._command[self._command.index("--board") + 1] = str(path)
+            watch = asyncio.create_task(self._watch_heartbeat(self._board))
             code = await self.run()
         except OSError as error:
             self._launch_error = error
         finally:
-            watch.cancel()
+            if watch is not None:
+                watch.cancel()
             self._main = None
             self._launched.set()
             self._handle_end(code)
@@ -229,7 +230,7 @@ class SharedProcess(ForkingProcess):
     def _handle_end(self, code: int | None) -> None:
         """Decide which agents are to blame for the end of the process, and end all runs."""
         runs = [run for run in self._runs.values() if not run.ended.done()]
-        blamed = [] if self._ended_on_purpose else self._find_blamed(runs, code)
+        blamed = [] if self._ended_on_purpose or not runs else self._find_blamed(runs, code)
         for run in runs:
             run.end((code or 1) if run in blamed else None)
 

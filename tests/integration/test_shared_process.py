@@ -42,7 +42,18 @@ async def block() -> str:
 @tool(idempotent=True)
 async def hold() -> str:
     "Block the event loop inside C code, which runs no signal handler."
+    Path("held").touch()
     return str(sum(range(10**13)))
+
+@tool(idempotent=True)
+async def linger() -> str:
+    "Wait, and clean up when the agent stops."
+    try:
+        Path("held").touch()
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0.3)
+        Path("cleaned").touch()
 
 @tool(idempotent=True)
 def go_on() -> str:
@@ -62,10 +73,13 @@ def show() -> str:
 """
 
 
+NAMES = ("die", "block", "hold", "linger", "go_on", "show")
+
+
 def write_agent(folder: Path, agent_id: str, more: str = "") -> None:
-    tools = "tools: ['mytools:die', 'mytools:block', 'mytools:hold', 'mytools:go_on', 'mytools:show']\n"
+    tools = f"tools: [{', '.join(f'mytools:{name}' for name in NAMES)}]\n"
     text = f"id: {agent_id}\ninstruction: Answer.\n{more}{tools}{RULES.replace('AGENT', agent_id)}"
-    for name in ("die", "block", "hold", "go_on", "show"):
+    for name in NAMES:
         text = text.replace(
             "  rules:\n", f"  rules:\n    - when: {{contains: do {name}}}\n      do: [{{tool: {name}}}]\n"
         )
@@ -205,6 +219,40 @@ async def test_agents_of_a_shared_process_stop_with_a_killed_node(team: Path) ->
         await up.kill()
         for pid in running:
             await gone(pid)
+
+
+@pytest.mark.parametrize("killed", ["node", "forker"])
+async def test_an_agent_stuck_in_c_ends_with_its_parent(team: Path, killed: str) -> None:
+    async with node_up(team) as (up, url):
+        stuck = (await pids(url))["ann"]
+        await begin_tool(team, url, "hold")
+        if killed == "forker":
+            os.kill(next(iter(_list_forkers(up))), signal.SIGKILL)
+            await gone(stuck)
+        await up.kill()
+        await gone(stuck)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+async def test_agents_of_a_stopped_or_killed_node_clean_up(team: Path, number: signal.Signals) -> None:
+    async with node_up(team) as (up, url):
+        agent, [forker] = (await pids(url))["ann"], _list_forkers(up)
+        await begin_tool(team, url, "linger")
+        if number is signal.SIGTERM:  # as a service manager stops all processes of a service
+            os.kill(forker, number)
+            assert await ask(url, "bob", "hello") == "bob heard hello"
+        os.kill(up.pid, number)
+        await gone(agent)
+        assert (team / "cleaned").exists()
+        await gone(forker)
+
+
+async def begin_tool(team: Path, url: str, name: str) -> None:
+    """Let ann run a tool that writes the file ``held`` when it begins."""
+    async with person(url) as mia, asyncio.timeout(20):
+        await mia.send_text("ann", f"do {name}")
+        while not (team / "held").exists():  # noqa: ASYNC110 (written by another process)
+            await asyncio.sleep(0.05)
 
 
 async def test_without_the_forker_agents_start_in_new_interpreters(team: Path) -> None:
