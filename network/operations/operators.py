@@ -6,7 +6,7 @@ Every participant may see its own dead letters and quotas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from heapq import nsmallest
 from typing import Annotated, Any, Literal
 
@@ -383,24 +383,15 @@ async def log(
     # Only if there is nothing yet: a caller that is behind gets its rows at once.
     if wait_ms and hub.state.head <= after:
         await reading.wait_beyond(after, wait_ms / 1000)
-    rows = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
-    messages = [Raw(row.data) for row in rows if row.type == "message"]
-    value = {"messages": messages, "next": rows[-1].seq if rows else after, "head": hub.state.head}
-    return value | _list_damaged(rows)
+    rows, end = await _read_log(reading, after, limit)
+    return {"messages": [Raw(row.data) for row in rows if row.type == "message"], **end}
 
 
 async def rows(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> dict[str, Any]:
     """Every row of the log above `after`, ascending. Each row is a line of JSON, byte by byte as stored."""
-    hub = reading.hub
-    stored = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
-    return {
-        "rows": [encode_row(row).decode() for row in stored if not row.is_damaged],
-        "next": stored[-1].seq if stored else after,
-        "head": hub.state.head,
-        "epoch": hub.epoch,
-        "name": hub.name,
-        **_list_damaged(stored),
-    }
+    stored, end = await _read_log(reading, after, limit)
+    lines = [encode_row(row).decode() for row in stored if not row.is_damaged]
+    return {"rows": lines, **end, "epoch": reading.hub.epoch, "name": reading.hub.name}
 
 
 async def status(reading: Reading) -> dict[str, Any]:
@@ -408,6 +399,16 @@ async def status(reading: Reading) -> dict[str, Any]:
     return dict(reading.hub.figures())
 
 
-def _list_damaged(rows: Sequence[Row]) -> dict[str, Any]:
+async def _read_log(reading: Reading, after: int, limit: int) -> tuple[list[Row], dict[str, Any]]:
+    """Return rows above ``after``, and the answer's fields `next`, `head` and `damaged`.
+
+    The ledger commits rows shortly before the hub's state includes them. Those rows are left for the next page: a head
+    below `next` would say that the ledger was replaced by an older one.
+    """
+    hub = reading.hub
+    stored = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)
+    head = hub.state.head
+    rows = [row for row in stored if row.seq <= head]
     damaged = [row.seq for row in rows if row.is_damaged]
-    return {"damaged": damaged} if damaged else {}
+    end: dict[str, Any] = {"next": rows[-1].seq if rows else after, "head": head}
+    return rows, end | ({"damaged": damaged} if damaged else {})
