@@ -149,6 +149,11 @@ class Reservations(Mod):
         reservations = [_describe(reservation) for reservation in _read_active(change)]
         return {"reservations": reservations, **({"waiting": waiting} if waiting else {})}
 
+    def removed(self, change: Change, agent_id: str) -> None:
+        """Release the paths of a removed participant."""
+        held = [reservation for reservation in _read_active(change) if reservation["agent_id"] != agent_id]
+        _serve(change, held, change.get("queue") or [])
+
     def due(self, change: Change, key: str) -> None:
         """Serve the queue: a reservation or a request has expired."""
         _serve(change, _read_active(change), change.get("queue") or [])

@@ -90,12 +90,12 @@ class SharedTask(Struct, omit_defaults=True):
 
 def is_visible(state: State, origin: Origin, task: SharedTask, listeners: Collection[str] = ()) -> bool:
     """Return whether the caller, and everyone who hears of the answer, may see a task."""
-    return (origin.is_operator or _may_see(state, origin.agent_id, task)) and all(
-        _may_see(state, agent_id, task) for agent_id in listeners
+    return (origin.is_operator or may_see(state, origin.agent_id, task)) and all(
+        may_see(state, agent_id, task) for agent_id in listeners
     )
 
 
-def _may_see(state: State, agent_id: str, task: SharedTask) -> bool:
+def may_see(state: State, agent_id: str, task: SharedTask) -> bool:
     if agent_id in (task.creator, task.assignee, task.holder, task.reviewer, *task.pool):
         return True
     place = task.place
@@ -194,6 +194,10 @@ def save_task(change: Change, task: SharedTask) -> None:
 def delete_task(change: Change, task: SharedTask) -> None:
     change.put(f"task/{task.id:010d}", None)
     change.put(f"body/{task.id}", None)
+    for number in task.depends_on:
+        if (other := load_task(change, number)) is not None:
+            other.dependents = tuple(it for it in other.dependents if it != task.id)
+            change.put(f"task/{number:010d}", other)
     change.put("total", (change.get("total") or 1) - 1)
 
 
@@ -217,13 +221,20 @@ def set_due(change: Change, task: SharedTask, due: str) -> None:
         change.schedule(f"due/{task.id}", task.due, cause=cause_of(task))
 
 
+def schedule_due(change: Change, task: SharedTask) -> None:
+    """Schedule the due time of a reopened task. A time that has passed is not reported."""
+    if task.due > change.stamp:
+        change.schedule(f"due/{task.id}", task.due, cause=cause_of(task))
+
+
 def link_tasks(change: Change, task: SharedTask, depends_on: tuple[int, ...]) -> None:
     """Replace the dependencies of a task. Raises `InvalidArguments` for a cycle, which it names."""
     wanted = tuple(dict.fromkeys(depends_on))
     for number in wanted:
         find_task(change, number)
     if cycle := _find_cycle(change, task.id, wanted):
-        raise InvalidArguments(f"These tasks would wait for each other: {' -> '.join(map(str, cycle))}.")
+        names = [str(number) if _is_own_view(change, number, task) else "a task of others" for number in cycle]
+        raise InvalidArguments(f"These tasks would wait for each other: {' -> '.join(names)}.")
     for number in {*wanted, *task.depends_on}:
         other = load_task(change, number)
         if other is None or (number in wanted) == (task.id in other.dependents):
@@ -234,6 +245,12 @@ def link_tasks(change: Change, task: SharedTask, depends_on: tuple[int, ...]) ->
             raise InvalidArguments(f"Task {number} has {MAX_LINKS} dependents, which is the maximum.")
         change.put(f"task/{number:010d}", other)
     task.depends_on = wanted
+
+
+def _is_own_view(change: Change, number: int, task: SharedTask) -> bool:
+    """Return whether the caller may see a task, which may be the new task itself."""
+    found = task if number == task.id else load_task(change, number)
+    return found is not None and is_visible(change.state, change.origin, found)
 
 
 def _find_cycle(change: Change, start: int, wanted: tuple[int, ...]) -> list[int]:
@@ -336,6 +353,21 @@ def end_claim(change: Change, task: SharedTask, why: str, cause: int | None, *, 
         change.notify(task.creator, f"{task.name} is open again: {why}.", cause=cause)
 
 
+def replace_reviewer(change: Change, task: SharedTask) -> None:
+    """Let the creator review a task whose reviewer was removed. Without the creator, the result is accepted."""
+    removed, task.reviewer = task.reviewer, task.creator
+    task.log(change.stamp, "", f"{removed} was removed, {task.creator} reviews")
+    if change.state.present(task.creator) is None:
+        finish_task(change, task, "done", cause_of(task))
+        return
+    text = (
+        f"{task.name} needs your review: {removed} was removed from this network. {task.result.by} says: "
+        f"{task.result.text}\nAccept it with tasks_complete or refuse it with tasks_reopen."
+    )
+    change.notify(task.creator, text, cause=cause_of(task), conversation=f"task-{task.id}")
+    save_task(change, task)
+
+
 def finish_task(change: Change, task: SharedTask, state: TaskState, cause: int | None) -> None:
     """End a task, notify its creator once, and open the tasks that waited for it."""
     drop_claim(change, task)
@@ -348,7 +380,12 @@ def finish_task(change: Change, task: SharedTask, state: TaskState, cause: int |
     me = change.origin.agent_id
     if task.creator != me:
         by = f" by {task.result.by}" if task.result.by else ""
-        blocked = f"\nTasks that wait for it: {', '.join(map(str, task.dependents))}." if task.dependents else ""
+        shown = [
+            str(it)
+            for it in task.dependents
+            if (other := load_task(change, it)) and may_see(change.state, task.creator, other)
+        ]
+        blocked = f"\nTasks that wait for it: {', '.join(shown)}." if shown else ""
         text = f"{task.name} is {state}{by}.{f' {task.result.text}' if task.result.text else ''}"
         change.notify(task.creator, text + (blocked if state != "done" else ""), cause=cause)
     if state == "done":

@@ -8,7 +8,8 @@ everybody who may read the message or the channel that it belongs to.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import builtins
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -56,7 +57,9 @@ from .task_rules import (
     make_ready,
     may_claim,
     may_take_over,
+    replace_reviewer,
     save_task,
+    schedule_due,
     schedule_lease,
     set_due,
     take_task,
@@ -223,6 +226,8 @@ class Tasks(Mod):
         found = find_held_task(change, task, cause)
         log_change(change, found)
         found.result = TaskResult(me, result, messages, references)
+        if found.reviewer and change.state.present(found.reviewer) is None:
+            found.reviewer = found.creator
         if found.reviewer not in ("", me) and change.state.present(found.reviewer) is not None:
             drop_claim(change, found)
             found.state = "review"
@@ -287,6 +292,9 @@ class Tasks(Mod):
                 change.unschedule(f"drop/{found.id}")
                 count_unfinished(change, found.creator, 1)
             found.assignee = found.assignee or found.result.by
+            if change.state.present(found.assignee) is None:
+                found.assignee = ""
+            schedule_due(change, found)
             found.tried, found.result = (), TaskResult()
             found.log(change.stamp, me, f"reopened: {reason}")
             make_ready(change, found, cause, reason)
@@ -306,14 +314,13 @@ class Tasks(Mod):
     ) -> dict[str, Any]:
         """List tasks that you may see, oldest first, after the task `after`."""
         listeners = await find_audience(reading, trigger)
-        last, is_cut = after, False
-
-        def select() -> Iterator[dict[str, Any]]:
-            nonlocal last, is_cut
-            for number, (_, value) in enumerate(reading.items("task/", f"task/{after:010d}" if after else "")):
-                if number == MAX_EXAMINED:
-                    is_cut = True
-                    return
+        found: builtins.list[dict[str, Any]] = []
+        key = f"task/{after:010d}"
+        while key and len(found) <= limit:
+            values = builtins.list(islice(reading.items("task/", key), MAX_EXAMINED))
+            # Only numbers of tasks that the caller may see leave this function.
+            key = values[-1][0] if len(values) == MAX_EXAMINED else ""
+            for _, value in values:
                 task = msgspec.convert(value, SharedTask)
                 if (
                     is_visible(reading.hub.state, reading.origin, task, listeners)
@@ -321,11 +328,11 @@ class Tasks(Mod):
                     and (not assignee or assignee in (task.assignee, task.holder))
                     and conversation in (None, task.root)
                 ):
-                    yield describe_task(task)
-                last = task.id
-
-        tasks, has_more = take_page(select(), limit, reading.hub.limits.max_result_bytes)
-        return {"tasks": tasks, "after": last, "has_more": has_more or is_cut}
+                    found.append(describe_task(task))
+            if key:
+                await reading.take_turns()
+        tasks, has_more = take_page(found, limit, reading.hub.limits.max_result_bytes)
+        return {"tasks": tasks, "after": found[len(tasks) - 1]["task"] if tasks else after, "has_more": has_more}
 
     @operation("read")
     async def get(self, reading: Reading, *, task: TaskId, trigger: Seq | None = None) -> dict[str, Any]:
@@ -360,6 +367,18 @@ class Tasks(Mod):
             log_change(change, task)
             end_claim(change, task, f"{task.assignee} did not claim it", reaction.trigger)
 
+    def removed(self, change: Change, agent_id: str) -> None:
+        """Offer the tasks of a removed participant to others, and let its creators review what it had to review."""
+        for key, _ in change.items("task/"):
+            task = load_task(change, int(key.removeprefix("task/")))  # an earlier round may have changed it
+            assert task is not None
+            if task.state == "review" and task.reviewer == agent_id:
+                log_change(change, task)
+                replace_reviewer(change, task)
+            elif agent_id == task.holder or (task.state == "open" and agent_id == task.assignee):
+                log_change(change, task)
+                end_claim(change, task, f"{agent_id} was removed from this network", cause_of(task))
+
     def due(self, change: Change, key: str) -> None:
         kind, _, number = key.partition("/")
         task = load_task(change, int(number))
@@ -371,7 +390,7 @@ class Tasks(Mod):
                 change.schedule(key, change.stamp + KEEP_MS)
             else:
                 delete_task(change, task)
-        elif kind == "due" and task.state not in ENDED:
+        elif kind == "due":
             log_change(change, task)
             task.log(change.stamp, "", "overdue")
             for name in dict.fromkeys((task.creator, task.holder or task.assignee)):

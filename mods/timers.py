@@ -144,11 +144,19 @@ class TimersMod(Mod):
             for _, value in reading.items("timer/", f"timer/{after:010d}" if after else ""):
                 timer = msgspec.convert(value, Timer)
                 if _is_visible(reading.hub.state, reading.origin, timer, listeners):
+                    # Not the number of a timer of others, and not before the page has taken this one.
                     yield _describe(timer)
-                last = timer.id
+                    last = timer.id
 
         timers, has_more = take_page(select(), limit, reading.hub.limits.max_result_bytes)
         return {"timers": timers, "after": last, "has_more": has_more}
+
+    def removed(self, change: Change, agent_id: str) -> None:
+        """Remove the timers of and for a removed participant."""
+        for _, value in change.items("timer/"):
+            timer = msgspec.convert(value, Timer)
+            if agent_id in (timer.by, timer.to):
+                _remove(change, timer)
 
     def due(self, change: Change, key: str) -> None:
         timer = _load(change, int(key))

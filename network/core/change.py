@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import ChainMap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, Raw
@@ -66,7 +66,6 @@ from .tables import (
     Facts,
     History,
     Member,
-    OpenReaction,
     StoppedConversation,
     Table,
     TableWrite,
@@ -156,21 +155,21 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
                 mod.apply(self, row)
         self.mod_id = own
 
-    def run_ended_hooks(self, reaction: OpenReaction) -> None:
-        """Run every mod's ``ended`` hook. Each hook has its own change: if the hook raises, its change is dropped and
-        the reaction still ends."""
-        for mod in self.rules.ended_hooks:
-            change = ChangeSet(self.rules, self.state, self.facts, self.origin, mod_id=mod.id)
+    def run_hooks(self, hook: Literal["ended", "removed"], subject: object, *, as_mod: bool = False) -> None:
+        """Run a hook of every mod that cannot refuse. Each hook has its own change, which is dropped if the hook
+        raises."""
+        for mod in getattr(self.rules, f"{hook}_hooks"):
+            origin = Origin("", mod.id, "service") if as_mod else self.origin
+            change = ChangeSet(self.rules, self.state, self.facts, origin, mod_id=mod.id)
             try:
-                mod.ended(change, reaction)
+                getattr(mod, hook)(change, subject)
                 # Nobody could receive a refusal, so the whole change of this mod is dropped instead.
                 if change._deferred_refusal is not None:
                     raise change._deferred_refusal
             except Exception:
-                log.exception("a mod's ended hook failed", extra={"mod": mod.id})
+                log.exception("a mod's %s hook failed", hook, extra={"mod": mod.id})
             else:
                 self._merge(change)
-        self.count_stored(is_bounded=False)  # never refuse here: the reaction must be able to end
 
     def _merge(self, other: ChangeSet) -> None:
         """Add everything that a nested change has collected."""

@@ -7,6 +7,7 @@ A mod is written once, on the hub. Agents get its operations as tools. The whole
   message's commit.
 - ``ended(change, reaction)``: like ``apply``, but when an agent's reaction ends.
 - ``deleted(change, message)``: like ``apply``, but when a message is deleted. It gets the head of the message.
+- ``removed(change, agent_id)``: like ``apply``, but when a participant is removed.
 - ``due(change, key)``: like ``apply``, but when a time has come that the mod has scheduled with ``change.schedule``.
 - ``after(context, message)``: step 8, may do IO. It returns results with ``context.submit(payload)``, which calls
   ``apply_entry(change, payload)``.
@@ -72,6 +73,10 @@ class Change(Protocol):
 
     def get(self, key: str) -> Any:
         """Return the mod's own JSON value under a key, or None."""
+
+    def items(self, prefix: str) -> list[tuple[str, Any]]:
+        """Return the mod's own keys that begin with ``prefix``, ascending, with their values. Looks at the values of all
+        mods, so it is for rare hooks such as ``removed``."""
 
     def put(self, key: str, value: object) -> None:
         """Store a JSON value under a key of the mod. None deletes the value."""
@@ -336,6 +341,10 @@ class Mod:
 
     def deleted(self, change: Change, message: MessageHead) -> None:
         """React to the deletion of a message, in its commit. If the hook raises, the deletion is refused."""
+
+    def removed(self, change: Change, agent_id: str) -> None:
+        """React to the removal of a participant, in its commit. If the hook raises, its change is dropped and the
+        participant is still removed."""
 
     def due(self, change: Change, key: str) -> None:
         """React to a due time, which is removed before the call. If the hook raises, its changes are dropped and the

@@ -44,6 +44,11 @@ class ModChanges:
         def set_value(self, table: Table, key: str, value: Any) -> None: ...
         def write_row(self, type_: RowType, *, key: str = "", label: str = "", data: bytes = b"{}") -> Row: ...
 
+    def items(self, prefix: str) -> list[tuple[str, Any]]:
+        own = f"{self.mod_id}/"
+        found = [(key, raw) for key, raw in self.state.items("mod") if key.startswith(own + prefix)]
+        return [(key.removeprefix(own), msgspec.json.decode(raw)) for key, raw in sorted(found)]
+
     def cold(self, key: str) -> Any:
         full = f"{self.mod_id}/{key}"
         if self.operate is None or key not in self.operate.needs:

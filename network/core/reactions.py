@@ -121,7 +121,8 @@ def _store_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Ou
         finished = _read_finished(body) or FinishedBody()
         record_finished(change, opened.agent_id, opened.trigger, opened.reaction, finished)
         change.add_writes(clear_attempts(state, opened.agent_id, opened.trigger))
-        change.run_ended_hooks(opened)
+        change.run_hooks("ended", opened)
+        change.count_stored(is_bounded=False)  # never refuse here: the reaction must be able to end
     elif entry.may_withdraw:
         withdraw_dead_letter(change, origin.agent_id, frame.reaction)
     return change.outcome(_stored_reply(entry, row.seq, duplicate=False))

@@ -65,6 +65,7 @@ class Rules(Struct, frozen=True):
     apply_hooks: tuple[Mod, ...] = ()
     ended_hooks: tuple[Mod, ...] = ()
     deleted_hooks: tuple[Mod, ...] = ()
+    removed_hooks: tuple[Mod, ...] = ()
     registration: Registration = "local"
     is_read_only: bool = False
     follows: Callable[[], Follows] | None = None

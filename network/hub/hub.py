@@ -104,6 +104,7 @@ class Hub:
             apply_hooks=tuple(mod for mod in mods if mod.overrides("apply")),
             ended_hooks=tuple(mod for mod in mods if mod.overrides("ended")),
             deleted_hooks=tuple(mod for mod in mods if mod.overrides("deleted")),
+            removed_hooks=tuple(mod for mod in mods if mod.overrides("removed")),
             registration=registration,
             is_read_only=is_read_only or follows is not None,
             follows=follows,

@@ -57,6 +57,7 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
     change.add_writes(close_all_of(change.state, agent_id))
     row = change.write_row("removed", data=msgspec.json.encode({"agent_id": agent_id}))
     change.set_value("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
+    change.run_hooks("removed", agent_id, as_mod=True)
     _drop_logins(change, change.state.logins(agent_id))
     change.effects.append(DisconnectParticipant(agent_id, f"{agent_id} was removed from this network."))
     # Without a channel: everybody who watches presence has to drop the participant from its lists.

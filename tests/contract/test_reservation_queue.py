@@ -130,3 +130,12 @@ async def test_random_requests_never_overlap_and_all_come_to_their_turn(seed: in
                 break
         assert not waiting
         assert granted
+
+
+async def test_paths_of_a_removed_participant_go_to_the_next() -> None:
+    async with Network.open(mods=MODS) as network:
+        root, ann, bob = await network.join("root", kind="human"), await network.join("ann"), await network.join("bob")
+        await reserve_all(ann, "a.py")
+        await reserve_all(bob, "a.py")
+        await root.call("network.remove", {"agent_id": "ann"})
+        assert await holders(bob) == {"a.py": "bob"}

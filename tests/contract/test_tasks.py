@@ -14,6 +14,7 @@ from roundelay.agents.models.scripted import Action, ScriptedModel, call, say
 from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.app import Network
 from roundelay.mods import task_rules
+from roundelay.mods import tasks as tasks_module
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
 from roundelay.simulation.network import Simulation, simulate
@@ -336,3 +337,140 @@ def test_overdue_task_is_reported_once_and_ended_tasks_are_deleted() -> None:
         assert key == f"drop/{task}"
 
     simulate(main, mods=MODS)
+
+
+# --- removed participants
+
+
+def test_reopened_task_is_reported_at_its_due_time() -> None:
+    async def main(simulation: Simulation) -> None:
+        lead, ann = [(await simulation.join_person(name)).client for name in ("lead", "ann")]
+        task = await create(lead, assignee="ann", due="2026-01-01T00:10")
+        await ann.call("tasks.complete", {"task": task})
+        await lead.call("tasks.reopen", {"task": task})
+        await asyncio.sleep(900)
+        assert [it.to for it in simulation.messages if "overdue" in str(it.content)] == ["agent:lead", "agent:ann"]
+
+    simulate(main, mods=MODS)
+
+
+@pytest.fixture
+async def team() -> AsyncIterator[dict[str, NetworkClient]]:
+    async with Network.open(mods=MODS) as opened:
+        root = await opened.join("root", kind="human")
+        yield {"root": root, **{name: await opened.join(name) for name in ("lead", "ann", "bob")}}
+
+
+@pytest.mark.parametrize("is_reviewing", [True, False])
+async def test_creator_reviews_for_a_removed_reviewer(team: dict[str, NetworkClient], is_reviewing: bool) -> None:
+    root, lead, ann, _ = team.values()
+    task = await create(lead, assignee="ann", reviewer="bob")
+    if not is_reviewing:
+        await root.call("network.remove", {"agent_id": "bob"})
+    await ann.call("tasks.complete", {"task": task, "result": "42"})
+    if is_reviewing:
+        await root.call("network.remove", {"agent_id": "bob"})
+    assert await state_of(lead, task) == "review"
+    assert "needs your review" in (await read_notices(lead))[-1]
+    await lead.call("tasks.complete", {"task": task})
+    assert await state_of(ann, task) == "done"
+
+
+async def test_reviewed_task_of_removed_participants_is_done(team: dict[str, NetworkClient]) -> None:
+    root, lead, ann, _ = team.values()
+    task = await create(lead, assignee="ann", reviewer="bob")
+    after = await create(lead, "Next", assignee="ann", depends_on=[task])
+    await ann.call("tasks.complete", {"task": task})
+    await root.call("network.remove", {"agent_id": "lead"})
+    await root.call("network.remove", {"agent_id": "bob"})
+    assert await state_of(ann, task) == "done"
+    assert await state_of(ann, after) == "open"
+
+
+@pytest.mark.parametrize("is_claimed", [True, False])
+async def test_task_of_a_removed_assignee_is_offered_again(team: dict[str, NetworkClient], is_claimed: bool) -> None:
+    root, lead, ann, bob = team.values()
+    task = await create(lead, pool=["ann", "bob"])
+    own = await create(lead, "Own", assignee="ann")
+    if is_claimed:
+        await ann.call("tasks.claim", {"task": task})
+        await ann.call("tasks.claim", {"task": own})
+    await root.call("network.remove", {"agent_id": "ann"})
+    assert [text.split("\n")[0] for text in await read_notices(bob)] == [f"Task {task} from lead: Write the report"]
+    assert sorted(await read_notices(lead)) == [
+        f"Task {task} (Write the report) is open again: ann was removed from this network.",
+        f"Task {own} (Own) is open again: ann was removed from this network.",
+    ]
+    await lead.call("tasks.update", {"task": own, "assignee": "bob"})
+    await bob.call("tasks.complete", {"task": own})
+    assert await state_of(lead, own) == "done"
+
+
+async def test_task_done_by_a_removed_participant_is_reopened(team: dict[str, NetworkClient]) -> None:
+    root, lead, ann, bob = team.values()
+    task = await create(lead, pool=["ann"])
+    await ann.call("tasks.complete", {"task": task})
+    await root.call("network.remove", {"agent_id": "ann"})
+    await lead.call("tasks.reopen", {"task": task})
+    await lead.call("tasks.update", {"task": task, "assignee": "bob"})
+    await bob.call("tasks.complete", {"task": task})
+    assert await state_of(lead, task) == "done"
+
+
+# --- numbers of tasks of others
+
+
+async def test_page_of_tasks_ends_at_a_visible_task(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks_module, "MAX_EXAMINED", 2)
+    lead, ann = await network.join("lead"), await network.join("ann")
+    order = [ann, lead, lead, lead, ann, lead, ann, lead, lead, lead]
+    own = [number for by in order if (number := await create(by)) and by is ann]
+    pages = []
+    after = 0
+    while True:
+        page = await ann.call("tasks.list", {"after": after, "limit": 2})
+        pages.append(([it["task"] for it in page["tasks"]], page["after"], page["has_more"]))
+        after = page["after"]
+        if not page["has_more"]:
+            break
+    assert pages == [(own[:2], own[1], True), (own[2:], own[2], False)]
+    assert await ann.call("tasks.list", {"after": after}) == {"tasks": [], "after": after, "has_more": False}
+
+
+async def test_cycle_names_no_tasks_of_others(network: Network) -> None:
+    lead, ann = await network.join("lead"), await network.join("ann")
+    shown = await create(lead, pool=["ann", "lead"])
+    hidden = await create(lead, "Hidden", depends_on=[shown])
+    await create(lead, "Hidden too")
+    own = await create(ann, pool=["lead"], assignee="ann")
+    await lead.call("tasks.update", {"task": shown, "depends_on": []})
+    await lead.call("tasks.update", {"task": hidden, "depends_on": [own]})
+    between = await create(lead, "Shown", depends_on=[hidden], pool=["ann"])
+    with pytest.raises(InvalidArguments) as refused:
+        await ann.call("tasks.update", {"task": own, "depends_on": [between]})
+    assert f"{own} -> {between} -> a task of others -> {own}" in str(refused.value)
+
+
+async def test_ended_task_names_no_waiting_tasks_of_others(network: Network) -> None:
+    lead, ann = await network.join("lead"), await network.join("ann")
+    task = await create(lead, pool=["ann"])
+    await create(ann, "Hidden", depends_on=[task])
+    await ann.call("tasks.fail", {"task": task, "reason": "no"})
+    assert not any("wait for it" in text for text in await read_notices(lead))
+
+
+def test_deleted_task_leaves_room_for_another_dependent() -> None:
+    async def main(simulation: Simulation) -> None:
+        lead = (await simulation.join_person("lead")).client
+        base = await create(lead)
+        first = await create(lead, depends_on=[base])
+        await lead.call("tasks.cancel", {"task": first})
+        with pytest.raises(InvalidArguments, match="has 1 dependents"):
+            await create(lead, depends_on=[base])
+        await asyncio.sleep(70)
+        await create(lead, depends_on=[base])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(task_rules, "MAX_LINKS", 1)
+        patch.setattr(task_rules, "KEEP_MS", 60_000)
+        simulate(main, mods=MODS)

@@ -167,6 +167,24 @@ class Careless(Mod):
         change.put("\ud800", 1) if reaction.trigger % 2 else change.post("agent:nobody", "?")
 
 
+class Unwilling(Mod):
+    """Fails when a participant is removed."""
+
+    id = "unwilling"
+
+    def removed(self, change: Change, agent_id: str) -> None:
+        change.put("seen", agent_id)
+        raise InvalidArguments("No.")
+
+
+async def test_a_mod_that_fails_at_a_removal_cannot_prevent_it() -> None:
+    async with Network.open(mods=[*MODS, Unwilling()]) as network:
+        root, bob = await network.join("root", kind="human"), await network.join("bob")
+        await root.call("network.remove", {"agent_id": bob.agent_id})
+        assert network.hub.state.present("bob") is None
+        assert not [key for key, _ in network.hub.state.items("mod") if key.startswith("unwilling/")]
+
+
 async def test_a_mod_that_fails_at_the_end_of_a_reaction_keeps_nobody_from_ending_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

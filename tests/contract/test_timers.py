@@ -198,3 +198,27 @@ def test_routine_ends_when_its_recipient_was_removed() -> None:
         assert simulation.hub.state.count("due") == 0
 
     simulate(main, mods=MODS, operators=["ann"])
+
+
+def test_timers_of_a_removed_participant_are_removed() -> None:
+    async def main(simulation: Simulation) -> None:
+        ann = (await simulation.join_person("ann")).client
+        bob = (await simulation.join_person("bob")).client
+        for args in ({"cron": "* * * * *"}, {"in_minutes": 2}):
+            await bob.call("timers.create", {"text": "x", "to": "ann", **args})
+        await ann.call("network.remove", {"agent_id": "bob"})
+        await asyncio.sleep(timedelta(minutes=3).total_seconds())
+        assert texts(simulation) == []
+        assert await ann.call("timers.list") == {"timers": [], "after": 0, "has_more": False}
+
+    simulate(main, mods=MODS, operators=["ann"])
+
+
+async def test_page_of_timers_ends_at_a_visible_timer() -> None:
+    async with Network.open(mods=MODS) as network:
+        ann, bob = await network.join("ann"), await network.join("bob")
+        for by in (ann, bob, ann, bob, bob):
+            await by.call("timers.create", {"text": "x", "in_minutes": 5})
+        first = await ann.call("timers.list", {"limit": 1})
+        rest = await ann.call("timers.list", {"after": first["after"]})
+        assert [(page["after"], page["has_more"]) for page in (first, rest)] == [(1, True), (3, False)]
