@@ -55,6 +55,7 @@ from roundelay.runs.node_answers import NodeRunReader
 from roundelay.web.site import PageSite
 
 if TYPE_CHECKING:
+    from roundelay.agents.runner import AgentRunner
     from roundelay.network.cluster.read_replica import ReadReplica
     from roundelay.network.cluster.replicated import ReplicatedLedger
     from roundelay.network.cluster.shared_log import SharedLog
@@ -411,3 +412,19 @@ class Network:
         client = self.client(agent_id, kind=kind, role=role, card=card)
         await client.connect()
         return client
+
+    @asynccontextmanager
+    async def run(self, *runners: AgentRunner) -> AsyncIterator[None]:
+        """Run agents in this process until the block ends. Inside the block they are connected and ready.
+
+        Raises the error of a runner that ended early, at the latest when the block ends.
+        """
+        clients = [await self.join(it.agent_id, role="reactor", card=it.describe_card()) for it in runners]
+        running = [asyncio.create_task(it.run(client)) for it, client in zip(runners, clients, strict=True)]
+        try:
+            await asyncio.gather(*(it.ready() for it in runners))
+            yield
+        finally:
+            for runner in runners:
+                await runner.stop()
+            await asyncio.gather(*running)

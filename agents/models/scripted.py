@@ -4,6 +4,7 @@ For tests, demos and YAML agents that run without a model. The same request must
 resumed reaction repeats requests whose replies it had not recorded. A script must therefore decide only by the request
 (`prompt_view.read_prompt`), never by a counter or the time. The only IO is reading rule files::
 
+    rules:
     - when: {from: mia, regex: '(?P<a>\d+) times (?P<b>\d+)'}
       do:
         - tool: multiply

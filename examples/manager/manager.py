@@ -39,15 +39,11 @@ manager = SimpleAgentRunner(
 
 
 async def main() -> None:
-    async with Network.open() as network:
-        client = await network.join("manager", role="reactor", card=manager.describe_card())
-        running = asyncio.create_task(manager.run(client))
+    async with Network.open() as network, network.run(manager):
         zoe = await network.join("zoe", kind="human")
         await zoe.send_text("manager", "Tell me about bees.")
         async with zoe.receive() as message:
             print(f"{message.sender_id}: {message.text}")
-        await manager.stop()
-        await running
 
 
 asyncio.run(main())

@@ -41,14 +41,11 @@ desk = SimpleAgentRunner(
 
 
 async def main() -> None:
-    async with Network.open() as network:
-        running = asyncio.create_task(desk.run(await network.join("desk", role="reactor", card=desk.describe_card())))
+    async with Network.open() as network, network.run(desk):
         zoe = await network.join("zoe", kind="human")
         await zoe.send_text("desk", "I paid order 7 twice!")
         async with zoe.receive() as message:
             print(f"{message.sender_id}: {message.text}")
-        await desk.stop()
-        await running
 
 
 asyncio.run(main())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 from roundelay.agents.events import Event, Finished
@@ -24,18 +24,9 @@ def make_runner(agent_id: str, script: Script, **options: Any) -> SimpleAgentRun
     return SimpleAgentRunner(agent_id, instruction="You are under test.", model=ScriptedModel(script), **options)
 
 
-@asynccontextmanager
-async def running(network: Network, *runners: AgentRunner) -> AsyncIterator[None]:
+def running(network: Network, *runners: AgentRunner) -> AbstractAsyncContextManager[None]:
     """The runners at work, their agents registered and in their channels."""
-    clients = [await network.join(it.agent_id, role="reactor", card=it.describe_card()) for it in runners]
-    tasks = [asyncio.create_task(it.run(client)) for it, client in zip(runners, clients, strict=True)]
-    await asyncio.gather(*(it.ready() for it in runners))
-    try:
-        yield
-    finally:
-        for runner in runners:
-            await runner.stop()
-        await asyncio.gather(*tasks)
+    return network.run(*runners)
 
 
 class Person:
