@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from roundelay.app import Network, serve
 from roundelay.network.client import AnyMessage, Delivery, NetworkClient, Signal
 from roundelay.network.client.acks import Acks
 from roundelay.network.config import Limits, NodeConfig
-from roundelay.network.errors import InternalError, Overloaded
+from roundelay.network.errors import IdConflict, InternalError, Overloaded
 from tests.support.agents import Heard, Person, cancel, running
 
 
@@ -187,6 +188,42 @@ async def test_a_dead_letter_taken_back_is_not_lost_when_its_second_reaction_is_
     second = make_runner("bob", lambda request: "hi")
     task = asyncio.create_task(second.run(await network.join("bob", role="reactor")))
     assert (await asyncio.wait_for(anext(mia.__aiter__()), 5)).text == "hi"
+    await second.stop()
+    await task
+
+
+async def test_recorded_replies_of_a_retried_dead_letter_are_not_requested_again(network: Network) -> None:
+    mia, turns, asking = await network.join("mia", kind="human"), [], asyncio.Event()
+
+    def answer(request: ModelRequest) -> Any:
+        turns.append(request.turn)
+        return call("look") if request.turn == 1 else "hi"
+
+    async def hang(request: ModelRequest) -> Any:
+        if request.turn == 2:
+            asking.set()
+            await asyncio.Event().wait()
+        return call("look")
+
+    client = await network.join("bob", role="reactor")
+    first = asyncio.create_task(make_runner("bob", hang, tools=[look]).run(client))
+    asked = await mia.send_text("bob", "hello")
+    await asyncio.wait_for(asking.wait(), 5)
+    await client._link._wire.drop()  # type: ignore[union-attr]
+    first.cancel()
+    await asyncio.wait([first])
+    for _ in range(5):
+        bob = await network.join("bob", role="reactor")
+        with suppress(IdConflict):
+            await begin(bob, asked.seq)
+        await bob._link._wire.drop()  # type: ignore[union-attr]
+        bob._link._task.cancel()  # type: ignore[union-attr]
+    await (await network.join("bob", role="reactor")).close()
+    await mia.call("network.retry_dead_letter", {"seq": asked.seq, "agent_id": "bob"})
+    second = make_runner("bob", answer, tools=[look])
+    task = asyncio.create_task(second.run(await network.join("bob", role="reactor")))
+    assert (await asyncio.wait_for(anext(mia.__aiter__()), 5)).text == "hi"
+    assert turns == [2]
     await second.stop()
     await task
 
