@@ -30,6 +30,9 @@ LEASE_MS = 15 * 60_000
 KEEP_MS = 7 * DAY_MS
 """Time in ms for which an ended task is kept."""
 
+MAX_AHEAD_MS = 100 * 365 * DAY_MS
+"""Maximum time in ms until a task is due. Some clients cannot show later times."""
+
 TaskState: TypeAlias = Literal["waiting", "open", "claimed", "review", "done", "failed", "cancelled"]
 ENDED: Collection[str] = ("done", "failed", "cancelled")
 
@@ -218,6 +221,8 @@ def set_due(change: Change, task: SharedTask, due: str) -> None:
         except ValueError as error:
             raise InvalidArguments(f"{due!r} is no time. Write it as in ISO 8601: 2026-03-01T18:00+01:00.") from error
         task.due = round((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
+        if not 0 < task.due <= change.stamp + MAX_AHEAD_MS:
+            raise InvalidArguments(f"{due!r} is too far away. A task is due between 1970 and a hundred years from now.")
         change.schedule(f"due/{task.id}", task.due, cause=cause_of(task))
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from roundelay.commands.options import Function, identity_options, join, json_option, run
-from roundelay.commands.output import format_day, print_answer, show, show_list
+from roundelay.commands.output import print_answer, show, show_list
+from roundelay.display.text import format_day
 
 
 class FilesGroup(click.Group):

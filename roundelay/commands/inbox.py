@@ -7,7 +7,8 @@ from typing import Any
 import click
 
 from roundelay.commands.options import identity_options, join, json_option, run
-from roundelay.commands.output import format_day, print_answer, show_list
+from roundelay.commands.output import print_answer, show_list
+from roundelay.display.text import format_day
 
 MAX_LISTED = 1000
 IN_WORDS = {"dead_letter": "failed", "fault": "cannot answer"}

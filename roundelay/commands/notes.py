@@ -7,8 +7,8 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from roundelay.commands.options import Function, identity_options, join, json_option, run
-from roundelay.commands.output import format_day, print_answer, show, show_list
-from roundelay.display.text import sanitize, sanitize_lines
+from roundelay.commands.output import print_answer, show, show_list
+from roundelay.display.text import format_day, sanitize, sanitize_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

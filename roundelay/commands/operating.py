@@ -20,7 +20,8 @@ from roundelay.commands.options import (
     json_option,
     read_run,
 )
-from roundelay.commands.output import format_day, show, show_list
+from roundelay.commands.output import show, show_list
+from roundelay.display.text import format_day
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient

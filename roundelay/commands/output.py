@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -73,8 +72,3 @@ def draw_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Callabl
     from roundelay.display.screen import format_table
 
     return lambda paint: [format_table(head, rows, paint=paint)]
-
-
-def format_day(at: int) -> str:
-    """Return a time as local date and time."""
-    return f"{datetime.fromtimestamp(at / 1000, UTC).astimezone():%Y-%m-%d %H:%M}"

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from roundelay.commands.mod_calls import ListingGroup, call_mod, call_options, list_pages
-from roundelay.commands.output import format_day, print_answer, show, show_list
-from roundelay.display.text import sanitize, sanitize_lines
+from roundelay.commands.output import print_answer, show, show_list
+from roundelay.display.text import format_day, sanitize, sanitize_lines
 
 TASK = click.argument("task", type=click.IntRange(1), metavar="TASK")
 REASON = click.option("--reason", default="", metavar="TEXT", help="Why, for the participants concerned.")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from roundelay.commands.options import Function, Kind, ask_hub, check_id, identity_options, json_option, run
-from roundelay.commands.output import format_day, print_json, show, show_list
+from roundelay.commands.output import print_json, show, show_list
 from roundelay.connection import READER_ID
+from roundelay.display.text import format_day
 from roundelay.network.text import count
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from roundelay.commands.options import Function, Kind, ask_hub, check_id, find_target, identity_options, json_option
-from roundelay.commands.output import format_day, print_json, show_list
+from roundelay.commands.output import print_json, show_list
 from roundelay.connection import READER_ID
+from roundelay.display.text import format_day
 
 if TYPE_CHECKING:
     from roundelay.network.client import NetworkClient

@@ -7,6 +7,7 @@ the terminal with escape sequences, or mislead the reader with invisible charact
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from functools import lru_cache
 
 from roundelay.network.safe_text import escape_invisible
@@ -154,3 +155,12 @@ def _code_point_columns(char: str) -> int:
     from wcwidth import wcwidth
 
     return max(wcwidth(char), 0)
+
+
+def format_day(at: object) -> str:
+    """Return a time in ms as local date and time. Mods of others may return values that are no time; they stay as they
+    are."""
+    try:
+        return f"{datetime.fromtimestamp(float(at) / 1000, UTC).astimezone():%Y-%m-%d %H:%M}"  # type: ignore[arg-type]
+    except (ValueError, OverflowError, OSError, TypeError):
+        return sanitize(str(at))

@@ -5,7 +5,7 @@ A board is drawn as one list in the order of its columns. Texts of items are unt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from textual.app import ComposeResult
@@ -14,8 +14,8 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from roundelay.display.screen import format_time
-from roundelay.display.text import sanitize, sanitize_lines
+from roundelay.display.text import format_day, sanitize, sanitize_lines
+from roundelay.network.errors import RoundelayError
 from roundelay.network.units import format_file_size
 from roundelay.tui.desk import Desk
 from roundelay.tui.dialogs import Ask, Choose
@@ -46,7 +46,7 @@ def write_value(value: object, kind: str = "text") -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int) and kind in ("time", "size", "message"):
-        return format_time(value) if kind == "time" else format_file_size(value) if kind == "size" else f"#{value}"
+        return format_day(value) if kind == "time" else format_file_size(value) if kind == "size" else f"#{value}"
     return " ".join(line.strip() for line in sanitize_lines(str(value)[:1000]))
 
 
@@ -87,7 +87,21 @@ class ModPane(Pane):
         self.action_read()
 
     def action_read(self) -> None:
-        self.terminal.work(self._read)
+        self._work(self._read)
+
+    def _work(self, do: Callable[..., Awaitable[object]], *args: object) -> None:
+        self.terminal.work(self._refuse_other_fields, do, *args)
+
+    async def _refuse_other_fields(self, do: Callable[..., Awaitable[object]], *args: object) -> None:
+        """Raise `RoundelayError` if a mod returns other fields than its screen names. Any other error would end the
+        program."""
+        try:
+            await do(*args)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            self._items = {}
+            raise RoundelayError(
+                f"The mod {self._screen['mod']} returned something that cannot be drawn: {error!r}."
+            ) from error
 
     async def _read(self) -> None:
         screen, found, is_cut = self._screen, list[Item](), True
@@ -135,7 +149,7 @@ class ModPane(Pane):
 
     def on_option_list_option_selected(self) -> None:
         if self.item is not None and "detail" in self._screen:
-            self.terminal.work(self._open, self.item)
+            self._work(self._open, self.item)
 
     async def _open(self, item: Item) -> None:
         detail = self._screen["detail"]
@@ -167,7 +181,7 @@ class ModPane(Pane):
 
         def choose(op: str | None) -> None:
             if op in possible:
-                self.terminal.work(self._begin, possible[op], item)
+                self._work(self._begin, possible[op], item)
 
         if possible:
             self.app.push_screen(
@@ -189,7 +203,7 @@ class ModPane(Pane):
         inputs = action.get("inputs", ())
         if len(entered) == len(inputs):
             args = {**take_args(action.get("args", {}), item), **{name: text for name, text in entered.items() if text}}
-            self.terminal.work(self._call, action["op"], args)
+            self._work(self._call, action["op"], args)
             return
         entry = inputs[len(entered)]
 
@@ -205,7 +219,8 @@ class ModPane(Pane):
         choices = [str(it[field]) for it in item.get(name, ())] if name else list(entry.get("choices", ()))
         if choices:
             return Choose(label, [(choice, Content(sanitize(choice))) for choice in choices])
-        return Ask(label, str(item.get(entry.get("field", ""), "")))
+        value = item.get(entry.get("field", ""))
+        return Ask(label, "" if value is None else str(value))
 
     async def _call(self, op: str, args: dict[str, Any]) -> None:
         await self.desk.client.call(op, args)

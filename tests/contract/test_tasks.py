@@ -339,6 +339,13 @@ def test_overdue_task_is_reported_once_and_ended_tasks_are_deleted() -> None:
     simulate(main, mods=MODS)
 
 
+@pytest.mark.parametrize("due", ["0001-01-01T00:00+23:59", "1969-12-31", "9999-12-31T23:59-23:59", "2200-01-01"])
+async def test_due_time_that_clients_cannot_show_is_refused(network: Network, due: str) -> None:
+    lead = await network.join("lead")
+    with pytest.raises(InvalidArguments, match="too far away"):
+        await create(lead, due=due)
+
+
 # --- removed participants
 
 

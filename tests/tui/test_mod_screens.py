@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from roundelay.app import Network
+from roundelay.network.mod import Detail, Fact, Mod, ModScreen, Reading, operation
 from tests.support.full_screen import full_screen
 
 
@@ -38,3 +41,42 @@ async def test_a_person_claims_a_task_and_reads_a_note_in_the_terminal() -> None
             await screen.press("enter")
             await screen.shows("Buy teapots.")
             await screen.shows("History")
+
+
+class Odd(Mod):
+    """Returns values that no screen can show as it should."""
+
+    id = "odd"
+    screens = (
+        ModScreen(
+            id="all", title="Odd", view="timeline", op="odd.list", items="items", key="name", heading="name", at="at",
+            facts=(Fact("due", "Due", "time"),),
+            detail=Detail("odd.get", {"name": "name"}),
+        ),
+    )  # fmt: skip
+
+    @operation("read")
+    async def list(self, reading: Reading) -> dict[str, Any]:
+        """List odd items."""
+        return {"items": [{"name": "late", "at": 2**62, "due": -(2**62)}, {"name": "early", "at": 0, "due": "\x1b[1m"}]}
+
+    @operation("read")
+    async def get(self, reading: Reading, *, name: str) -> Any:
+        """Return no item."""
+        return {"early": None, "late": []}[name]
+
+
+async def test_odd_values_of_a_mod_do_not_end_the_terminal() -> None:
+    async with Network.open(mods=["channels", Odd()]) as network:
+        mia = await network.join("mia", kind="human")
+        async with full_screen(mia, (100, 30)) as screen:
+            await screen.press("g", "m")
+            await screen.shows("Which screen?")
+            await screen.type("odd")
+            await screen.press("enter")
+            await screen.shows("Odd: 2")
+            assert "\x1b" not in await screen.shows(str(2**62))
+            await screen.press("enter")
+            await screen.shows("The mod odd returned something that cannot be drawn")
+            await screen.press("r")
+            await screen.shows("Odd: 2")

@@ -49,4 +49,7 @@ async def test_a_person_works_with_the_boards_and_documents_of_mods(tmp_path: Pa
         await expect(opened.get_by_text("Buy two teapots.")).to_be_visible()
         await opened.get_by_role("button", name="Changes since").nth(1).click()
         await expect(opened.locator("pre")).to_contain_text("-Buy teapots.\n+Buy two teapots.")
+        await page.go_back()
+        await expect(main.get_by_role("button", name="Fix the pump")).to_be_visible()
+        await expect(page.get_by_role("dialog")).to_have_count(0)
         await page.goto("about:blank")  # before the node stops

@@ -12,6 +12,7 @@ import {linkTo} from "#ui/router.js";
 import {actions, isReadOnly, nameHere, state} from "#ui/store.js";
 
 const PERIOD_MS = 10_000; // an open screen is read again after this time
+const MAX_TIME_MS = 8.64e15; // the last time that a Date can hold
 const MAX_PAGES = 10; // of one screen, at most about 1,000 items
 
 /** The screens of this network's mods. Empty until they are fetched, and on nodes that have none. */
@@ -47,6 +48,7 @@ export function ModScreen({id}) {
   const screen = modScreens.value.find((one) => idOf(one) === id);
   const round = Math.floor(now.value / PERIOD_MS);
   const {value, error, again} = useFetched(() => screen && readItems(screen), [id, Boolean(screen), round]);
+  useEffect(() => () => { shown.value = null; }, [id]); // otherwise the dialog opens again with the next screen
   if (!screen) return html`<div class="screen"><${Empty} title="This network has no such screen" /></div>`;
   const views = {board: Board, timeline: Timeline};
   return html`<div class="screen wide"><${Head} title=${screen.title}>
@@ -72,7 +74,7 @@ function Board({screen, items, again}) {
 function Timeline({screen, items, again}) {
   const sorted = [...items].sort((one, other) => one[screen.at] - other[screen.at]);
   return html`<ol class="card card-list">${sorted.map((item) => html`<li class="row" key=${item[screen.key]}>
-    <span class="board-time"><${Time} at=${item[screen.at]} /></span><${Item} screen=${screen} item=${item} again=${again} /></li>`)}</ol>`;
+    <span class="board-time"><${Value} fact=${{kind: "time"}} value=${item[screen.at]} /></span><${Item} screen=${screen} item=${item} again=${again} /></li>`)}</ol>`;
 }
 
 function Item({screen, item, again}) {
@@ -110,12 +112,12 @@ function Value({fact, value, item}) {
   if (Array.isArray(value)) return value.map((one, at) => html`${at > 0 && ", "}<${Value} fact=${fact} value=${one} item=${item} />`);
   switch (fact.kind) {
     case "people": return html`<${Agent} id=${String(value)} />`;
-    case "time": return html`<${Time} at=${Number(value)} />`;
+    case "time": return Math.abs(value) <= MAX_TIME_MS ? html`<${Time} at=${Number(value)} />` : String(value);
     case "size": return writeSize(Number(value));
     case "thread": return html`<a dir="auto" href=${linkTo.thread(String(value))}>${nameHere(String(value))}</a>`;
     case "message": return html`<a href=${linkTo.why(Number(value))}>#${Number(value)}</a>`;
     case "file": return html`<${StoredFile} given=${{...item, file: String(value)}} />`;
-    default: return html`<bdi>${value === true ? "yes" : value === false ? "no" : typeof value === "object" ? Object.values(value).flat().join(" ") : String(value)}</bdi>`;
+    default: return html`<bdi>${value === true ? "yes" : value === false ? "no" : value && typeof value === "object" ? Object.values(value).flat().join(" ") : String(value)}</bdi>`;
   }
 }
 
