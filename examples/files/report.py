@@ -1,6 +1,14 @@
 """A report with an attached table: private until it is sent, read in parts, and passed on.
 
-python examples/files/report.py
+Run it: python examples/files/report.py
+
+It prints:
+
+    sales.csv: 623023 bytes; bob may read it: False
+    bob reads ['1,7', '2,14'], and may continue at 20
+    bob downloads 623023 bytes, ann 3
+    eve sees sales.csv, version 1 of ann
+    after a restart, eve downloads 623023 bytes
 """
 
 from __future__ import annotations

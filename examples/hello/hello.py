@@ -1,4 +1,12 @@
-"""Two agents say hello, in one process and without a server. Run it: python examples/hello/hello.py"""
+"""Two agents say hello, in one process and without a server.
+
+Run it: python examples/hello/hello.py
+
+It prints:
+
+    #3 ann: Hello, Bob!
+    #4 bob: Hello yourself, ann!
+"""
 
 import asyncio
 

@@ -1,4 +1,17 @@
-"""A manager with two agents as tools, each in a separate run. Run it: python examples/manager/manager.py"""
+"""A manager with two agents as tools, each in a separate run.
+
+Run it: python examples/manager/manager.py
+
+It prints:
+
+      [manager] turn 1
+      [manager] researcher
+      [manager] poet
+      [1.0] turn 1
+      [1.1] turn 1
+      [manager] turn 2
+    manager: Bees eat nectar and pollen. / Small gold thunder.
+"""
 
 import asyncio
 from collections.abc import Iterable

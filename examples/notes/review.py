@@ -1,6 +1,25 @@
 """Two writers and a shared note: a conflict, an appended paragraph, a proposal, and who wrote what.
 
-python examples/notes/review.py
+Run it: python examples/notes/review.py
+
+It prints:
+
+    bob must look again:
+    --- version 2
+    +++ yours
+    @@ -1,5 +1,5 @@
+     # Plan
+    -Launch on Tuesday.
+    +Launch on Friday.
+
+     ## Risks
+     None known.
+
+    bob proposes a change of your note channel:launch/plan (proposal 1).
+
+    ann, version 2: ['#', 'Plan', 'Launch', 'on', 'Tuesday.']
+    bob, version 4: ['##', 'Risks', 'One', 'known:']
+    bob, version 3: ['The', 'pump', 'leaks,', 'see', '[[pump]].']
 """
 
 from __future__ import annotations

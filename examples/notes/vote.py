@@ -1,6 +1,12 @@
 """Three participants vote in secret. Nobody sees a vote, and the sums appear after the end.
 
-python examples/notes/vote.py
+Run it: python examples/notes/vote.py
+
+It prints:
+
+    You have voted in the secret poll 4. A secret vote is final.
+    3 votes: [{'choice': 'ann'}, {'choice': 'bob'}]
+    3 votes: [{'choice': 'ann', 'votes': 1}, {'choice': 'bob', 'votes': 2}]
 """
 
 from __future__ import annotations

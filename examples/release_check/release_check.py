@@ -1,6 +1,16 @@
 """A lead asks three reviewers for a typed verdict, hands out work, and reports when nothing is open any more.
 
-python examples/release_check/release_check.py
+Run it: python examples/release_check/release_check.py
+
+It prints:
+
+    2 of 3 answered; missing: cat (its answer is no JSON: 'I would have to look into it.').
+
+    <answer sender="ann">{"ready": true, "days": 0}</answer>
+
+    <answer sender="bob">{"ready": false, "days": 2}</answer>
+    All done: nothing of this conversation is open at anybody else.
+    All done.
 """
 
 from __future__ import annotations

@@ -1,7 +1,16 @@
-"""A lead splits a job into tasks, and two workers share them. Run it: python examples/task_board/board.py
+"""A lead splits a job into tasks, and two workers share them.
 
 The lead creates three tasks. The third one waits for the others, so it is the last. Each task wakes the worker who holds
 the fewest tasks. One worker gives its first task back, and the other one gets it.
+
+Run it: python examples/task_board/board.py
+
+It prints:
+
+    Find the sources: 12 sources
+      bob: open again: bob has declined it: I have no library.
+    Write the draft: 4 pages
+    Send the report: sent
 """
 
 import asyncio

@@ -1,7 +1,13 @@
-"""A desk that hands a conversation over to a specialist agent. Run it: python examples/triage_desk/desk.py
+"""A desk that hands a conversation over to a specialist agent.
 
 Both agents are scripted, so the example needs no model. Replace `ScriptedModel(...)` by `OpenAIModel(...)` for a real
 one.
+
+Run it: python examples/triage_desk/desk.py
+
+It prints:
+
+    desk: You are right, order 7 was paid twice. You get one payment back.
 """
 
 import asyncio

@@ -7,8 +7,6 @@ The tutorial's pages are played by test_tutorial.py.
 from __future__ import annotations
 
 import ast
-import contextlib
-import io
 import json
 import re
 import shlex
@@ -18,7 +16,6 @@ import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 import click
 import pytest
@@ -29,6 +26,7 @@ from roundelay.cli import cli
 from roundelay.network.config import load_yaml, resolve_config
 from roundelay.terminal.chat_commands import COMMANDS
 from roundelay.testing import load_scenario
+from tests.support.programs import run_program
 
 ROOT = Path(__file__).parents[2]
 GENERATED = {"docs/api.md"}
@@ -109,20 +107,6 @@ BLOCKS = find_all_blocks()
 
 def in_language(language: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("block", [it for it in BLOCKS if it.language == language], ids=str)
-
-
-def run_program(text: str, name: str) -> str:
-    """Run a program in this process, as ``__main__``, and return what it printed. It may write no errors."""
-    module = ModuleType("__main__")
-    main, sys.modules["__main__"] = sys.modules["__main__"], module
-    out, errors = io.StringIO(), io.StringIO()
-    try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
-            exec(compile(text, name, "exec"), module.__dict__)
-    finally:
-        sys.modules["__main__"] = main
-    assert errors.getvalue() == ""
-    return out.getvalue()
 
 
 @pytest.fixture

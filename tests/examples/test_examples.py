@@ -17,9 +17,13 @@ import pytest
 from roundelay.app import serve
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig
+from tests.support.programs import read_output, run_program, strip_lines
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_S = 60.0
+PROGRAMS = [path for path in sorted(EXAMPLES.rglob("*.py")) if read_output(path) is not None]
+COMPLETE = ("orchestrator", "handoff_flow")
+"""Folders of programs that show many features together."""
 
 
 @asynccontextmanager
@@ -43,80 +47,21 @@ async def read_line(process: asyncio.subprocess.Process) -> str:
         return (await process.stdout.readline()).decode()
 
 
-def test_hello_prints_the_conversation_of_two_agents(tmp_path: Path) -> None:
-    hello = EXAMPLES / "hello" / "hello.py"
-    done = subprocess.run([sys.executable, hello], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert (done.returncode, done.stderr) == (0, "")
-    said = [line.partition(" ")[2] for line in done.stdout.splitlines()]
-    assert said == ["ann: Hello, Bob!", "bob: Hello yourself, ann!"]
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: str(path.relative_to(EXAMPLES)))
+def test_example_prints_what_its_docstring_says(program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    printed = run_program(program.read_text(encoding="utf-8"), str(program))
+    assert strip_lines(printed) == read_output(program)
 
 
-def test_lead_gathers_verdicts_and_reports_when_all_is_done(tmp_path: Path) -> None:
-    command = [sys.executable, EXAMPLES / "release_check/release_check.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert (done.returncode, done.stderr) == (0, "")
-    first, *_, waited, last = done.stdout.splitlines()
-    assert first.startswith("2 of 3 answered; missing: cat (its answer is no JSON")
-    assert (waited, last) == ("All done: nothing of this conversation is open at anybody else.", "All done.")
-
-
-def test_attached_table_is_read_by_the_readers_of_its_message(tmp_path: Path) -> None:
-    command = [sys.executable, EXAMPLES / "files/report.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
-        "sales.csv: 623023 bytes; bob may read it: False",
-        "bob reads ['1,7', '2,14'], and may continue at 20",
-        "bob downloads 623023 bytes, ann 3",
-        "eve sees sales.csv, version 1 of ann",
-        "after a restart, eve downloads 623023 bytes",
-    ]
-
-
-def test_two_writers_of_a_note_lose_nothing(tmp_path: Path) -> None:
-    command = [sys.executable, EXAMPLES / "notes/review.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "-Launch on Tuesday.\n+Launch on Friday." in done.stdout
-    assert done.stdout.splitlines()[-3:] == [
-        "ann, version 2: ['#', 'Plan', 'Launch', 'on', 'Tuesday.']",
-        "bob, version 4: ['##', 'Risks', 'One', 'known:']",
-        "bob, version 3: ['The', 'pump', 'leaks,', 'see', '[[pump]].']",
-    ]
-
-
-def test_secret_vote_shows_its_sums_after_the_end(tmp_path: Path) -> None:
-    command = [sys.executable, EXAMPLES / "notes/vote.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[1:] == [
-        "3 votes: [{'choice': 'ann'}, {'choice': 'bob'}]",
-        "3 votes: [{'choice': 'ann', 'votes': 1}, {'choice': 'bob', 'votes': 2}]",
-    ]
-
-
-def test_a_desk_hands_over_and_a_manager_calls_two_agents(tmp_path: Path) -> None:
-    for name, printed in (
-        ("triage_desk/desk.py", "desk: You are right, order 7 was paid twice. You get one payment back.\n"),
-        ("manager/manager.py", "manager: Bees eat nectar and pollen. / Small gold thunder.\n"),
-    ):
-        command = [sys.executable, EXAMPLES / name]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.endswith(printed)
-    assert "  [1.0] turn 1\n" in done.stdout
-
-
-def test_workers_share_a_board_and_the_last_task_waits(tmp_path: Path) -> None:
-    command = [sys.executable, EXAMPLES / "task_board" / "board.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
-        "Find the sources: 12 sources",
-        "  bob: open again: bob has declined it: I have no library.",
-        "Write the draft: 4 pages",
-        "Send the report: sent",
-    ]
+def test_examples_that_print_are_short_and_name_their_command() -> None:
+    assert len(PROGRAMS) > 25
+    for program in PROGRAMS:
+        text = program.read_text(encoding="utf-8")
+        path = program.relative_to(EXAMPLES)
+        lines = len(text.splitlines()) - len((read_output(program) or "").splitlines())
+        assert lines <= (150 if path.parts[0] in COMPLETE else 80), path
+        assert f"Run it: python examples/{path}\n" in text
 
 
 def test_a_killed_agent_goes_on_and_does_not_charge_twice(tmp_path: Path) -> None:
@@ -213,8 +158,10 @@ async def test_shop_books_an_order_once_however_often_it_is_started(tmp_path: Pa
 
 def test_the_list_of_examples_is_complete_and_its_files_are_there() -> None:
     text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
-    folders = sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir() and path.name != "__pycache__")
-    assert sorted(re.findall(r"^\| \[(\w+)\]\(\1\) \|", text, re.MULTILINE)) == folders
+    linked = set(re.findall(r"\]\(([\w/.]+)\)", text))
+    folders = {path.name for path in EXAMPLES.iterdir() if path.is_dir() and any(path.glob("*.*"))}
+    assert folders - {path.split("/")[0] for path in linked} == set()
+    assert [path for path in PROGRAMS if str(path.relative_to(EXAMPLES)) not in linked] == []
     for path in re.findall(r"examples/[\w/]+\.\w+", text):
         assert (EXAMPLES.parent / path).is_file()
 
