@@ -359,10 +359,11 @@ def end_claim(change: Change, task: SharedTask, why: str, cause: int | None, *, 
 
 
 def replace_reviewer(change: Change, task: SharedTask) -> None:
-    """Let the creator review a task whose reviewer was removed. Without the creator, the result is accepted."""
+    """Let the creator review a task whose reviewer was removed. The creator's own result is accepted, and every result
+    without a creator."""
     removed, task.reviewer = task.reviewer, task.creator
     task.log(change.stamp, "", f"{removed} was removed, {task.creator} reviews")
-    if change.state.present(task.creator) is None:
+    if change.state.present(task.creator) is None or task.creator == task.result.by:
         finish_task(change, task, "done", cause_of(task))
         return
     text = (

@@ -214,11 +214,13 @@ class Tasks(Mod):
         found, me = find_task(change, task, cause), change.origin.agent_id
         for seq in messages:
             change.head(seq)
+        # The mod did not always replace a removed reviewer.
+        reviewer = found.reviewer if change.state.present(found.reviewer) is not None else found.creator
         if (found.state == "done" and me in (found.result.by, found.reviewer)) or (
-            found.state == "review" and me == found.result.by
+            found.state == "review" and me == found.result.by != reviewer
         ):
             return describe_task(found)
-        if found.state == "review" and (me == found.reviewer or change.origin.is_operator):
+        if found.state == "review" and (me == reviewer or change.origin.is_operator):
             log_change(change, found)
             found.log(change.stamp, me, result or "accepted")
             finish_task(change, found, "done", cause)
@@ -226,8 +228,7 @@ class Tasks(Mod):
         found = find_held_task(change, task, cause)
         log_change(change, found)
         found.result = TaskResult(me, result, messages, references)
-        if found.reviewer and change.state.present(found.reviewer) is None:
-            found.reviewer = found.creator
+        found.reviewer = reviewer if found.reviewer else ""
         if found.reviewer not in ("", me) and change.state.present(found.reviewer) is not None:
             drop_claim(change, found)
             found.state = "review"

@@ -163,7 +163,8 @@ class TimersMod(Mod):
         if timer is None:
             return
         late_ms = change.stamp - timer.at
-        is_present = change.state.present(timer.to) is not None
+        # The mod did not always remove the timers of a removed participant.
+        is_present = all(change.state.present(name) is not None for name in (timer.to, timer.by))
         if is_present and not (late_ms > GRACE_MS and timer.missed == "skip"):
             sender = "" if timer.to == timer.by else f" from {timer.by}"
             late = f" (late: it was due {late_ms // 60_000} min ago)" if late_ms > GRACE_MS else ""

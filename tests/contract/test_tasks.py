@@ -394,6 +394,30 @@ async def test_reviewed_task_of_removed_participants_is_done(team: dict[str, Net
     assert await state_of(ann, after) == "open"
 
 
+async def test_own_result_of_a_creator_is_done_without_its_reviewer(team: dict[str, NetworkClient]) -> None:
+    root, lead, _, _ = team.values()
+    task = await create(lead, reviewer="bob")
+    await lead.call("tasks.complete", {"task": task})
+    await root.call("network.remove", {"agent_id": "bob"})
+    assert await state_of(lead, task) == "done"
+
+
+@pytest.mark.parametrize("by", ["ann", "lead"])
+async def test_creator_accepts_what_a_reviewer_removed_long_ago_did_not(
+    monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.delattr(tasks_module.Tasks, "removed")  # as the mod was
+    async with Network.open(mods=MODS) as network:
+        root = await network.join("root", kind="human")
+        clients = {name: await network.join(name) for name in ("lead", "ann", "bob")}
+        task = await create(clients["lead"], assignee=by, reviewer="bob")
+        await clients[by].call("tasks.complete", {"task": task})
+        await root.call("network.remove", {"agent_id": "bob"})
+        assert await state_of(clients["lead"], task) == "review"
+        await clients["lead"].call("tasks.complete", {"task": task})
+        assert await state_of(clients["lead"], task) == "done"
+
+
 @pytest.mark.parametrize("is_claimed", [True, False])
 async def test_task_of_a_removed_assignee_is_offered_again(team: dict[str, NetworkClient], is_claimed: bool) -> None:
     root, lead, ann, bob = team.values()

@@ -200,7 +200,11 @@ def test_routine_ends_when_its_recipient_was_removed() -> None:
     simulate(main, mods=MODS, operators=["ann"])
 
 
-def test_timers_of_a_removed_participant_are_removed() -> None:
+@pytest.mark.parametrize("was_removed_before", [False, True])
+def test_timers_of_a_removed_participant_are_removed(monkeypatch: pytest.MonkeyPatch, was_removed_before: bool) -> None:
+    if was_removed_before:
+        monkeypatch.delattr(timers_module.TimersMod, "removed")  # as the mod was
+
     async def main(simulation: Simulation) -> None:
         ann = (await simulation.join_person("ann")).client
         bob = (await simulation.join_person("bob")).client
