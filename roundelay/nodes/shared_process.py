@@ -238,8 +238,8 @@ class SharedProcess(ForkingProcess):
         board = self._board
         assert board is not None
         ending = "could not start" if code is None else f"ended with {describe_code(code)}"
-        if board.blamed is not None:
-            culprits = [run for run in runs if run.slot == board.blamed]
+        # No run has the slot if its agent has just ended, or if the crash has overwritten the board.
+        if culprits := [run for run in runs if run.slot == board.blamed]:
             for run in culprits:
                 reason = f"it blocked the event loop of a shared process for {HANG_S:g} s"
                 run.agent.isolate(reason)

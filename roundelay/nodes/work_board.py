@@ -27,6 +27,9 @@ class Work(IntEnum):
     """The agent's code is being imported."""
 
 
+_WORKS = frozenset(Work)
+
+
 class WorkBoard:
     """Heartbeat and work of the agents of one process. An agent has the same slot in both processes."""
 
@@ -52,7 +55,9 @@ class WorkBoard:
         self._memory[_STATES_AT + slot] = work
 
     def get_work(self, slot: int) -> Work:
-        return Work(self._memory[_STATES_AT + slot])
+        value = self._memory[_STATES_AT + slot]
+        # A crash by a wild pointer may have overwritten the board. Whose code runs is unknown then.
+        return Work(value) if value in _WORKS else Work.CALLS
 
     def blame(self, slot: int) -> None:
         """Record that this agent blocks the event loop."""

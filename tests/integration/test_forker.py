@@ -15,6 +15,8 @@ from roundelay.nodes import agent_host
 from roundelay.nodes.agent_host import AgentOrder, AgentOutput, _Host
 from roundelay.nodes.logs import ProcessLog
 from roundelay.nodes.processes import Process
+from roundelay.nodes.reports import Report
+from roundelay.nodes.shared_process import SharedProcess
 from roundelay.nodes.supervised import SupervisedProcess
 from roundelay.nodes.work_board import WorkBoard
 
@@ -120,3 +122,27 @@ async def test_an_agent_stopped_while_it_ends_reports_its_end(tmp_path: Path, mo
     await host.stop_all()
     report = json.loads(stream.getvalue())
     assert (report["report"], report["agent"], report["leftovers"]) == ("ended", "ann", 1)
+
+
+class HostedAgent:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.isolation = ""
+
+    def handle_report(self, report: Report) -> None: ...
+
+    def isolate(self, reason: str) -> None:
+        self.isolation = reason
+
+
+async def test_agents_end_with_a_process_that_overwrote_its_board(tmp_path: Path) -> None:
+    log = ProcessLog("text")
+    shared = SharedProcess("agents", ["ann", "bob"], "", log_level="info", log=log, folder=tmp_path, forker=None)
+    crash = "import sys; sys.stdin.readline(); sys.stdin.readline()\nopen(sys.argv[-1], 'r+b').write(b'\\xff' * 18)"
+    shared._command[1:] = ["-c", crash, "--board", ""]
+    agents = [HostedAgent("ann"), HostedAgent("bob")]
+    for _ in range(2):
+        async with asyncio.timeout(20):
+            codes = await asyncio.gather(*(shared.run_agent(it, tmp_path / "no.yaml", None) for it in agents))
+        assert codes == [1, 1]
+    assert all("2 times in all" in it.isolation for it in agents)
