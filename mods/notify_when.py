@@ -86,6 +86,14 @@ class NotifyWhen(Mod):
         requests = _read_requests(change)
         _remove_requests(change, requests, [request for request in requests if request.key == key])
 
+    def removed(self, change: Change, agent_id: str) -> None:
+        """Remove the requests of a removed participant, and those that only this participant could fulfill."""
+        requests = _read_requests(change)
+        waiting = [it for it in requests if it.entry[1:] == [agent_id] or it.key.startswith(f"end/{agent_id}/")]
+        for request in waiting:
+            change.notify(request.by, f"{agent_id} was removed, so wait no longer for its work on #{request.seq}.")
+        _remove_requests(change, requests, [*waiting, *(it for it in requests if it.by == agent_id)])
+
     def apply(self, change: Change, message: Row) -> None:
         reply = msgspec.json.decode(message.data, type=_Reply)
         if not isinstance(reply.reply_to, int) or not (entries := change.get(key := str(reply.reply_to))):

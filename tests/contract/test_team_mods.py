@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from roundelay import InvalidArguments, Network
@@ -199,3 +200,18 @@ async def test_a_mod_that_fails_at_the_end_of_a_reaction_keeps_nobody_from_endin
         assert [it.partition(" its")[0] for it in told] == ["bob has finished"] * 2
         assert not [key for key, _ in network.hub.state.items("mod") if key.startswith("careless/")]
     assert caplog.text.count("a mod's ended hook failed") == 2
+
+
+async def test_removed_participant_ends_the_requests_that_wait_for_it() -> None:
+    async with Network.open(mods=MODS) as network:
+        root, ann, bob = await network.join("root", kind="human"), await network.join("ann"), await network.join("bob")
+        seq = (await ann.send("agent:bob", "Ready?")).seq
+        await ann.call("notify_when.finished", {"seq": seq, "agent_id": "bob"})
+        await ann.call("notify_when.answered", {"seq": seq, "agent_id": "bob"})
+        await ann.call("notify_when.answered", {"seq": seq})
+        await bob.call("notify_when.answered", {"seq": seq})
+        await root.call("network.remove", {"agent_id": "bob"})
+        told = [it["content"] for it in (await ann.call("network.receive", {}))["messages"]]
+        assert told == [f"bob was removed, so wait no longer for its work on #{seq}."] * 2
+        [left] = [value for key, value in network.hub.state.items("mod") if key == "notify_when/asked"]
+        assert [it[1] for it in msgspec.json.decode(left)] == [["ann", ""]]
