@@ -174,20 +174,18 @@ class ModPane(Pane):
         if item is None:
             return
         possible = {
-            action["op"]: action
+            action["label"]: action
             for action in self._screen.get("actions", ())
             if all(write_plain(item.get(field)) in values for field, values in action.get("when", {}).items())
         }
 
-        def choose(op: str | None) -> None:
-            if op in possible:
-                self._work(self._begin, possible[op], item)
+        def choose(label: str | None) -> None:
+            if label in possible:
+                self._work(self._begin, possible[label], item)
 
         if possible:
             self.app.push_screen(
-                Choose(
-                    "What do you want to do?", [(op, Content(sanitize(it["label"]))) for op, it in possible.items()]
-                ),
+                Choose("What do you want to do?", [(label, Content(sanitize(label))) for label in possible]),
                 choose,
             )
 
@@ -216,9 +214,14 @@ class ModPane(Pane):
     def _make_dialog(self, entry: Item, item: Item) -> Ask | Choose:
         label = sanitize(entry["label"])
         name, _, field = entry.get("choices_from", "").partition(".")
-        choices = [str(it[field]) for it in item.get(name, ())] if name else list(entry.get("choices", ()))
+        choices = (
+            [str(it[field]) for it in item.get(name) or () if isinstance(it, Mapping) and field in it]
+            if name
+            else entry.get("choices")
+        )
         if choices:
-            return Choose(label, [(choice, Content(sanitize(choice))) for choice in choices])
+            # Once each: the list would refuse two entries with the same id, and so end the program.
+            return Choose(label, [(choice, Content(sanitize(choice))) for choice in dict.fromkeys(choices)])
         value = item.get(entry.get("field", ""))
         return Ask(label, "" if value is None else str(value))
 

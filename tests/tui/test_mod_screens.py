@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from roundelay.app import Network
-from roundelay.network.mod import Detail, Fact, Mod, ModScreen, Reading, operation
+from roundelay.network.mod import Action, Change, Detail, Fact, Input, Mod, ModScreen, Reading, operation
 from tests.support.full_screen import full_screen
 
 
@@ -52,6 +53,10 @@ class Odd(Mod):
             id="all", title="Odd", view="timeline", op="odd.list", items="items", key="name", heading="name", at="at",
             facts=(Fact("due", "Due", "time"),),
             detail=Detail("odd.get", {"name": "name"}),
+            actions=tuple(
+                Action("odd.pick", label, {"name": "name"}, (Input("choice", "Choice", choices_from="choices.name"),))
+                for label in ("Pick", "Choose")
+            ),
         ),
     )  # fmt: skip
 
@@ -62,8 +67,14 @@ class Odd(Mod):
 
     @operation("read")
     async def get(self, reading: Reading, *, name: str) -> Any:
-        """Return no item."""
-        return {"early": None, "late": []}[name]
+        """Return no item, or one with equal choices."""
+        return {"early": None, "late": {"choices": [{"name": "x"}, {"name": "x"}, {}]}}[name]
+
+    @operation("change")
+    def pick(self, change: Change, *, name: str, choice: str) -> dict[str, Any]:
+        """Pick a choice."""
+        change.put("picked", f"{name} {choice}")
+        return {}
 
 
 async def test_odd_values_of_a_mod_do_not_end_the_terminal() -> None:
@@ -80,3 +91,12 @@ async def test_odd_values_of_a_mod_do_not_end_the_terminal() -> None:
             await screen.shows("The mod odd returned something that cannot be drawn")
             await screen.press("r")
             await screen.shows("Odd: 2")
+            await screen.press("j", "x")
+            await screen.shows("What do you want to do?")
+            await screen.type("pick")
+            await screen.press("enter")
+            await screen.shows("Choice")
+            await screen.press("enter")
+            await screen.shows("Odd: 2")
+            while not [raw for key, raw in network.hub.state.items("mod") if key == "odd/picked"]:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)

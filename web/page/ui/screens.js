@@ -56,7 +56,7 @@ export function ModScreen({id}) {
     ${error ? html`<${ErrorBox} error=${error} retry=${again} />` : !value ? html`<${Loading} />`
       : value.items.length ? html`<${views[screen.view] ?? List} screen=${screen} items=${value.items} again=${again} />` : html`<${Empty} title="Nothing here yet" />`}
     ${value?.isCut && html`<p class="faint">Only the first ${value.items.length.toLocaleString()} are shown.</p>`}
-    ${shown.value && html`<${Opened} key=${`${shown.value.item[screen.key]} ${shown.value.action?.op}`} ...${shown.value} />`}</div>`;
+    ${shown.value && html`<${Opened} key=${`${shown.value.item[screen.key]} ${shown.value.action?.label}`} ...${shown.value} />`}</div>`;
 }
 
 function List({screen, items, again}) {
@@ -87,7 +87,7 @@ function Item({screen, item, again}) {
 
 function Actions({screen, item, again}) {
   const possible = (screen.actions ?? []).filter(({when = {}}) => Object.entries(when).every(([field, values]) => values.includes(String(item[field]))));
-  return possible.length > 0 && html`<p class="tools">${possible.map((action) => html`<${Button} key=${action.op} run=${() => start(screen, item, action, again)}>${action.label}<//>`)}</p>`;
+  return possible.length > 0 && html`<p class="tools">${possible.map((action) => html`<${Button} key=${action.label} run=${() => start(screen, item, action, again)}>${action.label}<//>`)}</p>`;
 }
 
 /** Run an action at once, or open its form. */
