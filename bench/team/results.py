@@ -1,0 +1,124 @@
+"""The tables of `./dev bench team`, made from one row per round, workload and system.
+
+A ratio compares a system with the best peer in the same round, so a slow minute affects both.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from environments import System
+from workloads import GROWING, WORKLOADS
+
+Row = dict[str, Any]
+Value = Callable[[Row], float | None]
+
+
+def is_right(row: Row) -> bool:
+    return not row.get("error") and not row["wrong"]
+
+
+def read_cpu_ms(row: Row) -> float:
+    """Return the CPU of one answer. For a start, that includes the start."""
+    total_s = row["cpu_s"] + (row["ready_cpu_s"] if row["work"] == "w6" else 0)
+    return total_s / row["questions"] * 1000
+
+
+def list_ratios(rows: Sequence[Row], system: str, work: str, peers: Iterable[str]) -> list[float]:
+    """Return the CPU of a system beside that of the best peer, per round."""
+    ratios = []
+    for row in rows:
+        if (row["system"], row["work"]) != (system, work) or not is_right(row):
+            continue
+        beside = [
+            read_cpu_ms(it)
+            for it in rows
+            if it["system"] in peers and (it["work"], it["round"]) == (work, row["round"]) and is_right(it)
+        ]
+        if beside:
+            ratios.append(read_cpu_ms(row) / min(beside))
+    return ratios
+
+
+def find_median(rows: Sequence[Row], system: str, work: str, value: Value) -> float | None:
+    values = [value(row) for row in rows if (row["system"], row["work"]) == (system, work) and is_right(row)]
+    known = [it for it in values if it is not None]
+    return statistics.median(known) if known else None
+
+
+COLUMNS: dict[str, Value] = {
+    "CPU ms": read_cpu_ms,
+    "prompt bytes": lambda row: row["prompt_bytes"] / row["questions"],
+    "fresh": lambda row: row["fresh_bytes"] / row["questions"],
+    "MB": lambda row: row["memory_mb"],
+    "p50 ms": lambda row: row["p50_s"] * 1000,
+    "wall s": lambda row: row["wall_s"],
+    "ready CPU s": lambda row: row["ready_cpu_s"],
+    "ready MB": lambda row: row["ready_mb"],
+    "last / first": lambda row: row.get("growth"),
+}
+
+
+def build_tables(rows: Sequence[Row], systems: Sequence[System]) -> list[tuple[str, list[list[str]]]]:
+    """Return titles and tables: the ratios of all workloads, then the values of each."""
+    measured = {row["system"] for row in rows}
+    systems = [system for system in systems if system.name in measured]
+    peers = {system.name for system in systems if system.is_peer}
+    works = [work for work in WORKLOADS if any(row["work"] == work for row in rows)]
+    overview = [["CPU / best peer", "stores", *(WORKLOADS[work].title for work in works)]]
+    for system in systems:
+        ratios = [list_ratios(rows, system.name, work, peers) for work in works]
+        overview.append([system.name, system.stores, *(_format(statistics.median(it)) if it else "" for it in ratios)])
+    tables = [("CPU of an answer, divided by that of the best peer in the same round (median)", overview)]
+    for work in works:
+        names = [name for name in COLUMNS if name != "last / first" or work in GROWING]
+        table = [["", "CPU / best (rounds)", *names]]
+        for system in systems:
+            values = [find_median(rows, system.name, work, COLUMNS[name]) for name in names]
+            if values[0] is not None:
+                spread = _format_spread(list_ratios(rows, system.name, work, peers))
+                table.append([system.name, spread, *("" if it is None else _format(it) for it in values)])
+        tables.append((f"{work}: {WORKLOADS[work].title}", table))
+    return tables
+
+
+def _format_spread(ratios: Sequence[float]) -> str:
+    if not ratios:
+        return ""
+    median = _format(statistics.median(ratios))
+    return median if len(ratios) == 1 else f"{median} ({_format(min(ratios))} to {_format(max(ratios))})"
+
+
+def _format(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def format_text(tables: Iterable[tuple[str, list[list[str]]]]) -> str:
+    lines: list[str] = []
+    for title, table in tables:
+        widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
+        lines += ["", title]
+        lines += [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
+        ]
+    return "\n".join(lines[1:])
+
+
+def format_markdown(tables: Iterable[tuple[str, list[list[str]]]]) -> str:
+    """Return the tables for docs/performance.md."""
+    blocks = []
+    for title, (head, *body) in tables:
+        marks = ["---" if place == 0 or name == "stores" else "---:" for place, name in enumerate(head)]
+        blocks.append("\n".join([f"{title}:", "", *(f"| {' | '.join(row)} |" for row in (head, marks, *body))]))
+    return "\n\n".join(blocks)
+
+
+def format_problems(rows: Iterable[Row]) -> list[str]:
+    """Return a line for each measurement that failed or had a wrong answer. These do not count in any table."""
+    return [
+        f"{row['system']}, {row['work']}, round {row['round'] + 1}: {row.get('error') or row['wrong'][0]}"
+        for row in rows
+        if not is_right(row)
+    ]
