@@ -34,6 +34,8 @@ UNEXPLAINED_S = 60.0
 """Time in seconds. After two crashes without a suspect within this time, every agent is isolated."""
 HANG_CHECK_S, MAX_MISSED_CHECKS = 2.0, 5
 """Interval between checks of the heartbeat, in seconds, and checks without one until the process counts as hanging."""
+MAX_LOAD_CHECKS = 30
+"""Checks without a heartbeat while an agent's code is imported, until the process counts as hanging."""
 HANG_ANSWER_S = 2.0
 """Time for a hanging process to name the blocking agent before it is killed, in seconds."""
 HANG_S = HANG_CHECK_S * MAX_MISSED_CHECKS
@@ -93,6 +95,7 @@ class SharedProcess(ForkingProcess):
         self._ended_on_purpose = False
         self._crashes: dict[str, int] = {}
         self._unexplained_at = float("-inf")
+        self._hang_s = HANG_S
 
     async def run_agent(self, agent: HostedAgent, file: Path, as_loaded: Path | None) -> int | None:
         """Run an agent until it ends. Return its exit code, or None if it ended through no fault of its own.
@@ -200,14 +203,19 @@ class SharedProcess(ForkingProcess):
 
     async def _watch_heartbeat(self, board: WorkBoard) -> None:
         """End the process if its event loop stands still."""
-        last, missed = 0, 0
+        last, missed, missed_in_load = 0, 0, 0
         while True:
             await asyncio.sleep(HANG_CHECK_S)
             is_loading = any(board.get_work(run.slot) is Work.LOADS for run in self._runs.values())
-            # Importing a large library may take longer than a loop may stand still.
-            missed = missed + 1 if board.heartbeat == last and last and not is_loading else 0
+            stands_still = board.heartbeat == last and last > 0
+            # Importing a large library may take longer than a loop may stand still. But an import that never ends would
+            # stop all agents for good. Two counters: the first check after a long import must not end the process.
+            missed = missed + 1 if stands_still and not is_loading else 0
+            missed_in_load = missed_in_load + 1 if stands_still and is_loading else 0
             last = board.heartbeat
-            if missed >= MAX_MISSED_CHECKS and self._process is not None:
+            is_hanging = missed >= MAX_MISSED_CHECKS or missed_in_load >= MAX_LOAD_CHECKS
+            if is_hanging and self._process is not None:
+                self._hang_s = (missed or missed_in_load) * HANG_CHECK_S
                 if HANG_SIGNAL is not None:
                     self._process.send_signal(HANG_SIGNAL)
                     await asyncio.sleep(HANG_ANSWER_S)
@@ -241,7 +249,7 @@ class SharedProcess(ForkingProcess):
         # No run has the slot if its agent has just ended, or if the crash has overwritten the board.
         if culprits := [run for run in runs if run.slot == board.blamed]:
             for run in culprits:
-                reason = f"it blocked the event loop of a shared process for {HANG_S:g} s"
+                reason = f"it blocked the event loop of a shared process for {self._hang_s:g} s"
                 run.agent.isolate(reason)
                 run.agent.handle_report({"report": "error", "message": f"{reason}. {HANG_ADVICE}", "url": ""})
             return culprits

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from roundelay.nodes import agent_host
+from roundelay.nodes import agent_host, shared_process
 from roundelay.nodes.agent_host import AgentOrder, AgentOutput, _Host
 from roundelay.nodes.logs import ProcessLog
 from roundelay.nodes.processes import Process
@@ -146,3 +146,24 @@ async def test_agents_end_with_a_process_that_overwrote_its_board(tmp_path: Path
             codes = await asyncio.gather(*(shared.run_agent(it, tmp_path / "no.yaml", None) for it in agents))
         assert codes == [1, 1]
     assert all("2 times in all" in it.isolation for it in agents)
+
+
+async def test_an_import_that_never_ends_isolates_its_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_process, "HANG_CHECK_S", 0.05)
+    monkeypatch.setattr(shared_process, "HANG_ANSWER_S", 0.05)
+    monkeypatch.setattr(shared_process, "MAX_LOAD_CHECKS", 4)
+    log = ProcessLog("text")
+    shared = SharedProcess("agents", ["ann", "bob"], "", log_level="info", log=log, folder=tmp_path, forker=None)
+    hang = (
+        "import sys; from pathlib import Path; from roundelay.nodes.work_board import Work, WorkBoard\n"
+        "sys.stdin.readline(); sys.stdin.readline()\n"
+        "board = WorkBoard(Path(sys.argv[-1])); board.beat(); board.set_work(0, Work.LOADS)\n"
+        "while True: pass"
+    )
+    shared._command[1:] = ["-c", hang, "--board", ""]
+    agents = [HostedAgent("ann"), HostedAgent("bob")]
+    for _ in range(2):
+        async with asyncio.timeout(30):
+            ann, bob = await asyncio.gather(*(shared.run_agent(it, tmp_path / "no.yaml", None) for it in agents))
+        assert (ann is None, bob) == (False, None)
+    assert ("2 times in all" in agents[0].isolation, agents[1].isolation) == (True, "")
