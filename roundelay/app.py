@@ -420,11 +420,14 @@ class Network:
         Raises the error of a runner that ended early, at the latest when the block ends.
         """
         clients = [await self.join(it.agent_id, role="reactor", card=it.describe_card()) for it in runners]
+        # Wait before the first run begins: a run that fails at once would leave a later wait without an end.
+        ready = asyncio.gather(*(it.ready() for it in runners))
         running = [asyncio.create_task(it.run(client)) for it, client in zip(runners, clients, strict=True)]
         try:
-            await asyncio.gather(*(it.ready() for it in runners))
+            await ready
             yield
         finally:
             for runner in runners:
                 await runner.stop()
+            await asyncio.gather(*(client.close() for client in clients))
             await asyncio.gather(*running)

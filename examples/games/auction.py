@@ -59,19 +59,15 @@ def sell(request: ModelRequest) -> Answer:
 async def run_auction(model: Model, say: Callable[[str], None], visibility: Visibility = "people") -> None:
     """One auction, in this process."""
     book: dict[str, int] = {}
-    async with Network.open(visibility=visibility) as network:
-        hammer = SimpleAgentRunner(
-            "hammer",
-            instruction="You run a sealed auction.",
-            model=model,
-            tools=keep_book(book),
-            visibility=visibility,
-            policy=AgentPolicy(prompt="full"),  # its prompt shows all threads
-        )
-        running = asyncio.create_task(
-            hammer.run(await network.join("hammer", role="reactor", card=hammer.describe_card()))
-        )
-        await hammer.ready()
+    hammer = SimpleAgentRunner(
+        "hammer",
+        instruction="You run a sealed auction.",
+        model=model,
+        tools=keep_book(book),
+        visibility=visibility,
+        policy=AgentPolicy(prompt="full"),  # its prompt shows all threads
+    )
+    async with Network.open(visibility=visibility) as network, network.run(hammer):
         people = {name: await network.join(name, kind="human") for name in (*BIDS, "seller")}
         for name, amount in BIDS.items():
             await ask(people[name], f"I bid {amount} for the lamp.")
@@ -79,8 +75,6 @@ async def run_auction(model: Model, say: Callable[[str], None], visibility: Visi
             say(f"{name} hears: {await ask(people[name], 'What have the others bid?')}")
         await people["seller"].send_text("hammer", "Close it.")
         say(f"everybody hears: {await hear(people['amy'])}")
-        await hammer.stop()
-        await running
 
 
 async def ask(person: NetworkClient, text: str) -> str:

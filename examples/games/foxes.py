@@ -119,20 +119,12 @@ async def run_game(
     async with Network.open(visibility=visibility) as network:
         keeper = Keeper(await network.join("keeper", kind="human"), say)
         players = [make_player(name, make_model(), visibility) for name in PLAYERS]
-        running = []
-        for player in players:
-            client = await network.join(player.agent_id, role="reactor", card=player.describe_card())
-            running.append(asyncio.create_task(player.run(client)))
-            await player.ready()
-        await keeper.open(await network.join("onlooker", kind="human"))
-        for player in players:
-            await player.client.call("channels.join", {"name": "yard"})
-        await keeper.deal()
-        end = await keeper.play()
-        for player in players:
-            await player.stop()
-        await asyncio.gather(*running)
-        return end
+        async with network.run(*players):
+            await keeper.open(await network.join("onlooker", kind="human"))
+            for player in players:
+                await player.client.call("channels.join", {"name": "yard"})
+            await keeper.deal()
+            return await keeper.play()
 
 
 if __name__ == "__main__":

@@ -58,18 +58,13 @@ async def main() -> None:
     tools = [gather, wait_until_quiet]
     runners = [SimpleAgentRunner("lead", instruction="You lead.", model=ScriptedModel(lead), tools=tools)]
     runners += [make_worker(agent_id, answer) for agent_id, answer in ANSWERS.items()]
-    async with Network.open() as network:
-        running = []
-        for runner in runners:
-            client = await network.join(runner.agent_id, role="reactor", card=runner.describe_card())
-            running.append(asyncio.create_task(runner.run(client)))
+    async with Network.open() as network, network.run(*runners):
         mia = await network.join("mia", kind="human")
         question = await mia.send_text("lead", "Can we release?")
         async with mia.receive() as message:
             print(message.text)
         found = await mia.wait_until_quiet(question.seq, timeout_s=60)
         print("All done." if found.is_quiet else f"Still open: {found.items}")
-        await asyncio.gather(*(runner.stop() for runner in runners), *running)
 
 
 asyncio.run(main())

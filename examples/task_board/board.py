@@ -41,13 +41,8 @@ def work(name: str) -> ScriptedModel:
 
 
 async def main() -> None:
-    async with Network.open(mods=["channels", "discovery", "tasks"]) as network:
-        runners, running = [], []
-        for name in WORKERS:
-            runner = SimpleAgentRunner(name, instruction="Do your tasks.", model=work(name))
-            client = await network.join(name, role="reactor", card=runner.describe_card())
-            runners.append(runner)
-            running.append(asyncio.create_task(runner.run(client)))
+    workers = [SimpleAgentRunner(name, instruction="Do your tasks.", model=work(name)) for name in WORKERS]
+    async with Network.open(mods=["channels", "discovery", "tasks"]) as network, network.run(*workers):
         lead = await network.join("lead")
         tasks: list[int] = []
         for title in RESULTS:
@@ -65,7 +60,6 @@ async def main() -> None:
             for event in task["events"]:
                 if "again" in event["text"]:
                     print(f"  {event['by']}: {event['text']}")
-        await asyncio.gather(*(runner.stop() for runner in runners), *running)
 
 
 asyncio.run(main())

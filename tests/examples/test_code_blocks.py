@@ -203,10 +203,11 @@ def test_toml_of_page_is_valid(block: Block) -> None:
 
 @dataclass(frozen=True)
 class Line:
-    """A command line of a page."""
+    """A command line of a page, from a console block or from the text. The text may leave arguments out."""
 
     page: str
     text: str
+    is_complete: bool
 
     def __str__(self) -> str:
         return f"{self.page} {self.text}"
@@ -219,9 +220,9 @@ def find_lines() -> list[Line]:
         page, source = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
         for block in read_blocks(page, source):
             if block.language == "console":
-                found += [Line(page, text) for text in re.findall(r"^\$ (.+)$", block.text, re.MULTILINE)]
+                found += [Line(page, text, True) for text in re.findall(r"^\$ (.+)$", block.text, re.MULTILINE)]
         inline = re.findall(r"`((?:\./dev|roundelay) [^`]+)`", source)
-        found += [Line(page, " ".join(it.split())) for it in inline]
+        found += [Line(page, " ".join(it.split()), False) for it in inline]
     return found
 
 
@@ -235,7 +236,8 @@ def find_commands(text: str) -> list[list[str]]:
         return []
     for match in re.finditer(r"(?:^|[|;(&] ?|\$\(|\w=\S+ )((?:(?:\.\.?/)?dev|uvx roundelay|roundelay) [^|;)&]+)", text):
         words = shlex.split(match[1].replace("uvx ", ""), comments="  #" in text)
-        found.append([it for it in words if it != "&"])
+        end = words.index(">") if ">" in words else len(words)
+        found.append([it for it in words[:end] if it != "&"])
     return found
 
 
@@ -276,7 +278,10 @@ def developer_commands() -> str:
 
 
 @pytest.mark.parametrize(("line", "words"), OURS, ids=[f"{line.page} {' '.join(words)}" for line, words in OURS])
-def test_command_line_exists(line: Line, words: list[str], developer_commands: str) -> None:
+def test_command_line_exists(
+    line: Line, words: list[str], developer_commands: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     program, *words = words
     if program.endswith("dev"):
         assert re.search(rf"^  {words[0]}\b", developer_commands, re.MULTILINE)
@@ -292,4 +297,12 @@ def test_command_line_exists(line: Line, words: list[str], developer_commands: s
         assert found is not None
         command = found
         context = click.Context(command, info_name=name, parent=context)
-    command.make_parser(context).parse_args(list(words))  # raises for an unknown option
+    if not line.is_complete or isinstance(command, click.Group):
+        command.make_parser(context).parse_args(list(words))  # raises for an unknown option
+        return
+    for word in words:
+        if re.fullmatch(r"[\w./-]+\.(db|jsonl|md|yaml)", word):
+            (tmp_path / word).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / word).touch()
+    with command.make_context(context.info_name, list(words), parent=context.parent):  # raises for a wrong argument too
+        pass
