@@ -45,6 +45,12 @@ async def write_report(title: str, findings: list[str]) -> AsyncIterator[str]:
         yield f"\n- {finding}"
 
 
+@tool(idempotent=True, answers=True)
+def feedback_questions(questions: list[str]) -> str:
+    """Ask the person before the research. The questions are the answer."""
+    return "\n".join(questions)
+
+
 hand_over = remote_handoff("supervisor", description="Has questions researched.")
 researcher_1, researcher_2, researcher_3 = (remote_agent_tool(f"researcher-{n}") for n in (1, 2, 3))
 
@@ -81,6 +87,8 @@ def supervise(request: ModelRequest) -> list[Action] | Action:
     view = read_prompt(request)
     if not view.tool_results:
         question = view.incoming_text.rpartition(" wrote: ")[2]
+        if not any(topic in question for topic, _, _ in SHELF):
+            return call("feedback_questions", questions=["Which topics do you mean: bees, whales or leaves?"])
         topics = [it.strip(" ?") for it in re.split(r",|\band\b|\?", question) if it.strip(" ?")][:3]
         plan = think(f"There are {len(topics)} topics: a researcher for each.")
         return [plan, *(call(f"researcher-{n}", task=topic) for n, topic in enumerate(topics, 1))]

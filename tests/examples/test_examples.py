@@ -14,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from roundelay.app import serve
+from roundelay.agents.team import build_runner, load_agents
+from roundelay.app import Network, serve
 from roundelay.network.client import NetworkClient
-from roundelay.network.config import NodeConfig
+from roundelay.network.config import NodeConfig, load_yaml
+from tests.support.agents import Person
 from tests.support.programs import read_output, run_program, strip_lines
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -96,6 +98,16 @@ def test_a_team_of_five_processes_researches_and_cites(tmp_path: Path) -> None:
     assert shown[-5:] == REPORT
     assert [first, fifth] == ["[1] The dance language of bees", "[5] Why leaves turn red"]
     assert {"supervisor: researcher-3", "researcher-3: search"} <= {line.partition(" {")[0] for line in shown}
+
+
+async def test_research_team_asks_back_if_the_question_has_no_topic() -> None:
+    team = [build_runner(spec) for spec in load_agents(load_yaml(RESEARCH / "team.yaml").value["agents"].value)]
+    async with Network.open() as network, network.run(*team):
+        zoe = await Person.join(network, "zoe")
+        assert (await zoe.ask("guide", "Please research.")).text == "Which topics do you mean: bees, whales or leaves?"
+        report = await zoe.ask("guide", "How do bees find flowers?")
+        assert report.text.splitlines()[0] == "What was found"
+        assert len((report.metadata or {})["sources"]) == 2
 
 
 async def test_team_answers_a_person_at_a_terminal(tmp_path: Path) -> None:
