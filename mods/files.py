@@ -342,15 +342,18 @@ class Files(Mod):
         view = await open_view(reading, trigger)
         page, last = ListPage(limit, reading.hub.limits.max_result_bytes), after
         # A list, because the state may change while the loop waits for the ledger.
-        candidates = [*islice(list_stored(reading.hub.state, after), EXAMINED + 1)]
-        page.has_more = len(candidates) > EXAMINED
-        for file_id, raw in candidates[:EXAMINED]:
-            file = read_stored(raw)
-            if not thread_id or any(grant.head.thread_id == thread_id for grant in file.grants):
-                shown = await list_shown(reading, view, file)
-                if shown and not page.add({**describe_file(file, shown[-1]), "versions": [it.number for it in shown]}):
-                    break
-            last = file_id
+        while candidates := [*islice(list_stored(reading.hub.state, after), EXAMINED)]:
+            for after, raw in candidates:
+                file = read_stored(raw)
+                if thread_id and not any(grant.head.thread_id == thread_id for grant in file.grants):
+                    continue
+                if shown := await list_shown(reading, view, file):
+                    if not page.add({**describe_file(file, shown[-1]), "versions": [it.number for it in shown]}):
+                        break
+                    last = after  # never the id of a file of others, which tells when it was saved
+            if page.has_more or len(candidates) < EXAMINED:
+                break
+            await reading.take_turns()
         return {"files": page.entries, "has_more": page.has_more, **({"next": last} if page.has_more else {})}
 
     # --- retention

@@ -18,6 +18,7 @@ from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Action, call, finish
 from roundelay.app import serve
+from roundelay.mods import files as files_module
 from roundelay.mods.files import MAX_ATTACHED, MAX_CHUNK, Files
 from roundelay.network.blobs import ORPHAN_TTL_MS, FolderBlobs, blob_folder, list_blobs
 from roundelay.network.client import NetworkClient
@@ -468,3 +469,16 @@ async def test_node_with_a_shared_log_refuses_the_mod(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="Remove files from `mods`, or remove `log`"):
         async with serve(config):
             pass
+
+
+async def test_page_of_files_ends_at_a_visible_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files_module, "EXAMINED", 2)
+    async with Network.open(mods=["files"]) as network:
+        ann, bob = await network.join("ann"), await network.join("bob")
+        for by in (bob, bob, bob, ann, bob, ann, bob, bob, ann):
+            await save(by)
+        own = [it["file"] for it in (await ann.call("files.list", {}))["files"]]
+        first = await ann.call("files.list", {"limit": 2})
+        assert ([it["file"] for it in first["files"]], first["next"]) == (own[:2], own[1])
+        rest = await ann.call("files.list", {"limit": 2, "after": first["next"]})
+        assert ([it["file"] for it in rest["files"]], rest["has_more"], len(own)) == (own[2:], False, 3)
