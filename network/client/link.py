@@ -377,7 +377,7 @@ class Link:
         if closed.code == 4409:
             return self._superseded()
         if closed.code in (4400, 4401, 4403):
-            return Forbidden(f"The hub ended the session: {closed.reason or closed.code}.")
+            return Forbidden(f"The hub ended the session: {(closed.reason or str(closed.code)).rstrip('.')}.")
         return None
 
     def _end(self, error: RoundelayError) -> None:

@@ -88,6 +88,12 @@ class SupervisedProcess(ForkingProcess):
             # At the first start, the author of the file is still present, so the whole node refuses to start.
             elif code == WRONG_FILE and not self.settled.is_set():
                 raise ConfigError(self.error or f"{self._description} cannot start.")
+            elif self._is_removed():
+                reason = "it was removed from this network"
+                _logger.error("%s has ended and is not started again: %s.", self._description, reason)
+                self.settled.set()
+                self._set_state("ended")
+                await self._wait_until_requested()
             elif code == WRONG_FILE:
                 # The file was valid when the node started. It was changed since, or the mistake appears only at run
                 # time.
@@ -161,6 +167,10 @@ class SupervisedProcess(ForkingProcess):
     def _can_run(self) -> bool:
         """Return whether the process has anything to do now."""
         return True
+
+    def _is_removed(self) -> bool:
+        """Return whether an operator has removed the participant of the process from the network."""
+        return False
 
     async def _wait_to_start(self) -> None:
         """Wait until the process has anything to do."""
@@ -349,6 +359,10 @@ class AgentProcess(SupervisedProcess):
     def _can_run(self) -> bool:
         # A read replica serves no agents and would refuse them repeatedly.
         return self._hub.status.opened.is_set()
+
+    def _is_removed(self) -> bool:
+        state = self._hub.state
+        return state.participant(self.name) is not None and state.present(self.name) is None
 
     async def _wait_to_start(self) -> None:
         await self._hub.status.opened.wait()

@@ -131,3 +131,14 @@ async def test_an_ended_process_waits_in_the_operators_inbox_until_its_file_is_r
         assert await ask(url, "ann", "hello") == "ann heard hello"
         assert json.loads((await invoke("inbox", "--json", "--url", url)).out)["items"] == []
         await up.stop()
+
+
+async def test_a_removed_agent_is_not_started_again(team: Path) -> None:
+    async with node_up(team) as (up, url):
+        await invoke("call", "network.remove", "agent_id=ann", "--url", url)
+        await up.error("Agent ann has ended and is not started again: it was removed from this network")
+        found = await listed(url)
+        assert (found["ann"]["state"], found["bob"]["state"]) == ("ended", "running")
+        assert await ask(url, "bob", "hello") == "bob heard hello"
+        await up.stop()
+        assert not any("starts again in" in line for line in up.errors)
