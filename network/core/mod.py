@@ -471,8 +471,9 @@ def _load_mod(item: str | Mod, known: Mapping[str, type[Mod]], taken: Collection
     try:
         mod = item if isinstance(item, Mod) else (known.get(item) or _find_mod(item))()
         # Read the declarations now, so that a wrong one refuses the start and not the first call.
-        arguments = {operation.op: operation.args_type.__struct_fields__ for operation in mod.operations()}
-        check_screens(mod.id, mod.screens, arguments)
+        types = {operation.op: operation.args_type for operation in mod.operations()}
+        arguments = {op: args_type.__struct_fields__ for op, args_type in types.items()}
+        check_screens(mod.id, mod.screens, arguments, lambda op: args_schema(types[op])["properties"])
     except ModError:
         raise
     except Exception as error:

@@ -7,8 +7,8 @@ call every operation as their own user, so a screen shows nobody more than the o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -104,9 +104,14 @@ class ModScreen(Struct, frozen=True, omit_defaults=True):
     """The button that makes a new item."""
 
 
-def check_screens(mod: str, screens: Iterable[ModScreen], known: Mapping[str, Collection[str]]) -> None:
+def check_screens(
+    mod: str,
+    screens: Iterable[ModScreen],
+    known: Mapping[str, Collection[str]],
+    read_schemas: Callable[[str], Mapping[str, Any]],
+) -> None:
     """Check that each screen names operations of the mod, with arguments that they have. ``known`` has the arguments of
-    each operation. Raises `ModError`."""
+    each operation, and ``read_schemas`` returns their JSON schemas. Raises `ModError`."""
     seen: set[str] = set()
     for screen in screens:
         if screen.id in seen:
@@ -127,6 +132,25 @@ def check_screens(mod: str, screens: Iterable[ModScreen], known: Mapping[str, Co
                     f"The screen {screen.id!r} of the mod {mod} passes {', '.join(unknown)} to {op}, which takes "
                     f"{', '.join(sorted(known[op])) or 'no arguments'}."
                 )
+        for action in _list_actions(screen):
+            schemas = read_schemas(action.op) if action.inputs else {}
+            for entry in action.inputs:
+                if not _is_text(schemas[entry.argument]):
+                    raise ModError(
+                        f"The screen {screen.id!r} of the mod {mod} lets people enter {entry.argument} of {action.op}, "
+                        "which is no text. Take a text in the operation, and convert it there."
+                    )
+
+
+def _is_text(schema: Mapping[str, Any]) -> bool:
+    """Return whether an argument takes a text, which is all that a form sends."""
+    if "anyOf" in schema:
+        return any(_is_text(each) for each in schema["anyOf"])
+    return bool(schema.get("type", "string") == "string")
+
+
+def _list_actions(screen: ModScreen) -> Iterable[Action]:
+    return (*screen.actions, *((screen.create,) if screen.create else ()))
 
 
 def _list_calls(screen: ModScreen) -> Iterable[tuple[str, set[str]]]:
@@ -136,5 +160,5 @@ def _list_calls(screen: ModScreen) -> Iterable[tuple[str, set[str]]]:
         yield screen.detail.op, {*screen.detail.args}
         for part in screen.detail.parts:
             yield from ((op, {*args}) for op, args in ((part.op, part.args), (part.open_op, part.open_args)) if op)
-    for action in (*screen.actions, *((screen.create,) if screen.create else ())):
+    for action in _list_actions(screen):
         yield action.op, {*action.args, *(entry.argument for entry in action.inputs)}

@@ -181,6 +181,8 @@ class SharedProcess(ForkingProcess):
 
     async def _launch(self) -> Child:
         process = await super()._launch()
+        if self._ended_on_purpose and process.stdin is not None:
+            process.stdin.close()  # the node has stopped meanwhile
         self._launched.set()
         return process
 

@@ -107,6 +107,21 @@ def test_screen_that_cannot_work_refuses_to_load(changes: dict[str, Any], proble
         load_mods([Wrong()], {})
 
 
+def test_input_that_is_no_text_refuses_to_load() -> None:
+    class Counts(Wishes):
+        screens: ClassVar = (
+            ModScreen(**LIST, actions=(Action("wishes.repeat", "Repeat", inputs=(Input("times", "Times"),)),)),
+        )
+
+        @operation("change")
+        def repeat(self, change: Change, *, times: int | None = None) -> dict[str, Any]:
+            """Add the wishes again."""
+            return {}
+
+    with pytest.raises(ModError, match=r"lets people enter times of wishes\.repeat, which is no text"):
+        load_mods([Counts()], {})
+
+
 def test_two_screens_with_one_id_refuse_to_load() -> None:
     class Twice(Wishes):
         screens: ClassVar = (ModScreen(**LIST), ModScreen(**LIST))
