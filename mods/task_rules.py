@@ -120,6 +120,13 @@ def may_claim(task: SharedTask, agent_id: str) -> bool:
     return agent_id == task.assignee or agent_id in task.pool or not (task.assignee or task.pool)
 
 
+def is_abandoned(change: Change, task: SharedTask) -> bool:
+    """Return whether everybody who could do a task was removed, and its creator too."""
+    workers = {task.assignee, *task.pool} - {""}
+    is_idle = task.state in ("open", "waiting") and workers
+    return bool(is_idle) and not any(change.state.present(name) for name in {task.creator, *workers})
+
+
 def is_manager(origin: Origin, task: SharedTask) -> bool:
     return origin.is_operator or origin.agent_id == task.creator
 

@@ -49,6 +49,7 @@ from .task_rules import (
     find_own_task,
     find_task,
     finish_task,
+    is_abandoned,
     is_manager,
     is_visible,
     link_tasks,
@@ -379,6 +380,10 @@ class Tasks(Mod):
             elif agent_id == task.holder or (task.state == "open" and agent_id == task.assignee):
                 log_change(change, task)
                 end_claim(change, task, f"{agent_id} was removed from this network", cause_of(task))
+            if is_abandoned(change, task):
+                log_change(change, task)
+                task.result = TaskResult("", "Nobody is left who could do it or change it.")
+                finish_task(change, task, "cancelled", cause_of(task))
 
     def due(self, change: Change, key: str) -> None:
         kind, _, number = key.partition("/")

@@ -155,7 +155,7 @@ class SupervisedProcess(ForkingProcess):
             await asyncio.wait({run, requested}, return_when=asyncio.FIRST_COMPLETED)
             return run.result() if run.done() else None
         except OSError as error:  # no more processes, memory or disk: this must not end the node
-            self.error = f"The process could not be created: {error.strerror}."
+            self.error = f"The process could not be created: {error.strerror or error}."
             return 1
         finally:
             requested.cancel()

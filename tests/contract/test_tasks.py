@@ -437,6 +437,23 @@ async def test_task_of_a_removed_assignee_is_offered_again(team: dict[str, Netwo
     assert await state_of(lead, own) == "done"
 
 
+@pytest.mark.parametrize("order", [["lead", "ann"], ["ann", "lead"]])
+async def test_task_is_cancelled_when_all_its_participants_are_removed(
+    team: dict[str, NetworkClient], order: list[str]
+) -> None:
+    root, lead, _, bob = team.values()
+    first = await bob.send_text("lead", "Write it.")
+    abandoned = await create(lead, assignee="ann", cause=first.seq)
+    shared = await create(lead, pool=["ann", "bob"], cause=first.seq)
+    for name in order:
+        await root.call("network.remove", {"agent_id": name})
+    assert await state_of(root, abandoned) == "cancelled"
+    assert await state_of(root, shared) == "open"
+    await bob.call("tasks.complete", {"task": shared})
+    left = await bob.call("network.open_items", {"root": first.seq})
+    assert [it["kind"] for it in left["items"]] == []
+
+
 async def test_task_done_by_a_removed_participant_is_reopened(team: dict[str, NetworkClient]) -> None:
     root, lead, ann, bob = team.values()
     task = await create(lead, pool=["ann"])
