@@ -1,6 +1,6 @@
 """CPU of a reaction after 1 and after 10,000 conversations of the same person.
 
-    python bench/growth.py [--past 1,10000] [--reactions 200]
+    ./dev bench growth [--past 1,1000,10000] [--reactions 200]
 
 The hub, the agent and the person are in this process, on a ledger in memory. The agent answers at once, without a model
 server. Times are medians of process time, so other processes on the machine do not count. docs/costs.md has the table.
@@ -62,7 +62,7 @@ async def measure(past: int, reactions: int, form: PromptForm, *, is_new: bool) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--past", default="1,10000", help="numbers of earlier conversations")
+    parser.add_argument("--past", default="1,1000,10000", help="numbers of earlier conversations")
     parser.add_argument("--reactions", type=int, default=200)
     options = parser.parse_args()
     sizes = [int(it) for it in options.past.split(",")]

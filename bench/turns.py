@@ -4,7 +4,7 @@
     ./dev bench turns --markdown FILE
 
 Each round takes every measure once. The table shows medians over the rounds; ratios are taken within a round. The
-second form prints the table of a stored run. docs/performance.md explains each line.
+second form prints the table of a stored run. docs/performance.md explains the results.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ async def open_system(job: Job) -> AsyncIterator[Ask]:
         tools = [FunctionTool(add, permission=allowed)] if has_adder(job.work, name) else []
         return Agent(name, instruction(name), models[name], Toolkit(tools))
 
-    # An agent holds its conversation, so each conversation needs an agent of its own.
+    # An agent holds one conversation, so each conversation needs a new agent.
     team = {name: make(name) for name in job.workload.agents} if job.workload.shares_thread else {}
 
     async def ask_team(text: str) -> str:

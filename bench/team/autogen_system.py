@@ -70,7 +70,7 @@ async def open_system(job: Job) -> AsyncIterator[Ask]:
 
     async def ask(number: int, text: str) -> str:
         name = target(job.work, number)
-        # An agent holds its conversation, so each conversation needs an agent of its own.
+        # An agent holds one conversation, so each conversation needs a new agent.
         tools = [AgentTool(make(worker)) for worker in WORKERS] if job.work == "w2" else []
         return await answer(team.get(name) or make(name, tools), text)
 

@@ -4,7 +4,7 @@
     ./dev bench team --quick
     ./dev bench team --markdown FILE
 
-Each measurement is a process of its own with a fake model server beside it, and every answer is checked. The order of
+Each measurement starts a new process, beside a fake model server. Every answer is checked. The order of
 the systems rotates by round. CPU and memory are those of all processes of the system with the person's client; the model
 server does not count. Environments are made for the peers; a peer that cannot be installed is left out with a note.
 Exits with 1 after a wrong answer.
@@ -28,7 +28,17 @@ from pathlib import Path
 from typing import Any
 
 from environments import DEFAULT_FOLDER, HERE, System, find_python, list_systems
-from results import Row, build_tables, format_markdown, format_problems, format_text, is_right, read_cpu_ms
+from results import (
+    Row,
+    build_details,
+    build_overview,
+    build_summary,
+    format_markdown,
+    format_problems,
+    format_text,
+    is_right,
+    read_cpu_ms,
+)
 from workloads import EDGE, GROWING, WORKLOADS
 
 sys.path.insert(0, str(HERE.parent))
@@ -87,6 +97,8 @@ def read_tree_cpu_s(pid: int) -> float:
 
 def stop_tree(process: subprocess.Popen[Any]) -> None:
     """End a process and all that it started."""
+    if process.poll() is not None:
+        return  # another process may have its id by now
     for pid in reversed(list_process_tree(process.pid)):
         try:
             os.kill(pid, signal.SIGKILL)
@@ -186,6 +198,13 @@ def report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def save(file: Path | None, rows: list[Row]) -> None:
+    """Write the file of --json. It is written after each round, so that an interrupted run loses one round."""
+    if file:
+        machine = vars(describe_machine(Path(tempfile.gettempdir())))
+        file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+
+
 def run(options: argparse.Namespace) -> list[Row]:
     systems = [system for system in list_systems() if system.name in options.systems]
     pythons = find_pythons(systems, options.environments)
@@ -207,6 +226,7 @@ def run(options: argparse.Namespace) -> list[Row]:
                     rows.append(row)
                     shown = f"{read_cpu_ms(row):.2f} ms of CPU an answer" if is_right(row) else "failed"
                     report(f"round {number + 1}, {work}, {system.name}: {shown}")
+            save(options.json, rows)
     return rows
 
 
@@ -236,12 +256,12 @@ def main() -> None:
     )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every value there as well")
     parser.add_argument(
-        "--markdown", metavar="FILE", type=Path, help="print the tables of such a file, and measure nothing"
+        "--markdown", metavar="FILE", type=Path, help="print the tables of docs/performance.md from such a file"
     )
     options = parser.parse_args()
     if options.markdown:
         kept = json.loads(options.markdown.read_text())
-        print(format_markdown(build_tables(kept["rows"], list_systems())))
+        print(format_markdown([build(kept["rows"], list_systems()) for build in (build_overview, build_summary)]))
         return
     options.rounds = options.rounds or (1 if options.quick else 5)
     options.only = options.only or (QUICK_WORKLOADS if options.quick else list(WORKLOADS))
@@ -249,10 +269,7 @@ def main() -> None:
     rows = run(options)
     if not rows:
         sys.exit("There is nothing to measure: no system is left.")
-    print(format_text(build_tables(rows, list_systems())))
-    if options.json:
-        machine = vars(describe_machine(Path(tempfile.gettempdir())))
-        options.json.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
+    print(format_text([build_overview(rows, list_systems()), *build_details(rows, list_systems())]))
     problems = format_problems(rows)
     for problem in problems:
         report(f"not counted: {problem}")

@@ -61,21 +61,54 @@ COLUMNS: dict[str, Value] = {
 }
 
 
-def build_tables(rows: Sequence[Row], systems: Sequence[System]) -> list[tuple[str, list[list[str]]]]:
-    """Return titles and tables: the ratios of all workloads, then the values of each."""
+Table = tuple[str, list[list[str]]]
+"""A title and rows of cells, the head first."""
+SUMMARY = (
+    ("tool call: CPU ms", "w1", "CPU ms"),
+    ("p50 ms", "w1", "p50 ms"),
+    ("prompt bytes", "w1", "prompt bytes"),
+    ("MB", "w1", "MB"),
+    ("team: CPU ms", "w2", "CPU ms"),
+    ("prompt bytes", "w2", "prompt bytes"),
+    ("200 agents: MB", "w5", "MB"),
+    ("after 1,000", "w7", "last / first"),
+)
+"""Columns of the second table of docs/performance.md: title, workload, value."""
+
+
+def choose_systems(rows: Sequence[Row], systems: Sequence[System]) -> list[System]:
     measured = {row["system"] for row in rows}
-    systems = [system for system in systems if system.name in measured]
+    return [system for system in systems if system.name in measured]
+
+
+def build_overview(rows: Sequence[Row], systems: Sequence[System]) -> Table:
+    """Return the ratios of all workloads."""
     peers = {system.name for system in systems if system.is_peer}
     works = [work for work in WORKLOADS if any(row["work"] == work for row in rows)]
-    overview = [["CPU / best peer", "stores", *(WORKLOADS[work].title for work in works)]]
-    for system in systems:
+    table = [["CPU / best peer", "stores", *(WORKLOADS[work].title for work in works)]]
+    for system in choose_systems(rows, systems):
         ratios = [list_ratios(rows, system.name, work, peers) for work in works]
-        overview.append([system.name, system.stores, *(_format(statistics.median(it)) if it else "" for it in ratios)])
-    tables = [("CPU of an answer, divided by that of the best peer in the same round (median)", overview)]
-    for work in works:
+        table.append([system.name, system.stores, *(_format(statistics.median(it)) if it else "" for it in ratios)])
+    return "CPU of an answer, divided by that of the best peer in the same round (median)", table
+
+
+def build_summary(rows: Sequence[Row], systems: Sequence[System]) -> Table:
+    """Return the values that a user needs to choose."""
+    table = [["", *(title for title, _, _ in SUMMARY)]]
+    for system in choose_systems(rows, systems):
+        values = (find_median(rows, system.name, work, COLUMNS[name]) for _, work, name in SUMMARY)
+        table.append([system.name, *("" if it is None else _format(it) for it in values)])
+    return "Values of an answer (median)", table
+
+
+def build_details(rows: Sequence[Row], systems: Sequence[System]) -> list[Table]:
+    """Return a table of all values for each workload."""
+    peers = {system.name for system in systems if system.is_peer}
+    tables: list[Table] = []
+    for work in (work for work in WORKLOADS if any(row["work"] == work for row in rows)):
         names = [name for name in COLUMNS if name != "last / first" or work in GROWING]
         table = [["", "CPU / best (rounds)", *names]]
-        for system in systems:
+        for system in choose_systems(rows, systems):
             values = [find_median(rows, system.name, work, COLUMNS[name]) for name in names]
             if values[0] is not None:
                 spread = _format_spread(list_ratios(rows, system.name, work, peers))
@@ -95,7 +128,7 @@ def _format(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
-def format_text(tables: Iterable[tuple[str, list[list[str]]]]) -> str:
+def format_text(tables: Iterable[Table]) -> str:
     lines: list[str] = []
     for title, table in tables:
         widths = [max(len(row[place]) for row in table) for place in range(len(table[0]))]
@@ -106,7 +139,7 @@ def format_text(tables: Iterable[tuple[str, list[list[str]]]]) -> str:
     return "\n".join(lines[1:])
 
 
-def format_markdown(tables: Iterable[tuple[str, list[list[str]]]]) -> str:
+def format_markdown(tables: Iterable[Table]) -> str:
     """Return the tables for docs/performance.md."""
     blocks = []
     for title, (head, *body) in tables:
@@ -116,7 +149,7 @@ def format_markdown(tables: Iterable[tuple[str, list[list[str]]]]) -> str:
 
 
 def format_problems(rows: Iterable[Row]) -> list[str]:
-    """Return a line for each measurement that failed or had a wrong answer. These do not count in any table."""
+    """Return a line for each measurement that failed or had a wrong answer. Tables leave such measurements out."""
     return [
         f"{row['system']}, {row['work']}, round {row['round'] + 1}: {row.get('error') or row['wrong'][0]}"
         for row in rows

@@ -32,17 +32,17 @@ class Workload:
 
 WORKLOADS = {
     "w1": Workload("one tool call", 100, uses_tool=True),
-    "w2": Workload("a team of six", 15, ("ann", *WORKERS), uses_tool=True, quick_questions=5),
-    "w3": Workload("a channel of ten", 40, tuple(f"bob{number}" for number in range(10)), shares_thread=True),
-    "w4": Workload("one long thread", 200, shares_thread=True, quick_questions=120, warm_ups=0),
+    "w2": Workload("team of six", 15, ("ann", *WORKERS), uses_tool=True, quick_questions=5),
+    "w3": Workload("channel of ten", 40, tuple(f"bob{number}" for number in range(10)), shares_thread=True),
+    "w4": Workload("long thread", 200, shares_thread=True, quick_questions=120, warm_ups=0),
     "w5": Workload(
-        "first message to 200 agents",
+        "200 agents",
         200,
         tuple(f"bob{number}" for number in range(200)),
         shares_thread=True,
         warm_ups=0,
     ),
-    "w6": Workload("start to first answer", 1, uses_tool=True, quick_questions=1, warm_ups=0),
+    "w6": Workload("start", 1, uses_tool=True, quick_questions=1, warm_ups=0),
     "w7": Workload("1,000 conversations", 1000, quick_questions=120),
     "w8": Workload("32 at once", 128, parallel=32, uses_tool=True, quick_questions=64),
 }
