@@ -17,7 +17,6 @@ from typing import Any
 
 from chat_server import TURNS
 from loops import HandWritten, Loop, OurReaction, join, look_up_blocking
-from peers import make_peers
 from servers import HERE, Bench, Subject, start_server
 from table import Line, median_of
 
@@ -31,9 +30,8 @@ class TurnCost:
 
     name = "turns"
 
-    def __init__(self, bench: Bench, *, runs: int, at_once: int, with_peers: bool = False) -> None:
+    def __init__(self, bench: Bench, *, runs: int, at_once: int) -> None:
         self._bench = bench
-        self._with_peers = with_peers
         self._runs = runs
         self._at_once = at_once
         self._us: dict[str, dict[str, list[float]]] = {}
@@ -57,10 +55,7 @@ class TurnCost:
                 for loop in loops.values():
                     stack.push_async_callback(loop.close)
                 way = "streaming" if stream else "plain"
-                peers = make_peers(base_url) if self._with_peers and not stream else {}
-                for loop in peers.values():
-                    stack.push_async_callback(loop.close)
-                await self._compare(f"{way}, one by one", loops | peers, 1, number)
+                await self._compare(f"{way}, one by one", loops, 1, number)
                 await self._compare(f"{way}, {self._at_once} at once", loops, self._at_once, number)
             blocking: dict[str, Loop] = {
                 BY_HAND: HandWritten(base_url, stream=False, function=look_up_blocking),

@@ -1,6 +1,6 @@
 """Cost of an agent without its model: CPU of a turn, alone and with each feature, of rendering its prompt, and memory.
 
-    ./dev bench turns [--quick] [--rounds 5] [--only MEASURE ...] [--peers] [--json FILE]
+    ./dev bench turns [--quick] [--rounds 5] [--only MEASURE ...] [--json FILE]
     ./dev bench turns --markdown FILE
 
 Each round takes every measure once. The table shows medians over the rounds; ratios are taken within a round. The
@@ -48,7 +48,7 @@ SIZES = {
 }
 
 
-def run(size: Size, names: Sequence[str], *, rounds: int, with_peers: bool = False) -> Results:
+def run(size: Size, names: Sequence[str], *, rounds: int) -> Results:
     """Take the named measures, ``rounds`` times, interleaved; gives the results as plain data. Raises `LoadError`."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as scratch:
@@ -57,7 +57,7 @@ def run(size: Size, names: Sequence[str], *, rounds: int, with_peers: bool = Fal
         bench = Bench(DEFAULT_NODE, Path(scratch), frozenset(server_cores))
         machine = describe_machine(Path(scratch))
         measures: list[TurnCost | FeatureCost | Rendering | RestingAgents] = [
-            TurnCost(bench, runs=size.runs, at_once=size.at_once, with_peers=with_peers),
+            TurnCost(bench, runs=size.runs, at_once=size.at_once),
             FeatureCost(bench, runs=size.feature_runs),
             Rendering(size.renderings),
             RestingAgents(bench, size.agents),
@@ -94,14 +94,11 @@ def main() -> None:
     quick, rounds = "a look within a minute, not a measurement", "how often each measure is taken"
     parser = make_parser(__doc__, SIZES, quick=quick, rounds=rounds)
     parser.add_argument("--only", action="append", default=[], choices=MEASURES, help="this measure; may be repeated")
-    parser.add_argument(
-        "--peers", action="store_true", help="the turns of other libraries too, where they are installed"
-    )
     options = parser.parse_args()
     size = pick_size(options, SIZES)
 
     def measure() -> Results:
-        return run(size, options.only or MEASURES, rounds=options.rounds or size.rounds, with_peers=options.peers)
+        return run(size, options.only or MEASURES, rounds=options.rounds or size.rounds)
 
     tell_results(options, measure, describe_run, failure=LoadError)
 

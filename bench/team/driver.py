@@ -259,6 +259,8 @@ def main() -> None:
         "--markdown", metavar="FILE", type=Path, help="print the tables of docs/performance.md from such a file"
     )
     options = parser.parse_args()
+    if sys.platform != "linux":
+        sys.exit("This benchmark reads CPU and memory from /proc, which only Linux has.")
     if options.markdown:
         kept = json.loads(options.markdown.read_text())
         print(format_markdown([build(kept["rows"], list_systems()) for build in (build_overview, build_summary)]))
