@@ -1,7 +1,7 @@
 """Console blocks with ``<!-- runs on a node -->`` above them run on a node, and print what the page shows.
 
-All blocks of a page share one node with the people mia (an operator, who types), ann and bob, and the channels dev and
-launch. Numbers differ between runs: a number that the page shows as output is replaced in the page's later commands.
+All blocks of a page share one node with the people mia (an operator, who types), ann and bob, the channels dev and
+launch, the agent echo, messages up to number 24, and a backup. Numbers differ between runs: a number that the page shows as output is replaced in the page's later commands.
 """
 
 from __future__ import annotations
@@ -44,6 +44,14 @@ async def prepare(url: str, token: str, folder: Path) -> None:
         async with NetworkClient(name, url, kind="human", token=token) as client:
             for channel in ("dev", "launch"):
                 await client.join_channel(channel)
+    async with NetworkClient("mia", url, kind="human", token=token) as mia:
+        await mia.broadcast("Good morning")
+        async with NetworkClient("echo", url):
+            await mia.send_text("echo", "What is new?")
+        while (await mia.post("dev", "The invoice 4711 is here.")).seq < 24:
+            pass
+    (folder / "backups").mkdir()
+    await invoke("backup", folder / "backups" / "monday.db", cwd=folder, ROUNDELAY_URL=url, ROUNDELAY_TOKEN=token)
 
 
 def test_several_pages_run_on_a_node() -> None:
@@ -53,7 +61,7 @@ def test_several_pages_run_on_a_node() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 async def test_console_blocks_print_what_the_page_shows(page: str, tmp_path: Path) -> None:
-    config = NodeConfig(port=0, db=tmp_path / "roundelay.db", durability="memory", mods=MODS)
+    config = NodeConfig(port=0, db=tmp_path / "roundelay.db", durability="normal", mods=MODS)
     async with serve(config) as node:
         await prepare(node.url, node.owner_token, tmp_path)
         found: dict[str, str] = {}
