@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from pathlib import Path
 
@@ -28,7 +29,9 @@ def docs(page: str | None, path: bool) -> None:
     if path:
         click.echo(found)
     elif sys.stdout.isatty():
-        click.echo_via_pager(found.read_text(encoding="utf-8").rstrip("\n"))  # the pager adds the last newline
+        # Comments are notes for the tests of the documents. The pager adds the last newline.
+        text = re.sub(r"^<!--.*-->\n", "", found.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        click.echo_via_pager(text.rstrip("\n"))
     else:
         click.echo(found.read_text(encoding="utf-8"), nl=False)
 

@@ -76,5 +76,4 @@ async def test_console_blocks_print_what_the_page_shows(page: str, tmp_path: Pat
             )  # fmt: skip
             if shown:
                 assert [VARIES.sub("N", it) for it in done.lines] == [VARIES.sub("N", it) for it in shown]
-                for theirs, ours in zip(NUMBER.findall("\n".join(shown)), NUMBER.findall(done.out), strict=True):
-                    found[theirs] = ours
+                found.update(zip(NUMBER.findall("\n".join(shown)), NUMBER.findall(done.out), strict=True))
