@@ -230,9 +230,9 @@ def end_with_parent(parent: int) -> None:
     Linux, where `can_fork` is false.
     """
     if sys.platform == "linux":
-        import ctypes
+        with suppress(ImportError, OSError, AttributeError):  # a Python without ctypes, or a C library without prctl
+            import ctypes
 
-        with suppress(OSError, AttributeError):  # a C library without prctl
             ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL), *[ctypes.c_ulong(0)] * 3)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:
             kill_process(os.getpid())

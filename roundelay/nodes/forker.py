@@ -279,6 +279,8 @@ def _serve_and_exit(sock: socket.socket, modules: Sequence[str]) -> NoReturn:
             os.environ.pop(name, None)
         for module in modules:
             __import__(module)
+        with suppress(ImportError):  # for `end_with_parent`, which would load it in each process
+            __import__("ctypes")
         build_adapters()
         # Frozen objects are not visited by collections, so their memory stays shared.
         gc.collect()
@@ -338,7 +340,7 @@ def _serve(sock: socket.socket) -> dict[str, object] | None:
                 signal.pthread_sigmask(signal.SIG_BLOCK, stop_handlers)
                 try:
                     pid = fork_process()
-                except OSError as error:  # no more processes or memory: the running agents go on
+                except OSError as error:  # The system has no more processes or memory. Keep the running agents.
                     pid, answer = -1, {"errno": error.errno or 0}
                 if pid == 0:
                     end_with_parent(forker)
