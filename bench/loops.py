@@ -25,6 +25,7 @@ from roundelay.agents.models.openai_model import OpenAIModel
 from roundelay.agents.prompt import ConversationPrompt, render_system_prompt
 from roundelay.agents.reaction import Reaction
 from roundelay.agents.reaction_ids import reaction_id
+from roundelay.agents.reaction_state import ReactionSetup
 from roundelay.agents.recorded import Started
 from roundelay.agents.tool_client import ToolClient
 from roundelay.agents.tools import Tool, ToolContext, tool
@@ -216,8 +217,7 @@ class OurReaction:
             self._agent,
             prompt=PROMPT,
             answers=True,
-            threads=(TRIGGER.thread_id,),
-            frame=partial(render_system_prompt, agent_id=AGENT_ID),
+            setup=ReactionSetup(threads=(TRIGGER.thread_id,), frame=partial(render_system_prompt, agent_id=AGENT_ID)),
         )
         driver = Driver(reaction, journal=journal, make_context=partial(self._make_context, reaction_name))
         finish: Finish = await driver.run(config_hash="bench")
