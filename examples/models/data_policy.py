@@ -1,4 +1,4 @@
-"""What the ledger stores of a reaction: no results of tools, and no card numbers. The model reads everything,
+"""A limit on what the ledger stores of a reaction: no results of tools, and no card numbers. The model reads everything,
 and messages are stored as they are.
 
 Run it: python examples/models/data_policy.py

@@ -1,4 +1,4 @@
-"""A test of a team in virtual time: rules stand in for the models, and expectations say what must come out.
+"""A test of a team in virtual time: rules replace the models, and expectations state the result.
 
 Run it: python examples/testing/scenario.py
 

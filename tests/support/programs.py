@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 def run_program(text: str, name: str) -> str:
-    """Run a program as ``__main__`` and return what it printed. It may write no errors."""
+    """Run a program as ``__main__`` and return what it printed. Writing to stderr fails the test."""
     module = ModuleType("__main__")
     module.__file__ = name
     main, sys.modules["__main__"] = sys.modules["__main__"], module
