@@ -117,7 +117,7 @@ QuestionEvent: TypeAlias = QuestionStored | TextPiece | AgentAnswer | QuestionEn
 
 
 class _PieceBody(Struct):
-    """One piece in a signal of kind ``delta`` (docs/protocol.md, "Signals of agents")."""
+    """One piece in a signal of kind ``delta`` (docs/protocol/signals.md)."""
 
     kind: PieceKind
     turn: int
@@ -458,5 +458,5 @@ class Conversations:
 
 
 def _reaction_id(agent_id: str, seq: int, epoch: str) -> str:
-    """Return the id of an agent's first reaction to a message (docs/protocol.md, "Signals of agents")."""
+    """Return the id of an agent's first reaction to a message (docs/protocol/signals.md)."""
     return hashlib.sha256("\x1f".join(("reaction", agent_id, str(seq), epoch)).encode()).hexdigest()[:32]

@@ -26,7 +26,7 @@ def asyncapi_document() -> dict[str, Any]:
             "title": "Roundelay wire protocol",
             "version": str(PROTOCOL_VERSION),
             "description": f"WebSocket subprotocol {SUBPROTOCOL}, one JSON object per text frame. "
-            "The rules are in protocol.md.",
+            "The rules are in docs/protocol/.",
         },
         "servers": {"local": {"host": "127.0.0.1:8700", "protocol": "ws"}},
         "channels": {

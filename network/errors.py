@@ -17,7 +17,7 @@
     ├── LedgerError         the database is unusable; nothing was acknowledged
     └── ModError            a mod cannot be loaded
 
-The codes are those of the wire protocol (docs/protocol.md, "Refusals"). `error_from_wire` turns an ``error`` frame into
+The codes are those of the wire protocol (docs/protocol/errors.md). `error_from_wire` turns an ``error`` frame into
 its exception. This module does no IO."""
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Presence(Struct, frozen=True):
 
 
 class Signal(Struct, frozen=True):
-    """Live activity of a participant (docs/protocol.md, "Signals of agents"). Never stored."""
+    """Live activity of a participant (docs/protocol/signals.md). Never stored."""
 
     sender_id: str
     thread_id: str
@@ -88,7 +88,7 @@ class Signal(Struct, frozen=True):
 
 
 class Notice(Struct, frozen=True):
-    """A notice of the hub. docs/protocol.md ("Notices") lists the kinds and their bodies."""
+    """A notice of the hub. docs/protocol/notices.md lists the kinds and their bodies."""
 
     kind: str
     thread_id: str | None

@@ -1,6 +1,6 @@
 """Step 6 for ``hello``: the participant's identity, the proof of that identity, and the session's fencing token.
 
-docs/protocol.md ("Identity") has the rules. Pure: this module gets only hashes of tokens, and only hashes are stored.
+docs/protocol/identity.md has the rules. Pure: this module gets only hashes of tokens, and only hashes are stored.
 `publisher` sends the welcome.
 """
 

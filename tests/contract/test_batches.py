@@ -1,4 +1,4 @@
-"""A `batch`: several messages and records in one commit. docs/protocol.md, "Client to hub"."""
+"""A `batch`: several messages and records in one commit. docs/protocol/frames.md."""
 
 from __future__ import annotations
 

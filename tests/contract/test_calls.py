@@ -1,4 +1,4 @@
-"""`call`: idempotent by (caller, call_id) where something changed, afresh where not. docs/protocol.md, "Operations"."""
+"""`call`: idempotent by (caller, call_id) where something changed, afresh where not. docs/protocol/operations.md."""
 
 from __future__ import annotations
 

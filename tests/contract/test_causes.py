@@ -1,4 +1,4 @@
-"""Cause, root, hops; budgets and rates. docs/protocol.md, "Cause, root, hops" and "Refusals"."""
+"""Cause, root, hops; budgets and rates. docs/protocol/conversations.md and docs/protocol/errors.md."""
 
 from __future__ import annotations
 

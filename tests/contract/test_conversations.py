@@ -1,4 +1,4 @@
-"""Several conversations of the same two: `send.conversation`. docs/protocol.md, "Addresses, threads, membership"."""
+"""Several conversations of the same two: `send.conversation`. docs/protocol/messages.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delivery: floor, acks, nacks, dead letters, resume, window, several sessions. docs/protocol.md, "Delivery"."""
+"""Delivery: floor, acks, nacks, dead letters, resume, window, several sessions. docs/protocol/delivery.md."""
 
 from __future__ import annotations
 

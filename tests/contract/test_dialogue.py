@@ -1,4 +1,4 @@
-"""The dialogue of docs/protocol.md, played word by word by plain WebSocket clients: a node answers as it stands there."""
+"""The dialogue of docs/protocol/dialogue.md, played word by word by plain WebSocket clients: a node answers as it stands there."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import pytest
 from tests.support.command import command, run
 from tests.support.wire import WireSession
 
-PAGE = (Path(__file__).parents[2] / "docs/protocol.md").read_text(encoding="utf-8")
-DIALOGUE = PAGE.partition("\n## A whole dialogue\n")[2].partition("\n## ")[0]
+DIALOGUE = (Path(__file__).parents[2] / "docs/protocol/dialogue.md").read_text(encoding="utf-8")
 LEFT_OUT = "…"
 VARIES = {"token", "epoch", "session_id", "sent_at"}
 """What is another in each run. It stands for one thing all the same: what the hub said in a welcome is said in a resume."""

@@ -1,4 +1,4 @@
-"""docs/protocol.md has every operation of the mods that come along, its arguments as `welcome` describes them, and what its value holds."""
+"""docs/protocol/channels.md has every operation of the mods that come along, its arguments as `welcome` describes them, and what its value holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support.node import Node
 
-PAGE = (Path(__file__).parents[2] / "docs/protocol.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs/protocol/channels.md").read_text(encoding="utf-8")
 
 CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("ann", "channels.create", {"name": "tea", "topic": "leaves"}),
@@ -33,11 +33,8 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
 
 def read_rows() -> dict[str, tuple[str, str]]:
     """The arguments and the value of each operation of the tables."""
-    sections = "".join(PAGE.partition(f"\n## {it}\n")[2].partition("\n## ")[0] for it in ("Channels", "Discovery"))
     rows = {}
-    for ops, args, value in re.findall(
-        r"^\| (`\w+\.\w+`(?:, `\w+\.\w+`)*) \| (.*?) \| (.*) \|$", sections, re.MULTILINE
-    ):
+    for ops, args, value in re.findall(r"^\| (`\w+\.\w+`(?:, `\w+\.\w+`)*) \| (.*?) \| (.*) \|$", PAGE, re.MULTILINE):
         rows |= dict.fromkeys(re.findall(r"`([\w.]+)`", ops), (args, value))
     return rows
 

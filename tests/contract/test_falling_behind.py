@@ -1,6 +1,6 @@
 """Two sessions of one participant, both from its floor: the one that falls behind is given what the other handles meanwhile.
 
-docs/protocol.md, "Delivery": what a session is given depends on the moment it joined, and not on how fast it reads.
+docs/protocol/delivery.md: what a session is given depends on the moment it joined, and not on how fast it reads.
 """
 
 from __future__ import annotations

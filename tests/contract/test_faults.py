@@ -1,4 +1,4 @@
-"""Agents that cannot do their work: docs/protocol.md, "What waits for somebody" and "What an agent does"."""
+"""Agents that cannot do their work: docs/protocol/inbox.md and docs/protocol/operations-messages.md."""
 
 from __future__ import annotations
 

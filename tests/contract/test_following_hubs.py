@@ -1,4 +1,4 @@
-"""The hub for those who read at a node that follows: what it shows, and what ends it. docs/protocol.md ("Several nodes")."""
+"""The hub for those who read at a node that follows: what it shows, and what ends it. docs/protocol/nodes.md."""
 
 from __future__ import annotations
 

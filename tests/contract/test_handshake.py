@@ -1,4 +1,4 @@
-"""The handshake: subprotocol, `hello`, `welcome`, and who may be whom. docs/protocol.md, "Identity" and "Refusals"."""
+"""The handshake: subprotocol, `hello`, `welcome`, and who may be whom. docs/protocol/identity.md and docs/protocol/errors.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A person takes a thread over and gives it back: docs/protocol.md, "Taking a thread over"."""
+"""A person takes a thread over and gives it back: docs/protocol/takeover.md."""
 
 from __future__ import annotations
 

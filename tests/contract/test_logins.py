@@ -1,4 +1,4 @@
-"""One-time logins: a code that ties a token of the client's own making to an id, once. docs/protocol.md, "Identity"."""
+"""One-time logins: a code that ties a token of the client's own making to an id, once. docs/protocol/identity.md."""
 
 from __future__ import annotations
 

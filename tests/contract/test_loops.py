@@ -1,4 +1,4 @@
-"""Whose a conversation's budget is, loops without causes, and who is told when one stops. docs/protocol.md, "Cause, root, hops"."""
+"""Whose a conversation's budget is, loops without causes, and who is told when one stops. docs/protocol/conversations.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lost connection and a lost process cost the reactions that were open: as little as can be known. docs/protocol.md, "Delivery"."""
+"""What a lost connection and a lost process cost the reactions that were open: as little as can be known. docs/protocol/delivery.md."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Wrong frames after `welcome`: each gets one `error` or its close code, changes nothing, and everybody goes on.
 
-docs/protocol.md, "Refusals". All rows share one node, so that what one row breaks the next one finds.
+docs/protocol/errors.md. All rows share one node, so that what one row breaks the next one finds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one keeps of threads for oneself, and what is unread in them: docs/protocol.md, "What one keeps of threads for oneself"."""
+"""What one keeps of threads for oneself, and what is unread in them: docs/protocol/read-state.md."""
 
 from __future__ import annotations
 

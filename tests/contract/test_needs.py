@@ -1,4 +1,4 @@
-"""What waits for somebody: docs/protocol.md, "What waits for somebody"."""
+"""What waits for somebody: docs/protocol/inbox.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations that every hub has, and that each checks what its caller may see. docs/protocol.md, "Operations"."""
+"""The operations that every hub has, and that each checks what its caller may see. docs/protocol/operations.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one session that reacts for an agent, its fence, and the records of its turns. docs/protocol.md, "Delivery"."""
+"""The one session that reacts for an agent, its fence, and the records of its turns. docs/protocol/delivery.md."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Whatever became of a channel's history and of its members: lists, histories, windows and searches agree on who may read what.
-docs/protocol.md ("Addresses, threads, membership")."""
+docs/protocol/messages.md."""
 
 from __future__ import annotations
 

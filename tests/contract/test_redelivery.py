@@ -1,4 +1,4 @@
-"""Another attempt at a message: which session gets it, what an ack leaves open, what outlives a session. docs/protocol.md, "Delivery"."""
+"""Another attempt at a message: which session gets it, what an ack leaves open, what outlives a session. docs/protocol/delivery.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What outlives the hub, killed as a real process or stopped, and started again on its database. docs/protocol.md, "Delivery"."""
+"""What outlives the hub, killed as a real process or stopped, and started again on its database. docs/protocol/delivery.md."""
 
 from __future__ import annotations
 

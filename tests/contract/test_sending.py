@@ -1,4 +1,4 @@
-"""`send`, `stored`, `deliver`: addresses, threads, replies, order, idempotence. docs/protocol.md, "Addresses"."""
+"""`send`, `stored`, `deliver`: addresses, threads, replies, order, idempotence. docs/protocol/messages.md."""
 
 from __future__ import annotations
 

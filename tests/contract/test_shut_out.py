@@ -1,6 +1,6 @@
 """Once it is answered that a token is revoked, or a participant removed, nothing of its sessions is stored: what waited included.
 
-docs/protocol.md, "Identity".
+docs/protocol/identity.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tokens that an operator makes, and people who are no operators. docs/protocol.md, "Identity"."""
+"""Tokens that an operator makes, and people who are no operators. docs/protocol/identity.md."""
 
 from __future__ import annotations
 

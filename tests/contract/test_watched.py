@@ -1,4 +1,4 @@
-"""Whether anybody receives signals: `welcome.is_watched`, and the notice `watched`. docs/protocol.md, "Notices"."""
+"""Whether anybody receives signals: `welcome.is_watched`, and the notice `watched`. docs/protocol/notices.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Live activity is sent only while somebody watches: what an agent's client is asked to send. docs/protocol.md, "Signals of agents"."""
+"""Live activity is sent only while somebody watches: what an agent's client is asked to send. docs/protocol/signals.md."""
 
 from __future__ import annotations
 

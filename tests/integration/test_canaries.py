@@ -8,7 +8,7 @@ the hub writes to each participant, and each prompt that a model is asked with, 
 **A leak past the policy** is one of these two, whatever the model did:
 
 1. a frame of the hub to somebody who may not know the canary: a delivery, a result, an error, a signal, a notice, a presence. Who may know it
-   are those who read the message by which it was told, by the rights of its place then (docs/protocol.md, "Addresses, threads, membership"),
+   are those who read the message by which it was told, by the rights of its place then (docs/protocol/messages.md),
    and, of agents, whoever read a message of an agent that had it;
 2. a prompt that holds it, for a message whose conversation has somebody in it who may not know it: the people who read the message that an
    agent reacts to, or, if only agents do, what that followed from (docs/prompts.md, "Visibility"); without people the participants where it began.

@@ -1,4 +1,4 @@
-"""A node that follows shows what it has and as of when, and stores nothing. docs/protocol.md ("Several nodes")."""
+"""A node that follows shows what it has and as of when, and stores nothing. docs/protocol/nodes.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/protocol.md and docs/asyncapi.json say what the frames say."""
+"""docs/protocol/*.md and docs/asyncapi.json say what the frames say."""
 
 import json
 import re
@@ -13,13 +13,24 @@ from roundelay.network.frames import CLIENT_FRAMES, HUB_FRAMES
 from roundelay.network.operations import network_operations
 
 DOCS = Path(__file__).parents[2] / "docs"
-PROTOCOL = (DOCS / "protocol.md").read_text(encoding="utf-8")
+FRAMES = (DOCS / "protocol/frames.md").read_text(encoding="utf-8")
 
 
-def table_of(heading: str) -> dict[str, str]:
-    """The rows of the table under a heading: the first column's name and the rest."""
-    section = PROTOCOL.partition(f"## {heading}\n")[2].partition("\n## ")[0]
-    return {row[0]: row[1] for row in re.findall(r"^\| `([a-z_.]+)` \|(.*)$", section, re.MULTILINE)}
+def read_frames(heading: str) -> dict[str, str]:
+    """Return the row of each frame below a heading, and the text of the section named like the frame."""
+    section = FRAMES.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    frames = dict(re.findall(r"^\| `([a-z_]+)` \|(.*)$", section.partition("\n### ")[0], re.MULTILINE))
+    for name in frames:
+        frames[name] += section.partition(f"\n### {name}\n")[2].partition("\n### ")[0]
+    return frames
+
+
+def read_operations() -> dict[str, str]:
+    """Return the arguments that the pages list for each operation."""
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in DOCS.glob("protocol/operations-*.md"))
+    found = re.findall(r"^## (network\.\w+)\n- Arguments: (.*?)\n- Returns: ", pages, re.MULTILINE | re.DOTALL)
+    assert len(found) == len(dict(found)), "an operation is described twice"
+    return {op: " ".join(arguments.split()) for op, arguments in found}
 
 
 def test_asyncapi_json_is_what_the_frames_generate() -> None:
@@ -29,12 +40,12 @@ def test_asyncapi_json_is_what_the_frames_generate() -> None:
 
 def test_protocol_names_every_frame_and_field_of_the_code() -> None:
     for heading, frames in (("Client to hub", CLIENT_FRAMES), ("Hub to client", HUB_FRAMES)):
-        rows = table_of(heading)
+        rows = read_frames(heading)
         assert set(rows) == {str(cls.__struct_config__.tag) for cls in frames}
         for cls in frames:
             row = rows[str(cls.__struct_config__.tag)]
             for field in fields(cls):
-                assert f"`{field.name}`" in row, f"{cls.__name__}.{field.name} is not in docs/protocol.md"
+                assert f"`{field.name}`" in row, f"{cls.__name__}.{field.name} is not in docs/protocol/frames.md"
                 is_optional = field.default is UNSET
                 if is_optional and cls in CLIENT_FRAMES and cls.__struct_config__.tag != "signal":
                     assert re.search(rf"`{field.name}`\s*(= \w+)?\?", row), (
@@ -43,7 +54,7 @@ def test_protocol_names_every_frame_and_field_of_the_code() -> None:
 
 
 def test_protocol_lists_every_network_operation_and_its_arguments() -> None:
-    rows = table_of("Operations that every hub has")
+    rows = read_operations()
     operations = {operation.op: operation for operation in network_operations()}
     assert set(rows) == set(operations)
     for op, operation in operations.items():
@@ -54,11 +65,12 @@ def test_protocol_lists_every_network_operation_and_its_arguments() -> None:
 
 
 def test_protocol_marks_the_operations_of_operators() -> None:
-    rows = table_of("Operations that every hub has")
-    marked = {op for op, row in rows.items() if "} (operators) |" in row}
+    rows = read_operations()
+    marked = {op for op, row in rows.items() if row.endswith("Only for operators.")}
     assert marked == {operation.op for operation in network_operations() if operation.is_for_operators}
 
 
 def test_protocol_lists_every_limit_of_welcome() -> None:
-    section = PROTOCOL.partition("- `limits` in `welcome`:")[2].partition("\n- ")[0]
+    page = (DOCS / "protocol/limits.md").read_text(encoding="utf-8")
+    section = page.partition("- `limits` in `welcome`:")[2].partition("\n\n")[0]
     assert set(re.findall(r"`([a-z_]+)`", section)) == set(Limits.model_fields)

@@ -1,5 +1,5 @@
 /**
- * A hub's refusals, as errors with a `code` (docs/protocol.md, "Refusals").
+ * A hub's refusals, as errors with a `code` (docs/protocol/errors.md).
  *
  *   RoundelayError
  *     fix the call    InvalidFrame, InvalidArguments, UnknownRecipient, UnknownMessage, UnknownOperation, IdConflict, TooLarge,

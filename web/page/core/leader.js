@@ -1,4 +1,4 @@
-/** How a node names the leader of several nodes (docs/protocol.md, "Several nodes"). Text that is no HOST:PORT names nobody: "". */
+/** How a node names the leader of several nodes (docs/protocol/nodes.md). Text that is no HOST:PORT names nobody: "". */
 
 /** The header of a 503, as Node's modules spell it. */
 export const LEADER = "roundelay-leader";

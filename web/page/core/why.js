@@ -1,5 +1,5 @@
 // Why a message was sent, step by step up to its root, and what followed from it. The node reads the records and explains
-// them (docs/protocol.md, "Explanations"). Asks through the `call` that it is given, of a hub or a recording; no DOM.
+// them (docs/protocol/operations-explain.md). Asks through the `call` that it is given, of a hub or a recording; no DOM.
 
 /** @typedef {(op: string, args: object) => Promise<any>} Call */
 
