@@ -20,12 +20,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from prose import read_markdown, split_sentences
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 REPOSITORY = "repository"
 """Folder of the site with the linked files of the repository."""
 GENERATED = ("api.md",)
 """Pages that a program writes. Limits of size do not apply to them."""
+MAX_LINE = 160
+"""Maximum characters of a line outside of code blocks and tables."""
+MAX_START_SENTENCE = 32
+"""Maximum words of a sentence in docs/start, which new users read."""
+MAX_MEDIAN_KB = 6.0
+MAX_WORDS = 93_000
+"""Maximum words of all pages outside of code blocks, without generated pages and decisions. Lower this when you cut."""
 REPOSITORY_LINK = """<a href="{{ config.repo_url }}" class="md-source">
   <div class="md-source__repository">{{ config.repo_name }}</div>
 </a>
@@ -241,20 +250,57 @@ def publish(site: Path, folder: Path, version: str) -> None:
     (folder / "index.html").write_text(redirect, encoding="utf-8")
 
 
-def print_sizes() -> None:
-    """Print each page's size in KB, words and longest line, largest first, then the median size and all words."""
-    rows = []
-    for page in DOCS.glob("**/*.md"):
+def list_sizes() -> list[tuple[float, int, str]]:
+    """Return KB, words outside of code blocks, and name of each page, largest first."""
+    sizes = []
+    for page in DOCS.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
         name = page.relative_to(DOCS).as_posix()
         if name not in GENERATED and not name.startswith("decisions/"):
-            rows.append((len(text.encode()) / 1024, len(text.split()), max(map(len, text.splitlines())), name))
-    rows.sort(reverse=True)
-    for size, words, longest, name in rows:
-        print(f"{size:7.1f} KB {words:7,} words  longest line {longest:4}  {name}")
-    print(
-        f"median {sorted(row[0] for row in rows)[len(rows) // 2]:.1f} KB, {sum(row[1] for row in rows):,} words, {len(rows)} pages"
-    )
+            prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+            words = sum(re.search(r"\w", word) is not None for word in prose.split())
+            sizes.append((len(text.encode()) / 1024, words, name))
+    return sorted(sizes, reverse=True)
+
+
+def sum_sizes(sizes: list[tuple[float, int, str]]) -> tuple[float, int]:
+    """Return the median size in KB, and all words."""
+    return sorted(size for size, _, _ in sizes)[len(sizes) // 2], sum(words for _, words, _ in sizes)
+
+
+def find_long_text() -> list[str]:
+    """Return what is longer than the limits of this module: lines, sentences for new users, the median page, all pages."""
+    found = []
+    for page in sorted(DOCS.rglob("*.md")):
+        name = page.relative_to(DOCS).as_posix()
+        if name in GENERATED:
+            continue
+        text = page.read_text(encoding="utf-8")
+        is_code = False
+        for number, line in enumerate(text.splitlines(), 1):
+            is_code ^= line.lstrip().startswith("```")
+            if not is_code and len(line) > MAX_LINE and not line.lstrip().startswith("|"):
+                found.append(f"{name}:{number} has {len(line)} characters (at most {MAX_LINE})")
+        if name.startswith("start/"):
+            for number, paragraph in read_markdown(text):
+                for sentence in split_sentences(paragraph):
+                    if (words := len(sentence.split())) > MAX_START_SENTENCE:
+                        found.append(f"{name}:{number} has a sentence of {words} words (at most {MAX_START_SENTENCE})")
+    median, words = sum_sizes(list_sizes())
+    if median > MAX_MEDIAN_KB:
+        found.append(f"the median page has {median:.1f} KB (at most {MAX_MEDIAN_KB})")
+    if words > MAX_WORDS:
+        found.append(f"all pages have {words:,} words (at most {MAX_WORDS:,})")
+    return found
+
+
+def print_sizes() -> None:
+    """Print each page's size in KB and words, largest first, then the median size and all words."""
+    sizes = list_sizes()
+    for size, words, name in sizes:
+        print(f"{size:7.1f} KB {words:7,} words  {name}")
+    median, total = sum_sizes(sizes)
+    print(f"median {median:.1f} KB, {total:,} words, {len(sizes)} pages")
 
 
 def main() -> None:
@@ -271,6 +317,9 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.sizes:
         print_sizes()
+    if long_text := find_long_text():
+        raise SystemExit("docs: these are too long:\n" + "\n".join(long_text))
+    if chosen.sizes:
         return
     version = (
         chosen.version or tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -20,13 +19,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def builder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_docs", ROOT / "tools/build_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "build_docs", module)
-    spec.loader.exec_module(module)
-    return module
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    return importlib.import_module("build_docs")
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
@@ -102,3 +96,24 @@ def test_page_that_loads_from_another_host_fails(builder: ModuleType, tmp_path: 
     (tmp_path / "good.html").write_text('<a href="https://example.org">x</a><script src="/a.js"></script>')
     (tmp_path / "bad.html").write_text('<link rel="stylesheet" href="https://example.org/a.css">')
     assert [line.partition(":")[0] for line in builder.find_foreign_requests(tmp_path)] == ["bad.html"]
+
+
+def test_lines_and_sentences_of_the_pages_are_short(builder: ModuleType) -> None:
+    assert builder.find_long_text() == []
+
+
+def test_long_lines_and_sentences_are_found(
+    builder: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line, sentence = "word " * 40, "word " * 16
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start/a.md").write_text(f"# A\n\n{sentence}\n{sentence}word.\n\n```text\n{line}\n```\n\n| {line} |\n")
+    (tmp_path / "b.md").write_text(f"# B\n\n{line}\n")
+    monkeypatch.setattr(builder, "DOCS", tmp_path)
+    monkeypatch.setattr(builder, "MAX_WORDS", 100)
+    assert builder.find_long_text() == [
+        "b.md:3 has 200 characters (at most 160)",
+        "start/a.md:3 has a sentence of 33 words (at most 32)",
+        "start/a.md:10 has a sentence of 40 words (at most 32)",
+        "all pages have 115 words (at most 100)",
+    ]
