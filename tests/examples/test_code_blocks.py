@@ -1,7 +1,7 @@
 """Every code block of every page runs: programs print what the page says, files load, and command lines exist.
 
 A block that cannot run has a comment above it: ``<!-- not run: REASON -->``. It must still be valid in its language.
-The tutorial's pages are played by test_tutorial.py.
+The tutorial's pages are played by test_tutorial.py, and the skill by test_skill.py.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def find_pages() -> list[Path]:
 
 def find_played_pages() -> set[str]:
     tutorial = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
-    return {f"docs/{name}" for name in re.findall(r"^\d+\. \[.*\]\((start/.*\.md)\)$", tutorial, re.MULTILINE)}
+    pages = re.findall(r"^\d+\. \[.*\]\((start/.*\.md)\)$", tutorial, re.MULTILINE)
+    return {"docs/skill/SKILL.md", *(f"docs/{page}" for page in pages)}
 
 
 @dataclass(frozen=True)
