@@ -1,4 +1,4 @@
-"""P15 under `kill -9`: a node is killed while participants upload files and attach them. What an acknowledged message attaches is there, whole."""
+"""P19 under `kill -9`: a node is killed while participants upload files and attach them. What an acknowledged message attaches is there, whole."""
 
 from __future__ import annotations
 
