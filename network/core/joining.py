@@ -234,7 +234,7 @@ def _prove(state: State, join: Join, mods: Collection[str], registration: Regist
     if join.peer.is_trusted:
         return Identity(is_operator=join.peer.administers and hello.joins_as != "agent", binds=False)
     if join.token_hash is None:
-        raise NotAuthenticated(f"{hello.agent_id} needs its token in hello; see docs/protocol.md, Identity.")
+        raise NotAuthenticated(f"{hello.agent_id} needs its token in hello; see docs/protocol/identity.md.")
     token: Token | None = state.get("token", join.token_hash)
     if token is not None:
         return _use_token(hello.agent_id, hello.joins_as, token)
