@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from msgspec import UNSET
+from msgspec.json import schema as json_schema
 from msgspec.structs import fields
 
 from roundelay.network.asyncapi import asyncapi_document
@@ -62,6 +63,17 @@ def test_protocol_lists_every_network_operation_and_its_arguments() -> None:
             mark = "" if field.required else "?"
             if op != "network.cancel":
                 assert f"`{field.name}`{mark}" in rows[op], f"{op} takes {field.name}{mark}"
+
+
+def test_protocol_states_default_and_maximum_of_each_limit() -> None:
+    rows = read_operations()
+    stated = {op: found[1] for op, row in rows.items() if (found := re.search(r"`limit`\? \(([^)]*)\)", row))}
+    expected = {}
+    for operation in network_operations():
+        schemas = json_schema(operation.args_type)["$defs"]
+        if (limit := schemas[operation.args_type.__name__]["properties"].get("limit")) is not None:
+            expected[operation.op] = f"{limit['default']}, at most {limit['maximum']}"
+    assert stated == expected
 
 
 def test_protocol_marks_the_operations_of_operators() -> None:
