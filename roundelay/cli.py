@@ -30,6 +30,7 @@ from roundelay.commands import (
     notes,
     operating,
     people,
+    polls,
     reactions,
     reading,
     rights,
@@ -85,6 +86,7 @@ GROUPS: dict[str, tuple[click.Command, ...]] = {
     "Share": (
         files.files,
         notes.notes,
+        polls.polls,
         tasks.tasks,
         timers.timers,
     ),

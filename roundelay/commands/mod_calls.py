@@ -35,8 +35,9 @@ def call_mod(op: str, **args: Any) -> Any:
     return run(call())
 
 
-def list_pages(op: str, name: str, **args: Any) -> list[Any]:
-    """Return all entries of a listing operation whose pages name their last entry ``after``."""
+def list_pages(op: str, name: str, key: str = "", **args: Any) -> list[Any]:
+    """Return all entries of a listing operation. The next page begins after the page's field ``after``, or after the
+    field ``key`` of its last entry."""
 
     async def read() -> list[Any]:
         entries: list[Any] = []
@@ -45,7 +46,9 @@ def list_pages(op: str, name: str, **args: Any) -> list[Any]:
             while has_more:
                 page = await client.call(op, {**_given(args), "after": after})
                 entries += page[name]
-                after, has_more = page["after"], page["has_more"]
+                has_more = page["has_more"]
+                if has_more:
+                    after = page[name][-1][key] if key else page["after"]
         return entries
 
     return run(read())

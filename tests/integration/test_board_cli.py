@@ -1,4 +1,4 @@
-"""`roundelay tasks` and `roundelay timers`, for people and as JSON, at a node."""
+"""`roundelay tasks`, `roundelay timers` and `roundelay polls`, for people and as JSON, at a node."""
 
 from __future__ import annotations
 
@@ -45,3 +45,31 @@ async def test_tasks_and_timers_are_made_shown_and_ended_from_a_shell(
         assert (await run("timers", "cancel", "1", *at, "ann")).out == "Timer 1 is cancelled.\n"
         await ann.close()
         await bob.close()
+
+
+async def test_polls_are_made_voted_and_closed_from_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with announced_node(tmp_path, mods=["channels", "discovery", "polls"]) as node:
+        monkeypatch.setenv("ROUNDELAY_HOME", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        ann, bob = [await node.person(name) for name in ("ann", "bob")]
+        at = ["--url", node.url, "--token", node.owner_token, "--as"]
+        assert "There are no polls" in (await run("polls", *at, "ann")).out
+        create = ("polls", "create", "broadcast", "Launch\x1b?", "yes", "no")
+        poll = str(json.loads((await run(*create, "--json", *at, "ann")).out)["poll"])
+        voted = json.loads((await run("polls", "vote", poll, "yes", "--json", *at, "bob")).out)
+        assert voted == {"poll": int(poll), "voted": True}
+        assert "has no choice" in (await run("polls", "vote", poll, "maybe", *at, "ann", code=1)).err
+        shown = (await run("polls", "show", poll, *at, "ann")).out
+        assert shown == f"Poll {poll} by ann in broadcast (open): Launch\\x1b?\n  yes: 1 (bob)\n  no: 0\n"
+        secret = str(json.loads((await run(*create, "--secret", "--json", *at, "bob")).out)["poll"])
+        await run("polls", "vote", secret, "no", *at, "ann")
+        hidden = json.loads((await run("polls", "show", secret, "--json", *at, "bob")).out)
+        assert (hidden["voters"], hidden["choices"]) == (1, [{"choice": "yes"}, {"choice": "no"}])
+        assert "is final" in (await run("polls", "vote", secret, "yes", *at, "ann", code=1)).err
+        closed = (await run("polls", "close", secret, *at, "bob")).out
+        assert closed.endswith("(closed): Launch\\x1b?\n  yes: 0\n  no: 1\n  1 voted in secret.\n")
+        left = json.loads((await run("polls", "list", "--open", "--thread", "broadcast", "--json", *at, "ann")).out)
+        assert [it["poll"] for it in left["polls"]] == [int(poll)]
+        assert (await run("polls", *at, "ann")).out.count("\n") == 3
+        for client in (ann, bob):
+            await client.close()
