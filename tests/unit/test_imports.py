@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.pages import read_pages
+
 ROOT = Path(__file__).parents[2]
 
 # Folder -> what it may import of ours (docs: "Import directions"). Its own modules it imports relatively, a folder inside of it absolutely.
@@ -130,8 +132,8 @@ def test_repeated_public_class_name_is_found() -> None:
     assert find_twice_named(sources) == {"HandshakeLimiter": ["one.py", "other.py"]}
 
 
-def test_the_page_about_the_design_names_every_module() -> None:
-    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+def test_the_pages_about_the_design_name_every_module() -> None:
+    page = read_pages("design")
     named = set(re.findall(r"\b[a-z0-9_]+\b", page))
     folders = ("network", "mods", "agents", "web", "interop", "adapters")
     modules = {path.stem for folder in folders for path in (ROOT / folder).rglob("*.py")} - {"__init__"}
@@ -144,8 +146,8 @@ def test_the_page_about_the_design_names_every_module() -> None:
     sorted(path.parent.name for path in (ROOT / "roundelay").glob("*/__init__.py") if not path.parent.is_symlink()),
 )
 def test_its_row_of_a_package_names_just_its_modules(package: str) -> None:
-    """A row of its own, since these names are short: `run` stands in many a place."""
-    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    """Each package needs its own row, because its names are short: `run` occurs in many places."""
+    page = read_pages("design")
     [row] = re.findall(rf"^\| `{package}/`[^|]*\|(.*)\|$", page, re.MULTILINE)
     modules = {path.stem for path in (ROOT / "roundelay" / package).glob("*.py")} - {"__init__"}
     assert modules == set(re.findall(r"`([a-z_]+)`", row))
