@@ -1,15 +1,18 @@
 """Random conversations on a hub stepped by hand, and an oracle that says from the ledger what is open in each of them.
 
-Agents start and finish reactions, ask each other, hand over, wait for approvals, acknowledge, fail, and are killed. The hub is
-killed too, and its commits fail. Nothing here calls the rules of `network.core.quiet`.
+Agents start and finish reactions, ask each other, hand over, wait for approvals, acknowledge, fail, and are killed. People
+create and end tasks and timers of the included mods. The hub is killed too, and its commits fail. Nothing here calls the rules of `network.core.quiet`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from random import Random
 from typing import Any
 
+from roundelay.mods.tasks import Tasks
+from roundelay.mods.timers import TimersMod
 from roundelay.network.core.entries import Peer
 from roundelay.network.frames import Seq
 from roundelay.network.mod import Change, Mod, operation
@@ -19,7 +22,8 @@ from tests.support.stepped_hub import SteppedHub
 PEOPLE, REACTORS, PROGRAM = ("mia", "tom"), ("bob", "cat", "dan"), "coder"
 LIMITS = {"sends_per_s": 1_000_000, "root_messages_per_s": 1_000_000, "max_root_messages": 1_000_000, "max_hops": 1000}
 Item = tuple[str, str, int]
-"""Kind, participant, and the seq of the message that the item is about."""
+"""Kind, participant, and the seq of the message that the item is about. Tasks and timers have no participant here."""
+ENDED = ("done", "failed", "cancelled")
 
 
 class Errands(Mod):
@@ -45,7 +49,7 @@ class QuietRun:
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
-        self.hub = SteppedHub(LIMITS, mods=[Errands()])
+        self.hub = SteppedHub(LIMITS, mods=[Errands(), Tasks(), TimersMod()])
         self.sessions: dict[str, tuple[Any, Any]] = {}
         self.inbox: dict[str, list[int]] = {name: [] for name in REACTORS}
         self.reactions: dict[str, dict[str, int]] = {name: {} for name in REACTORS}
@@ -54,6 +58,10 @@ class QuietRun:
         """Newest seq when a reactor first joined, by agent."""
         self.errands: dict[tuple[int, str], tuple[int, str]] = {}
         """Message of each open item, and who opened it, by root and key."""
+        self.tasks: dict[int, tuple[int, str, str]] = {}
+        """Message, creator and state of each task, as the answers to the calls say."""
+        self.timers: dict[int, tuple[int, str]] = {}
+        """Message and recipient of each timer that was not cancelled."""
         self.restored: dict[tuple[str, int], int] = {}
         """Dead letters that were restored, with the newest seq at that time."""
         self.removed: dict[str, int] = {}
@@ -134,12 +142,18 @@ class QuietRun:
                 self.join(name)
         happens = (
             [self.write] * 3 + [self.start] * 5 + [self.work] * 8 + [self.finish] * 4 + [self.acknowledge] * 3
-            + [self.refuse] * 3 + [self.answer] * 3 + [self.errand] * 2 + [self.wait] * 3
+            + [self.refuse] * 3 + [self.answer] * 3 + [self.errand] * 2 + [self.task] * 8 + [self.timer] * 3 + [self.wait] * 3
             + [self.kill, self.kill_hub, self.fail_commit, self.restore, self.restore, self.remove]
         )  # fmt: skip
         happening = rng.choice(happens)
         # The outcome of a failed commit is unknown, and no row says what became of these.
-        if self.hub.ledger.failing is None or happening not in (self.errand, self.restore, self.remove):
+        if self.hub.ledger.failing is None or happening not in (
+            self.errand,
+            self.task,
+            self.timer,
+            self.restore,
+            self.remove,
+        ):
             happening()
 
     def write(self) -> None:
@@ -240,9 +254,19 @@ class QuietRun:
         named = self.rng.choice(({"reply_to": row["seq"]}, {"cause": row["seq"]}, {}))
         self.send(who, to, **named)
 
+    def choose_message(self, who: str) -> int:
+        """Return one of the newest messages that a person may read. Without any, the person writes one. 1 is no message."""
+        messages = [json.loads(it.data) for it in self.rows() if it.type == "message"]
+        places = "broadcast", f"agent:{who}"
+        seqs = [it["seq"] for it in messages if it["sender_id"] == who or it["to"] in places]
+        if seqs:
+            return self.rng.choice(seqs[-6:])
+        stored = self.send(who, f"agent:{self.rng.choice(REACTORS)}")
+        return stored["seq"] if stored is not None and stored["type"] == "stored" else 1
+
     def errand(self) -> None:
-        who, head = self.rng.choice(PEOPLE), self.hub.hub.state.head
-        seq, key = self.rng.randint(max(1, head - 12), max(1, head)), self.rng.choice("ab")
+        who, key = self.rng.choice(PEOPLE), self.rng.choice("ab")
+        seq = self.choose_message(who)
         if self.rng.random() < 0.5:
             answer = self.call(who, "errands.add", seq=seq, key=key)
             if answer is not None and answer["type"] == "result":
@@ -251,6 +275,46 @@ class QuietRun:
             answer = self.call(who, "errands.end", seq=seq, key=key)
             if answer is not None and answer["type"] == "result":
                 self.errands.pop((self.message(seq)["root"], key), None)
+
+    def task(self) -> None:
+        """A person creates a task, or somebody ends it or begins it again."""
+        rng = self.rng
+        if not self.tasks or rng.random() < 0.3:
+            who = rng.choice(PEOPLE)
+            seq = self.choose_message(who)
+            assignee = rng.choice(("", *REACTORS, *PEOPLE))
+            others = [rng.choice(sorted(self.tasks))] if self.tasks and rng.random() < 0.3 else []
+            answer = self.call(who, "tasks.create", title="job", assignee=assignee, depends_on=others, cause=seq)
+            if answer is not None and answer["type"] == "result":
+                self.tasks[answer["value"]["task"]] = seq, who, answer["value"]["state"]
+            return
+        number = rng.choice(sorted(self.tasks))
+        op = rng.choice(("claim", "complete", "fail", "release", "cancel", "reopen"))
+        more = {"reason": "no"} if op == "fail" else {}
+        creator = self.tasks[number][1]
+        self.change_task(rng.choice((creator, creator, *PEOPLE, *REACTORS)), f"tasks.{op}", number, **more)
+
+    def change_task(self, who: str, op: str, number: int, **more: Any) -> None:
+        answer = self.call(who, op, task=number, **more)
+        if answer is not None and answer["type"] == "result":
+            seq, creator, _ = self.tasks[number]
+            self.tasks[number] = seq, creator, answer["value"]["state"]
+
+    def timer(self) -> None:
+        """A person creates a timer that is due within three seconds, or cancels it."""
+        rng = self.rng
+        if not self.timers or rng.random() < 0.6:
+            who = rng.choice(PEOPLE)
+            seq = self.choose_message(who)
+            to, minutes = rng.choice((*REACTORS, *PEOPLE)), rng.choice((0.001, 0.01, 0.05))
+            answer = self.call(who, "timers.create", text="now", in_minutes=minutes, to=to, cause=seq)
+            if answer is not None and answer["type"] == "result":
+                self.timers[answer["value"]["timer"]] = seq, to
+        else:
+            number = rng.choice(sorted(self.timers))
+            answer = self.call(rng.choice(PEOPLE), "timers.cancel", timer=number)
+            if answer is not None and answer["type"] == "result":
+                del self.timers[number]
 
     def wait(self) -> None:
         """Time passes: ack cursors are stored, and failed messages come again."""
@@ -350,6 +414,13 @@ class QuietRun:
                     open_items.add((message["root"], ("question", name, seq)))
         for (root, _), (seq, _) in self.errands.items():
             open_items.add((root, ("errand", "", seq)))
+        for seq, _, state in self.tasks.values():
+            if state not in ENDED:
+                open_items.add((messages[seq]["root"], ("task", "", seq)))
+        sent = [it["content"] for it in messages.values() if it["sender_id"] == "timers"]
+        for number, (seq, to) in self.timers.items():
+            if to not in self.removed and not any(re.match(rf"Reminder {number}\b", it) for it in sent):
+                open_items.add((messages[seq]["root"], ("timer", "", seq)))
         found: dict[int | None, set[Item]] = {None: {item for _, item in open_items}}
         for root, item in open_items:
             found.setdefault(root, set()).add(item)
@@ -384,7 +455,11 @@ class QuietRun:
         roots = {it.head.root for it in self.rows() if it.head is not None}
         for root in roots:
             found = {
-                ("reaction" if it.kind == "approval" else it.kind, it.agent_id, it.seq)
+                (
+                    "reaction" if it.kind == "approval" else it.kind,
+                    "" if it.kind in ("task", "timer") else it.agent_id,
+                    it.seq,
+                )
                 for it in _list_items(state, root, "")
             }
             assert found == expected.get(root, set()), (root, found, expected.get(root, set()))
@@ -411,6 +486,9 @@ class QuietRun:
                 answer = self.call(who, "errands.end", seq=seq, key=key)
                 if answer is not None and answer["type"] == "result":
                     del self.errands[root, key]
+            for number, (_, creator, state) in self.tasks.items():
+                if state not in ENDED:
+                    self.change_task(creator, "tasks.cancel", number)
             for _, name, seq in sorted(self.expected()[None]):
                 if name in (*PEOPLE, PROGRAM):
                     row = self.message(seq)
