@@ -27,7 +27,7 @@ async def test_an_agent_that_follows_the_skill_gets_what_it_shows(
         await reader.end()
 
 
-def test_the_skill_is_short_and_its_header_says_when_to_use_it() -> None:
+def test_skill_is_short_and_its_header_says_when_to_use() -> None:
     source = SKILL.read_text(encoding="utf-8")
     assert len(source.encode()) <= 6 * 1024
     header = re.match(r"---\nname: ([a-z-]+)\ndescription: (.+)\n---\n", source)
