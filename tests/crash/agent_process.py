@@ -30,8 +30,6 @@ from roundelay.network.errors import Superseded
 from roundelay.nodes.logs import log_to_stderr
 from tests.support.fake_openai import FakeOpenAI, text
 
-record_queue.MAX_DELAY_S = 60.0  # no record goes out by itself, so that every life has the same frames
-
 SUPERSEDED = 3
 """The exit code of an agent that another process has taken over."""
 
@@ -218,4 +216,5 @@ async def _run(file: Path, url: str, alive: int) -> int:
 
 
 if __name__ == "__main__":
+    record_queue.MAX_DELAY_S = 60.0  # no record goes out by itself, so that every life has the same frames
     main()
