@@ -364,7 +364,7 @@ def test_dev_explains_itself(tmp_path: Path) -> None:
     assert (unknown.returncode, unknown.stdout) == (2, "")
     assert "unknown benchmark: turnz" in unknown.stderr
     for name in re.findall(r"^  ([a-z-]+) ", benches.stdout, re.MULTILINE):
-        file = {"attacks": "harm", "start-up": "start_up"}.get(name, name)
+        file = {"attacks": "harm", "start-up": "start_up", "team": "team/driver"}.get(name, name)
         assert (ROOT / "bench" / f"{file}.py").is_file(), name
 
 
