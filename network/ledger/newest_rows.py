@@ -38,6 +38,8 @@ class NewestRows:
         """Newest cached seq, or ``_since`` without rows."""
         self._rows: dict[int, Row] = {}
         """Ascending by seq."""
+        self._revising: set[int] = set()
+        """Rows that a commit under way rewrites. The file may have the new version already."""
         self._row_bytes = 0
         self._values: dict[tuple[Table, str], Any] = {}
         """Least recently written first. None for a deleted value."""
@@ -53,6 +55,7 @@ class NewestRows:
         self._since = self._head = _UNKNOWN
         self._rows.clear()
         self._values.clear()
+        self._revising.clear()
         self._row_bytes = self._value_bytes = 0
 
     def add(self, rows: Sequence[Row], writes: Iterable[TableWrite]) -> None:
@@ -69,8 +72,13 @@ class NewestRows:
         while self._row_bytes > MAX_ROW_BYTES or len(self._rows) > MAX_ROWS:
             self._drop_oldest_row()
 
-    def replace(self, rows: Iterable[Row]) -> None:
-        """Replace cached rows that an edit or a deletion has rewritten."""
+    def begin_revising(self, seqs: Iterable[int]) -> None:
+        """Leave these rows to the file until `end_revising`."""
+        self._revising.update(seqs)
+
+    def end_revising(self, seqs: Iterable[int], rows: Iterable[Row]) -> None:
+        """Replace the cached rows that an edit or a deletion has rewritten. ``rows`` are the new versions."""
+        self._revising.difference_update(seqs)
         for row in rows:
             if row.seq in self._rows:
                 self._row_bytes += len(row.data) - len(self._rows[row.seq].data)
@@ -102,7 +110,7 @@ class NewestRows:
         """Return the rows with these seqs."""
         rows: dict[int, Row] = {}
         for seq in seqs:
-            if seq <= self._since or seq in self._damage.rows:
+            if seq <= self._since or seq in self._damage.rows or seq in self._revising:
                 return None
             if (row := self._rows.get(seq)) is not None:
                 rows[seq] = row

@@ -82,16 +82,19 @@ class SQLiteLedger(DatabaseFile):
         """Like `Ledger.append`. ``before_commit`` is called on the writer's thread before the transaction is committed.
         If it raises, the transaction is rolled back."""
         change = partial(store_batch, encode_batch(rows, writes), self._memtable, before_commit)
+        revising = [seq for row in rows if row.type in REVISIONS for seq in list_revised(row)]
+        self._newest.begin_revising(revising)
         try:
             revised = await self._change(change, head=rows[-1].seq if rows else None)
         except (KeyTaken, Unstorable, LogFull):  # nothing was stored
+            self._newest.end_revising(revising, ())
             raise
         except BaseException:
             self._newest.forget()
             raise
         self._newest.add(rows, writes)
-        if revised:
-            self._newest.replace(revised)
+        if revising:
+            self._newest.end_revising(revising, revised)
             self._has_revised = True
 
     def check(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:

@@ -224,6 +224,31 @@ async def test_concurrent_edits_lose_no_text(network: Network) -> None:
     assert len({*versions, now}) == len(versions) + 1
 
 
+async def test_concurrent_edit_reads_no_text_older_than_the_count(tmp_path: Path) -> None:
+    """A commit is in the file a moment before the ledger's memory has it. An edit that begins in this moment must not
+    combine the new count of edits with the old text."""
+    async with Network.open(tmp_path / "edits.db", mods=MODS) as network:
+        ann = await network.join("ann")
+        seq = (await ann.broadcast("0")).seq
+        ledger: Any = network.hub.ledger
+        commit, committed, go_on = ledger._change, asyncio.Event(), asyncio.Event()
+
+        async def commit_and_wait(change: Any, **options: Any) -> Any:
+            done = await commit(change, **options)
+            committed.set()
+            await go_on.wait()
+            return done
+
+        ledger._change = commit_and_wait
+        first = asyncio.create_task(call(ann, "edit", seq=seq, text="1"))
+        await committed.wait()
+        row = (await ledger.messages([seq]))[seq]
+        assert json.loads(row.data)["content"] == "1"
+        go_on.set()
+        await first
+        assert (await call(ann, "edits", seq=seq))["edits"][0]["content"] == "0"
+
+
 async def test_reactions_show_who_reacted_and_are_bounded(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roundelay.mods.messages.MAX_EMOJI", 2)
     ann, bob = await network.join("ann"), await network.join("bob")
