@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from rich.table import Table
+from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.containers import Vertical, VerticalScroll
@@ -125,12 +127,15 @@ class Help(ModalScreen[None]):
     BINDINGS: ClassVar = [("escape,question_mark,q", "leave", "Back"), Binding("j", "down"), Binding("k", "up")]
 
     def compose(self) -> ComposeResult:
-        parts: list[str | tuple[str, str]] = []
-        for title, keys in HELP:
-            parts += [(f"{title}\n", "bold")]
-            parts += [it for key, meaning in keys for it in ((f"  {key:<20}", "cyan"), f" {meaning}\n")]
         with VerticalScroll(classes="dialog help"):
-            yield Static(Content.assemble(*parts), markup=False)
+            for title, keys in HELP:
+                yield Static(Text(title, "bold"))
+                table = Table.grid(padding=(0, 1))  # a long meaning wraps within its column
+                table.add_column(style="cyan", width=21)
+                table.add_column()
+                for key, meaning in keys:
+                    table.add_row(Text(f"  {key}"), Text(meaning))
+                yield Static(table)
 
     def action_leave(self) -> None:
         self.dismiss(None)
