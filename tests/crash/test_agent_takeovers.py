@@ -12,7 +12,7 @@ import os
 import random
 import signal
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import cast
 
@@ -36,6 +36,7 @@ from tests.crash.test_agent_kills import (
 )
 from tests.crash.test_exactly_once import booked, read_booking, start_shop
 from tests.crash.test_takeovers import OWNER, ClusterNode, cluster, find_leader, follows, join, pause, resume, says
+from tests.integration.test_up import children
 from tests.support.counts import Note
 from tests.support.nats import nats_server
 from tests.support.node import Node, ProcessNode
@@ -176,17 +177,6 @@ async def test_each_message_takes_effect_once_where_its_program_and_the_hub_are_
     assert len(runs) > len(sent), "no kill hit an uncommitted effect: this run proves nothing"
 
 
-def list_children(parent: int, argument: str) -> list[int]:
-    """The processes that another one started with this argument."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == parent:
-                command = stat.with_name("cmdline").read_bytes().decode().split("\0")
-                found += [int(stat.parent.name)] if argument in command else []
-    return found
-
-
 async def test_a_nodes_agents_stay_at_it_while_another_one_leads_and_work_when_it_leads_again(tmp_path: Path) -> None:
     """The agents of each node are its own processes: those of a node that follows neither work nor end."""
     async with nats_server(tmp_path / "nats") as server:
@@ -218,10 +208,12 @@ async def test_a_nodes_agents_stay_at_it_while_another_one_leads_and_work_when_i
                 assert await ask("by the second node's") == "hello"
                 assert "worked while the node was away" not in first.db.with_suffix(".out").read_text()
                 assert first.process is not None
-                for pid in list_children(first.process.pid, "--only"):
+                agents = children(first.process.pid)
+                assert agents
+                for pid in agents.values():
                     os.kill(pid, signal.SIGKILL)  # one that ends meanwhile is not started for nothing
                 assert await ask("by the second node's, once more") == "hello"
-                while list_children(first.process.pid, "--only"):  # noqa: ASYNC110 (nobody tells)
+                while children(first.process.pid):  # noqa: ASYNC110 (nobody tells)
                     await asyncio.sleep(0.05)
                 await second.end()
                 await find_leader([first])

@@ -10,6 +10,7 @@ import pytest
 
 from roundelay.agents.agent_tools import remote_handoff
 from roundelay.agents.models.model import AssistantMessage, ModelReply, ModelRequest, ToolCall, UserMessage
+from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import ScriptedModel, say
 from roundelay.agents.policy import AgentPolicy, PromptForm
 from roundelay.agents.simple import SimpleAgentRunner
@@ -155,6 +156,28 @@ async def test_a_worker_reads_no_earlier_tasks_of_its_coordinator(network: Netwo
     assert ["<threads>" in it.prompt for it in requests] == [False] * 3, "nothing but the task"
     assert names(requests[0]) == ["look", "load_tools"]
     assert len({len(it.prompt) for it in requests}) == 1
+
+
+async def test_worker_reads_no_task_of_a_conversation_at_the_same_time(network: Network) -> None:
+    requests: Requests = []
+
+    def script(request: ModelRequest) -> ModelReply | str:
+        if request.turn > 1:
+            return "Done."
+        word = "apples" if "apples" in read_prompt(request).incoming_text else "pears"
+        return call("ask", f'{{"agent_ids": ["bob"], "text": "task {word}"}}')
+
+    mia = await Person.join(network, "mia")
+    await mia.client.call("channels.create", {"name": "yard"})
+    ann, bob = make("ann", [], script, channels=["yard"]), make("bob", requests, lambda request: "Made.")
+    async with running(network, ann, bob):
+        # Both conversations begin before the first task, so each task follows the begin of the other conversation.
+        await mia.client.post("yard", "@ann apples")
+        await mia.client.send_text("ann", "pears")
+        await mia.hear()
+        await mia.hear()
+    tasks = [[word for word in ("apples", "pears") if f"task {word}" in request.prompt] for request in requests]
+    assert sorted(tasks) == [["apples"], ["pears"]]
 
 
 async def test_an_agent_that_takes_over_reads_the_whole_thread(network: Network) -> None:

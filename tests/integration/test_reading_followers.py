@@ -75,6 +75,8 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
         strange, _ = await look(follower, "eve", there.tokens["eve"])
         hidden, _ = await ask(strange, "network.list_threads", {})
         assert "ann" not in str(hidden)
+        await there.invite(mia, "kim")
+        removed, _ = await look(follower, "kim", there.tokens["kim"])
         assert (await strange.submit_call("network.history", {"thread_id": "direct:ann~mia"}))["type"] == "error"
 
         end = (await ann.call("network.history", {"thread_id": "direct:ann~mia"}))["messages"][-1]["seq"]
@@ -109,6 +111,8 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
 
         await mia.call("network.revoke_token", {"agent_id": "eve"})
         assert await strange.closed() == 4403
+        await mia.call("network.remove", {"agent_id": "kim"})
+        assert await removed.closed() == 4403
         again = await WireSession.open(f"{follower.url}?read_only=1")
         await again.send_frame({
             "type": "hello", "protocol": 1, "agent_id": "eve", "kind": "human", "token": there.tokens["eve"],
@@ -130,7 +134,7 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
         writer, welcome = await look(follower, "mia", OWNER)
         assert "follows" not in welcome
         assert (await writer.send("agent:ann", "at the new one"))["type"] == "stored"
-        for session in (reader, strange, writer, eve):
+        for session in (reader, strange, removed, writer, eve):
             await session.close()
 
 
