@@ -1,8 +1,9 @@
 """Writes the records and the answer of one reaction to the hub, in order, and several of them in one commit.
 
-`journal` adds the writes. A write that something depends on is awaited: it is sent at once, together with all writes
-that wait. Nobody waits for the other writes, because a kill before them costs only repeated work. They are sent after `MAX_DELAY_S`.
-A write never overtakes an earlier one. A hub without batches, and a replay, get every write at once and by itself.
+`journal` adds the writes. If an effect depends on a write, the caller awaits it, and it is sent at once together with
+all queued writes. Other writes are sent after `MAX_DELAY_S`: if the process is killed before then, only repeatable work
+is lost. A write never overtakes an earlier one. Without batches, and in a replay, each write is stored separately and at
+once.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from .isolation import pause_hook_timer, wait_retry_delay
 
 MAX_DELAY_S = 0.0
 """Time that a write waits for others, in seconds. With 0, only writes of the same step of the event loop share a commit.
-A longer time would save commits, but `network.cancel` finds no reaction whose ``started`` still waits."""
+A longer time would save up to two commits of an answer, and readers would see the records later by this time."""
 DRAIN_S = 2.0
-"""Maximum time in which a runner that ends stores what waits, in seconds."""
+"""Maximum time in which a runner that ends stores its queued writes, in seconds."""
 _FRAME_BYTES = 512
 """Estimated size of a frame without its content, in bytes."""
 
@@ -126,7 +127,7 @@ class RecordQueue:
         await pause_hook_timer(self._settle(writes))
 
     async def flush(self) -> None:
-        """Store everything that waits. Raises the refusal of a write that nobody awaited."""
+        """Store all queued writes. Raises the hub's refusal of a write that nobody awaited."""
         self.check_open()
         while self._waiting or self._writer is not None:
             await self._wait_for_writer()
@@ -137,7 +138,7 @@ class RecordQueue:
         self._failure = None
 
     def hold(self) -> None:
-        """Stop writing until ``is_held`` is cleared. What is not stored waits."""
+        """Stop writing until ``is_held`` is cleared. Unsent writes stay in the queue."""
         self.is_held = True
         self._stop_timer()
         if self._writer is not None:
@@ -147,7 +148,7 @@ class RecordQueue:
             self._waiting[:0] = [write for write in self._sent if not write.is_stored]
 
     async def drain(self) -> None:
-        """Store what waits although the queue is held, if the hub accepts it within `DRAIN_S`."""
+        """Store the queued writes even while the queue is held, if the hub accepts them within `DRAIN_S`."""
         with suppress(RoundelayError, TimeoutError):
             async with asyncio.timeout(DRAIN_S):
                 while self._waiting:

@@ -16,6 +16,7 @@ from roundelay.app import Network
 from roundelay.network.config import Limits
 from tests.support.agents import Person, make_runner, running
 
+DEFAULT_DELAY_S = record_queue.MAX_DELAY_S
 KINDS = ["started", "model_reply", "tool_started", "tool_result", "model_reply", "finished"]
 
 
@@ -70,6 +71,21 @@ async def test_an_answer_with_one_call_takes_few_commits(limits: Limits, tool_na
         records = await mia.records(reaction_id("bob", asked.seq, mia.client.welcome.network.epoch))
         assert [it["kind"] for it in records] == KINDS
         assert records[-2]["seq"] < answer.seq < records[-1]["seq"]
+
+
+@pytest.mark.parametrize(("tool_name", "most"), [("look", 6), ("pay", 5)])
+async def test_default_delay_adds_few_commits(monkeypatch: pytest.MonkeyPatch, tool_name: str, most: int) -> None:
+    monkeypatch.setattr(record_queue, "MAX_DELAY_S", DEFAULT_DELAY_S)
+    async with Network.open() as network:
+        mia = await Person.join(network, "mia")
+        async with running(network, make_runner("bob", answer_with(tool_name), tools=[look, pay])):
+            await mia.ask("bob", "first")
+            before = count_commits(network)
+            asked = await mia.client.send_text("bob", "go")
+            await mia.hear()
+            while "finished" not in await kinds(mia, asked.seq):
+                pass
+            assert count_commits(network) - before <= most
 
 
 async def test_a_message_of_an_earlier_session_is_started_before_its_model_is_asked() -> None:
