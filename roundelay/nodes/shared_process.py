@@ -150,7 +150,7 @@ class SharedProcess(ForkingProcess):
 
     async def _ensure_up(self) -> None:
         """Start the process if it does not run."""
-        while self._is_ending and self._main is not None:
+        while self._main is not None and (self._is_ending or (self._launched.is_set() and not self._accepts_orders)):
             await asyncio.wait({self._main})
         if self._main is None:
             self._launched = asyncio.Event()
@@ -187,8 +187,8 @@ class SharedProcess(ForkingProcess):
         return process
 
     def _order(self, order: str, run: _Run, file: Path | None = None, as_loaded: Path | None = None) -> None:
-        if self._process is None or self._process.stdin is None or self._main is None:
-            run.end(None)  # the process has just ended
+        if self._main is None or not self._accepts_orders:
+            run.end(None)  # the process has just ended, or will end
             return
         line = {
             "order": order,
@@ -197,7 +197,15 @@ class SharedProcess(ForkingProcess):
             "file": "" if file is None else str(file),
             "as_loaded": "" if as_loaded is None else str(as_loaded),
         }
+        assert self._process is not None
+        assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(line).encode() + b"\n")
+
+    @property
+    def _accepts_orders(self) -> bool:
+        """Whether the input of the current or last process is open. It is closed after the forker was lost, while the
+        agents still end. A write to it would raise `RuntimeError` in uvloop."""
+        return self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing()
 
     def _close_input(self) -> None:
         if self._process is not None and self._process.stdin is not None:

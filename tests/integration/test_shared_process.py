@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -264,6 +265,34 @@ async def test_without_the_forker_agents_start_in_new_interpreters(team: Path) -
         for agent_id in ("ann", "bob"):
             assert await ask(url, agent_id, "hello") == f"{agent_id} heard hello"
         await up.stop()
+
+
+UNTIED = """\
+import sys
+from roundelay.nodes import forker
+
+forker.end_with_parent = lambda *arguments: None
+from roundelay.__main__ import main
+
+main(["up"])
+"""
+
+
+async def test_node_survives_agents_that_end_after_a_lost_forker(team: Path) -> None:
+    """The node hears of the forker's end first. Its agents then end one after another, and start again."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", UNTIED, cwd=team, stdin=-1, stdout=-1, stderr=-1, env=dict(os.environ)
+    )
+    up = Command(process)
+    try:
+        url = (await up.line(r"^Roundelay is ready at (ws://\S+) "))[1]
+        await begin_tool(team, url, "linger")  # ann ends later than the others
+        os.kill(next(iter(_list_forkers(up))), signal.SIGKILL)
+        for agent_id in ("bob", "cat"):
+            assert await ask(url, agent_id, "hello") == f"{agent_id} heard hello"
+        await up.stop()
+    finally:
+        await up.kill()
 
 
 def _list_forkers(up: Command) -> list[int]:

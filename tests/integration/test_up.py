@@ -48,7 +48,11 @@ async def node_up(folder: Path, *flags: str | Path, **environment: str) -> Async
     """A running node and its URL."""
     async with command("up", *flags, cwd=folder, **environment) as up:
         ready = await up.line(r"^Roundelay is ready at (ws://\S+) ")
-        yield up, ready[1]
+        try:
+            yield up, ready[1]
+        except Exception as error:
+            error.add_note(f"The node printed {up.lines} {up.errors}; its exit code is {up.process.returncode}.")
+            raise
 
 
 async def ask(url: str, agent_id: str, text: str) -> str:
