@@ -1,6 +1,7 @@
-"""Adapters: agents of other frameworks as participants of a network, one module per framework; `a2a` for remote agents.
+"""Adapters that let agents of other frameworks take part in a network. Each framework has its own module, and `a2a`
+connects remote agents.
 
-The rest of the package imports nothing from here. Each framework is imported only by the module with its name.
+No other part of Roundelay imports this package. Each framework is imported only by the module with its name.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Remote agents that speak A2A 1.0 as participants: ``a2a: https://agent.example`` in an agent's file, or ``await
+"""Remote A2A 1.0 agents as participants: ``a2a: https://agent.example`` in an agent's file, or ``await
 A2AAgent("helper", "https://agent.example").run()``.
 
 The official SDK implements the protocol. Each thread in this network corresponds to one context at the remote agent.
-Each message that wakes the agent becomes one remote message. It keeps its id when it is sent again. The id of its task
-is recorded. After a kill, the next process asks for that task instead of starting another. The remote agent's answer is
-only text: no URL in it is fetched, and no host other than the configured host is contacted.
+Each message that wakes the agent is sent as one remote message, which keeps its id when it is sent again. The id of the
+remote task is recorded. After a kill, the next process asks for this task instead of starting a second one. The remote
+agent's answer is treated only as text. No URL in it is fetched, and only the configured host is contacted.
 """
 
 from __future__ import annotations
@@ -61,12 +61,14 @@ _logger = logging.getLogger(__name__)
 CARD_TIMEOUT_S = 10.0
 CANCEL_TIMEOUT_S = 10.0
 POLL_S = 2.0
-"""Poll interval for an agent that does not stream, in seconds."""
+"""Poll interval for a remote agent that does not stream, in seconds."""
 RETRY_BACKOFF = Backoff(0.25, 8.0)
 MAX_RETRIES = 6
-"""Maximum number of retries after a broken connection without any update in between."""
+"""Maximum number of consecutive retries after a lost connection. Each update from the remote agent resets the count."""
 MAX_NAMED, MAX_NAME = 32, 64
-"""Maximum number of skills and tags of a card that other participants see, and maximum characters of each."""
+"""Maximum number of skills and tags of a remote card that other participants see, and maximum length of each, in
+characters.
+"""
 MAX_RESPONSE_BYTES = 16 << 20
 MAX_ID = 512
 OVER = (
@@ -77,7 +79,7 @@ OVER = (
     TaskState.TASK_STATE_INPUT_REQUIRED,
     TaskState.TASK_STATE_AUTH_REQUIRED,
 )
-"""Final states, after which no update follows."""
+"""States of a remote task after which no update follows."""
 BROKEN = (ParseError, httpx.InvalidURL, ValueError, TypeError, AttributeError, KeyError, RecursionError)
 """Exceptions that the SDK raises for invalid A2A data, in addition to its own errors."""
 
@@ -89,8 +91,8 @@ class _Connection:
 
 
 class A2AAgent(AdaptedAgent):
-    """Remote agent whose card is at ``address``, as a participant. ``headers``, such as the token, are sent with
-    each request. Raises `ConfigError` for an invalid header.
+    """Lets the remote agent whose card is at ``address`` take part in a network. ``headers``, such as the token, are
+    sent with each request. Raises `ConfigError` for an invalid header.
     """
 
     framework = "a2a"
@@ -103,17 +105,19 @@ class A2AAgent(AdaptedAgent):
         self._headers = {name: read_secret(value, f"the header {name}") for name, value in (headers or {}).items()}
         self._connections = LoopLocal(self._make_connection)
         self._card: AgentCard | None = None
-        # Only a cache: after a restart, `_find_waiting` asks the remote agent for these tasks.
+        # This dictionary is only a cache. After a restart, `_find_waiting` asks the remote agent for these tasks.
         self._waiting: dict[str, str] = {}
-        """Tasks that wait for input from this side, by context."""
+        """Ids of remote tasks that wait for input from this side, by context id."""
 
     async def prepare(self) -> None:
-        """Read the card that other participants see. If that fails, the first message reads the card again."""
+        """Read the remote card, whose content other participants see. If reading fails, the first message
+        tries again.
+        """
         try:
             await self._connect()
         except (A2AError, ModelError) as error:
-            # Start all the same: a remote agent that is down for a moment must not keep this participant out of the
-            # network.
+            # Start in spite of the error. A remote agent that is briefly unavailable must not keep this participant out
+            # of the network.
             extra = {"agent_id": self.agent_id, "reason": str(error)}
             _logger.warning("the card of a remote agent cannot be read now", extra=extra)
 
@@ -124,7 +128,7 @@ class A2AAgent(AdaptedAgent):
         tags = [*self.tags, *dict.fromkeys(tag for skill in card.skills for tag in skill.tags)]
         return {
             **own,
-            # The card is a stranger's text that every participant receives, so each part of it has a limit.
+            # Limit each part of the card. It contains text from a stranger, and every participant receives it.
             "description": self.description or card.description[:2000],
             "tags": [tag[:MAX_NAME] for tag in tags[:MAX_NAMED]],
             "tools": [skill.name[:MAX_NAME] for skill in card.skills[:MAX_NAMED]],
@@ -138,14 +142,15 @@ class A2AAgent(AdaptedAgent):
 
     async def answer(self, turn: IncomingTurn) -> str:
         now = asyncio.get_running_loop().time
-        # A timeout and the end of the process both arrive as a cancellation. The clock distinguishes them.
+        # Compute the time limit here. A timeout and the end of the process both arrive as a cancellation, and the clock
+        # distinguishes them.
         until_s = now() + self.policy.model_timeout_s
         try:
             progress = _RemoteTask(turn)
             try:
                 await self._ask(turn, progress)
             except asyncio.CancelledError:
-                # Cancel the remote task only after a stop or a timeout. If only the process ends, the next process
+                # Cancel the remote task only after a stop or a timeout. If only this process ends, the next process
                 # continues the task.
                 connection = self._connections.find()
                 if (turn.is_stopped or now() >= until_s) and connection is not None and connection.client is not None:
@@ -154,17 +159,18 @@ class A2AAgent(AdaptedAgent):
         except A2AError as error:
             raise ModelError(f"{type(error).__name__}: {error}", reason=_classify(error)) from error
         if progress.state == TaskState.TASK_STATE_INPUT_REQUIRED:
-            # The person's next message answers the question, so it must continue this task and not start a new one.
+            # Remember the task. The person's next message answers the question, and must continue this task instead of
+            # starting a new one.
             self._waiting[_context_of(turn)] = progress.task_id
         return progress.conclude()
 
     def _make_connection(self) -> _Connection:
         try:
-            # Check the certificates first: this error names the variable (SSL_CERT_FILE) and the path to correct.
+            # Check the certificates first. This error names the variable (SSL_CERT_FILE) and the path to correct.
             load_certificates()
         except ConfigError as error:
             raise ModelError(f"{self.address} cannot be used. {error}", reason="misconfigured") from None
-        limits = httpx.Timeout(None, connect=CARD_TIMEOUT_S)  # the policy limits the time of the work
+        limits = httpx.Timeout(None, connect=CARD_TIMEOUT_S)  # the agent's policy limits the total time
         headers = {**self._headers, "Accept-Encoding": "identity"}  # a compressed answer may expand to any size
         return _Connection(
             httpx.AsyncClient(headers=headers, timeout=limits, transport=_SingleHostTransport(self.address))
@@ -182,7 +188,7 @@ class A2AAgent(AdaptedAgent):
             raise ModelError(
                 f"{self.address} did not send its card within {CARD_TIMEOUT_S:g} s", reason="timeout"
             ) from error
-        # Exclude gRPC: it would open separate connections, outside of the transport that limits hosts and sizes.
+        # Exclude gRPC. It would open its own connections, outside of the transport that limits hosts and sizes.
         config = ClientConfig(httpx_client=connection.http, supported_protocol_bindings=["JSONRPC", "HTTP+JSON"])
         try:
             connection.client = ClientFactory(config).create(card)
@@ -190,39 +196,39 @@ class A2AAgent(AdaptedAgent):
             raise ModelError(
                 f"{self.address} offers no supported protocol binding (JSONRPC or HTTP+JSON)", reason="misconfigured"
             ) from error
-        # Set the card only with a usable client: `_resume` relies on the card of the agent to which it is connected.
+        # Set the card only together with a usable client, because `_resume` relies on the card of the connected agent.
         self._card = card
         return connection.client
 
     async def _ask(self, turn: IncomingTurn, progress: _RemoteTask) -> None:
-        """Send the message, or continue its recorded task, until the task is over."""
+        """Send the message, or continue the recorded task of the message, until the task is over."""
         kept = turn.kept.get("task")
         progress.task_id = kept if isinstance(kept, str) else ""
         request: SendMessageRequest | None = None
         is_forgotten = False
-        failures = 0  # since the last update
+        failures = 0  # number of failures since the last update
         while not progress.is_over:
             try:
                 client = await self._connect()
                 if progress.task_id:
                     events = self._resume(client, progress.task_id)
                 else:
-                    # Create the request once. It takes the waiting task of the context, which a second call would not
-                    # find again.
+                    # Create the request only once. Creating it removes the waiting task of the context, which a second
+                    # call would not find.
                     request = request or await self._make_request(client, turn)
                     events = client.send_message(request)
-                # Close the stream here. Without that, a stream left by `break` would hold its connection until garbage
-                # collection.
+                # Close the stream explicitly. Otherwise a stream that is left by `break` would keep its connection
+                # until garbage collection.
                 async with aclosing(_read(events)) as updates:
                     async for event in updates:
                         had_task = bool(progress.task_id)
                         progress.add(event)
                         if progress.task_id and not had_task:
                             # Record the task at once. After a kill, the next process then asks for this task instead of
-                            # starting another.
+                            # starting a second one.
                             await turn.keep("task", progress.task_id)
-                        # Any update shows that the agent works, so a long task may survive more broken connections than
-                        # `MAX_RETRIES`.
+                        # Reset the count. An update shows that the agent works, so a long task may survive more than
+                        # `MAX_RETRIES` lost connections.
                         failures = 0
                         if progress.is_over:
                             break
@@ -236,11 +242,11 @@ class A2AAgent(AdaptedAgent):
             except TaskNotFoundError:
                 if not progress.task_id or is_forgotten:
                     raise
-                progress.forget()  # the agent stores no tasks: send the message again with the same id
+                progress.forget()  # the agent lost the task: send the message again
                 is_forgotten = True
             except A2AError as error:
                 failures += 1
-                # Retry only lost connections. A refusal would be the same next time, and a repeated request could cost
+                # Retry only lost connections. A refusal would be repeated, and a repeated request could cost money
                 # again.
                 if failures > MAX_RETRIES or _classify(error) != "unreachable":
                     raise
@@ -253,14 +259,15 @@ class A2AAgent(AdaptedAgent):
             await turn.keep("continues", self._waiting.pop(context, None) or await self._find_waiting(client, context))
         message = turn.message
         if message.kind == "direct":
-            # A direct message is only for this agent, so send it unchanged, with its files and data.
+            # Send a direct message unchanged, with its files and data, because it is only for this agent.
             parts = make_parts(message.content)
         else:
-            # In a channel the agent missed messages of others, so it gets them as text, each with its sender.
+            # Send the new messages of a channel as text, each with its sender, because the agent has not seen them.
             parts = [Part(text="\n\n".join([turn.guide, *map(mark, turn.news)]))]
         return SendMessageRequest(
             message=Message(
-                # Use the same id for each attempt. An agent that already has the message can then recognize the repeat.
+                # Use the same id for each attempt, so that an agent that already has the message can recognize the
+                # repeat.
                 message_id=turn.reaction,
                 context_id=context,
                 task_id=str(turn.kept.get("continues") or ""),
@@ -271,23 +278,23 @@ class A2AAgent(AdaptedAgent):
         )
 
     async def _find_waiting(self, client: Client, context: str) -> str:
-        """Return the context's task that waits for input, even if an earlier process started it. Return an empty
-        string if there is none.
+        """Return the id of the task in this context that waits for input, even if an earlier process started it. Return
+        an empty string if there is none.
         """
         wanted = ListTasksRequest(context_id=context, status=TaskState.TASK_STATE_INPUT_REQUIRED, page_size=1)
         with suppress(A2AError), _as_a2a():  # not every agent can list tasks
             found = await client.list_tasks(wanted)
-            # Check the context again: an agent may ignore the filter, and its task could belong to another thread.
+            # Check the context again. An agent may ignore the filter, and its task could then belong to another thread.
             return next((task.id for task in found.tasks if task.context_id == context and len(task.id) <= MAX_ID), "")
         return ""
 
     async def _resume(self, client: Client, task_id: str) -> AsyncIterator[StreamResponse]:
         task = await client.get_task(GetTaskRequest(id=task_id))
-        # Yield the complete task first, because it includes updates that were sent while no connection was open.
+        # Yield the complete task first. It includes the updates that were sent while no connection was open.
         yield StreamResponse(task=task)
         assert self._card is not None, "connected before"
         if task.status.state not in OVER and self._card.capabilities.streaming:
-            with suppress(UnsupportedOperationError, NotImplementedError):  # the task has ended in the meantime
+            with suppress(UnsupportedOperationError, NotImplementedError):  # the task ended meanwhile
                 async for event in client.subscribe(SubscribeToTaskRequest(id=task_id)):
                     yield event
 
@@ -295,8 +302,8 @@ class A2AAgent(AdaptedAgent):
         try:
             async with asyncio.timeout(CANCEL_TIMEOUT_S):
                 with _as_a2a():
-                    # A stop may come before the first update. The task's id is then unknown here, but the remote task
-                    # is already running and costs money.
+                    # Search for the task if its id is not known yet. A stop may come before the first update, when the
+                    # remote task is already running and costs money.
                     task_id = task_id or await self._find_started(client, turn)
                     if task_id:
                         await client.cancel_task(CancelTaskRequest(id=task_id))
@@ -305,11 +312,13 @@ class A2AAgent(AdaptedAgent):
             _logger.warning("a remote task could not be cancelled", extra=extra)
 
     async def _find_started(self, client: Client, turn: IncomingTurn) -> str:
-        """Return the task of the message if it has not sent any update yet. Return an empty string if there is none."""
+        """Return the id of the task that the message started, even if the task has not sent an update yet. Return an
+        empty string if there is none.
+        """
         wanted = ListTasksRequest(context_id=_context_of(turn), page_size=5)
-        for attempt in (1, 2, 3):  # the message may still be in transit
+        for attempt in (1, 2, 3):  # retry, because the message may still be in transit
             for task in (await client.list_tasks(wanted)).tasks:
-                # Other tasks of this context must continue, so cancel only the task that contains this message.
+                # Cancel only the task that contains this message. Other tasks of the context must continue.
                 if any(message.message_id == turn.reaction for message in task.history):
                     return str(task.id)
             await asyncio.sleep(RETRY_BACKOFF.delay_s(attempt))
@@ -318,8 +327,9 @@ class A2AAgent(AdaptedAgent):
 
 @contextmanager
 def _as_a2a() -> Iterator[None]:
-    """Convert the SDK's exceptions for invalid A2A into `A2AClientError`, and those for missing methods into
-    `UnsupportedOperationError` (A2A 0.3 cannot list tasks)."""
+    """Convert exceptions of the SDK. Invalid A2A data raises `A2AClientError`. A method that the remote agent lacks
+    raises `UnsupportedOperationError`, for example because A2A 0.3 cannot list tasks.
+    """
     try:
         yield
     except NotImplementedError as error:
@@ -335,7 +345,7 @@ async def _read(events: AsyncIterator[StreamResponse]) -> AsyncGenerator[StreamR
 
 
 class _RemoteTask:
-    """State of a remote task, and its answer so far."""
+    """State of a remote task, and the answer that was received so far."""
 
     def __init__(self, turn: IncomingTurn) -> None:
         self._turn = turn
@@ -345,11 +355,13 @@ class _RemoteTask:
         self._sizes: dict[str, int] = {}
         self._size = 0
         self._parts: list[Part] = []
-        """Content of the status, or of a plain message."""
+        """Content of the task's status, or of a plain message."""
 
         self._streamed = ""
         self._streamed_artifact: str | None = ""
-        """Id of the artifact that streams, if the answer continues at the end of the streamed text."""
+        """Id of the artifact whose text is streamed. None if streaming has ended because the answer does not continue
+        the streamed text.
+        """
 
         self._is_message = False
 
@@ -358,12 +370,12 @@ class _RemoteTask:
         return self._is_message or self.state in OVER
 
     def forget(self) -> None:
-        """Expect a new task from the next message."""
+        """Forget the task id, so that the next message starts a new task."""
         self.task_id = ""
 
     def add(self, event: StreamResponse) -> None:
-        """Process an update. Raises `ModelError` if the answer is too long or the update belongs to a different
-        task.
+        """Process an update. Raises `ModelError` if the answer is too long, or if the update belongs to
+        another task.
         """
         match event.WhichOneof("payload"):
             case "task":
@@ -388,18 +400,18 @@ class _RemoteTask:
             self._store(artifact)
         self._streamed_artifact = None
         text = self._read_artifacts()
-        if text.startswith(self._streamed):  # a rewritten text is shown when the answer is sent
+        if text.startswith(self._streamed):  # a rewritten text is shown only when the answer is sent
             self._stream(text[len(self._streamed) :])
             self._streamed_artifact = next(reversed(self._artifacts), "")
 
     def _check_id(self, task_id: str) -> None:
         if not 0 < len(task_id) <= MAX_ID or self.task_id not in ("", task_id):
-            # An answer to somebody else's task would otherwise be sent as the answer to this message.
+            # Refuse the update. Otherwise the answer to another task would be sent as the answer to this message.
             raise ModelError(f"The agent sent an update of a different task, {task_id[:80]!r}.", reason="broken_reply")
         self.task_id = task_id
 
     def _set_message(self, message: Message) -> None:
-        # Check before storing: an agent that streams without end must not fill the memory of the node.
+        # Check the size before storing the message. An agent that streams without end must not fill the node's memory.
         self._check_size(message.ByteSize())
         self._parts = list(message.parts)
 
@@ -410,8 +422,8 @@ class _RemoteTask:
         if is_new and self._streamed_artifact is not None:
             self._stream("\n\n" if self._streamed else "")
             self._streamed_artifact = name
-        # Streamed text cannot be changed afterwards, so only text that continues it is streamed. The final answer shows
-        # all text.
+        # Stream only text that continues the streamed text, because streamed text cannot be changed afterwards. The
+        # final answer contains all text.
         if (
             self._streamed_artifact == name
             and (is_append or is_new)
@@ -424,7 +436,7 @@ class _RemoteTask:
     def _store(self, artifact: Artifact, *, is_append: bool = False) -> None:
         name, size = artifact.artifact_id, artifact.ByteSize()
         previous = self._sizes.get(name, 0)
-        # A replaced artifact frees its previous size. Otherwise an agent that rewrites its draft would reach the limit.
+        # Subtract the size of a replaced artifact. Otherwise an agent that rewrites its draft would reach the limit.
         self._sizes[name] = previous + size if is_append else size
         self._size += self._sizes[name] - previous
         self._check_size(self._size)
@@ -433,7 +445,7 @@ class _RemoteTask:
         self._artifacts.setdefault(name, []).extend(artifact.parts)
 
     def _check_size(self, size: int) -> None:
-        # This limits the memory, not the answer. The size counts bytes and metadata, and a character takes up to 4
+        # Limit the memory here, not the length of the answer. The size includes metadata, and a character takes up to 4
         # bytes.
         if size > 8 * self._turn.max_chars:
             raise ModelError("The agent's answer is longer than a message may be.", reason="broken_reply")
@@ -444,7 +456,7 @@ class _RemoteTask:
             self._streamed += text
 
     def conclude(self) -> str:
-        """Return the answer. Raises `ModelError` if there will be no answer."""
+        """Return the answer of the remote task. Raises `ModelError` if the task ended without an answer."""
         status_text = _write(self._parts)
         match self.state:
             case TaskState.TASK_STATE_FAILED:
@@ -454,11 +466,12 @@ class _RemoteTask:
             case TaskState.TASK_STATE_AUTH_REQUIRED:
                 raise ModelError(f"The agent's task needs an authorization. {status_text}", reason="unauthorized")
             case TaskState.TASK_STATE_INPUT_REQUIRED:
-                # The status contains the question, and the artifacts contain the work so far. The person needs both to
-                # answer.
+                # Return both texts, because the person needs both to answer. The status contains the question, and the
+                # artifacts contain the work so far.
                 return "\n\n".join(text for text in (self._read_artifacts(), status_text) if text)
             case _:
-                # Artifacts are the result of a task in A2A. The status text is the answer only if there is no artifact.
+                # Prefer the artifacts, which are the result of an A2A task. Use the status text only if there is no
+                # artifact.
                 return self._read_artifacts() or status_text
 
     def _read_artifacts(self) -> str:
@@ -466,9 +479,10 @@ class _RemoteTask:
 
 
 class _SingleHostTransport(httpx.AsyncHTTPTransport):
-    """HTTP transport to a single host, with uncompressed answers of limited size.
+    """HTTP transport to a single host. Answers must be uncompressed, and their size is limited.
 
-    In event streams, it escapes line ends that httpx recognizes but a JSON text may contain.
+    In event streams, the transport escapes line ends that JSON text may contain, because httpx would split lines at
+    them.
     """
 
     def __init__(self, address: str) -> None:
@@ -481,7 +495,8 @@ class _SingleHostTransport(httpx.AsyncHTTPTransport):
             raise ModelError(reason, reason="misconfigured")
         response = await super().handle_async_request(request)
         assert isinstance(response.stream, httpx.AsyncByteStream)
-        # The limit counts bytes as they arrive. A compressed answer could expand to any size behind it.
+        # Refuse compressed answers. The limit counts bytes as they arrive, and a compressed answer could expand to any
+        # size.
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.stream.aclose()
             raise ModelError("The answer is compressed, although no compression was requested.", reason="broken_reply")
@@ -507,7 +522,8 @@ class _BoundedStream(httpx.AsyncByteStream):
                 yield piece
                 continue
             whole = rest + piece
-            # Hold back the first bytes of a separator that two pieces share, or it would pass unescaped.
+            # Hold back the first bytes of a separator that is split between two pieces. Otherwise the separator would
+            # pass unescaped.
             end = next((n for n in (2, 1) if whole[-n:] in (b"\xc2", b"\xe2", b"\xe2\x80")), 0)
             rest = whole[len(whole) - end :]
             yield escape_line_ends(whole[: len(whole) - end])
@@ -518,7 +534,7 @@ class _BoundedStream(httpx.AsyncByteStream):
 
 
 def _write(parts: list[Part]) -> str:
-    """Return parts as the text of a message. Texts are joined, and files become lines with their names."""
+    """Convert parts to the text of a message. Texts are joined, and each file becomes a line with its name."""
     texts = "".join(part.text for part in parts)
     others = [part for part in parts if part.WhichOneof("content") not in ("text", None)]
     try:
@@ -528,8 +544,9 @@ def _write(parts: list[Part]) -> str:
 
 
 def _context_of(turn: IncomingTurn) -> str:
-    """Return the context id of a thread. It is stable and unique to this network."""
-    # The separator cannot occur in an id, so no two threads share a context. The hash hides the names from the agent.
+    """Return the remote context id of a thread. The id is stable, and unique to this network."""
+    # Hash the names, so that the remote agent does not see them. The separator cannot occur in an id, so two threads
+    # never share a context.
     parts = "\x1f".join(("a2a-context", turn.epoch, turn.agent_id, turn.message.thread_id))
     return hashlib.sha256(parts.encode()).hexdigest()[:32]
 
@@ -540,7 +557,7 @@ def _origin(address: str) -> tuple[str, str, int]:
 
 
 def _classify(error: A2AError) -> ModelFailure:
-    """Classify a failure of the remote agent, or of the connection to it."""
+    """Return the category of a failure of the remote agent, or of the connection to it."""
     cause: Any = error
     while cause is not None:
         if isinstance(cause, httpx.HTTPStatusError):
@@ -551,6 +568,6 @@ def _classify(error: A2AError) -> ModelFailure:
             return "unreachable"
         if isinstance(cause, BROKEN):
             return "broken_reply"
-        # The SDK wraps errors of httpx. The cause that decides about a retry is further down in the chain.
+        # Follow the chain of causes. The SDK wraps errors of httpx, and the original error decides whether to retry.
         cause = cause.__cause__
     return "not_found" if isinstance(error, TaskNotFoundError) else "rejected"

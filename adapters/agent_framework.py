@@ -1,7 +1,7 @@
 """Agents of Microsoft Agent Framework as participants: ``await AgentFrameworkAgent("helper", agent).run()``.
 
-Each turn passes the thread as messages, without a session. The agent therefore knows only the messages that the ledger
-shows to it.
+Each turn passes the whole thread as messages and uses no session. The agent therefore knows only the messages that the
+ledger allows it to see.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ with needs("agent-framework"):
 
 
 class AgentFrameworkAgent(AdaptedAgent):
-    """``agent`` as a participant."""
+    """Lets an ``agent`` of Microsoft Agent Framework take part in a network."""
 
     framework = "agent-framework"
 
@@ -52,7 +52,7 @@ class AgentFrameworkAgent(AdaptedAgent):
 
 
 def _show_update(turn: IncomingTurn, update: AgentResponseUpdate, calls: dict[str, int]) -> None:
-    """Show an update. ``calls`` maps the framework's call ids to numbers."""
+    """Show an update of the framework as progress. ``calls`` maps the framework's call ids to call numbers."""
     turn.model = getattr(update.raw_representation, "model", None) or turn.model
     for content in update.contents:
         match content.type:

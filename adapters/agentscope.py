@@ -1,8 +1,8 @@
 """Agents of AgentScope as participants: ``await AgentScopeAgent("helper", make_agent).run()``.
 
-Such an agent has one memory for all conversations, and texts of one thread must not reach readers of another. Each
-message therefore creates a new agent, which gets the thread. Tools that ask a person for permission do not work.
-Configure rules, or use tools that decide without a person.
+An AgentScope agent has one memory for all conversations, but readers of one thread must not see texts of another
+thread. Each message therefore creates a new agent, which gets the thread. Tools that ask a person for permission do not
+work. Configure permission rules, or use tools that decide without a person.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ with needs("agentscope"):
 
 
 class AgentScopeAgent(AdaptedAgent):
-    """The agents that ``make`` creates, as a participant."""
+    """Lets agents of AgentScope take part in a network as one participant. ``make`` creates an agent for each
+    message.
+    """
 
     framework = "agentscope"
 
@@ -61,8 +63,8 @@ class AgentScopeAgent(AdaptedAgent):
 
 
 def _show_event(turn: IncomingTurn, event: AgentEvent, calls: dict[str, int]) -> None:
-    """Show an event. ``calls`` maps the framework's call ids to numbers. Raises `ModelError` if the work ends
-    without an answer.
+    """Show an event of the framework as progress. ``calls`` maps the framework's call ids to call numbers. Raises
+    `ModelError` if the work ends without an answer.
     """
     match event:
         case ModelCallStartEvent():

@@ -1,7 +1,7 @@
 """Agents and teams of AutoGen as participants: ``await AutoGenAgent("helper", make_agent).run()``.
 
-An AutoGen agent has one memory for all conversations, and texts of one thread must not reach readers of another. Each
-message therefore creates a new agent, which gets the conversation as one text.
+An AutoGen agent has one memory for all conversations, but readers of one thread must not see texts of another thread.
+Each message therefore creates a new agent, which gets the conversation as one text.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ with needs("autogen"):
 
 
 class AutoGenAgent(AdaptedAgent):
-    """The agent or team that ``make`` creates, as a participant. ``model`` is the model name for its usage, because
-    AutoGen does not report the name.
+    """Lets agents or teams of AutoGen take part in a network as one participant. ``make`` creates an agent or team for
+    each message. ``model`` is the model name under which usage is recorded, because AutoGen does not report the name.
     """
 
     framework = "autogen"
@@ -58,12 +58,12 @@ class AutoGenAgent(AdaptedAgent):
                     else:
                         self._show_event(turn, event, calls)
         except asyncio.CancelledError:
-            token.cancel()  # otherwise AutoGen's own tasks would continue
+            token.cancel()  # stop AutoGen's own tasks, which would continue otherwise
             raise
         return text
 
     def _show_event(self, turn: IncomingTurn, event: BaseAgentEvent | BaseChatMessage, calls: dict[str, int]) -> None:
-        """Show an event. ``calls`` maps the framework's call ids to numbers."""
+        """Show an event of the framework as progress. ``calls`` maps the framework's call ids to call numbers."""
         if event.models_usage is not None:
             used = Usage(event.models_usage.prompt_tokens, event.models_usage.completion_tokens)
             turn.count(used, self.model_name)

@@ -1,9 +1,9 @@
 """Graphs of LangGraph, including LangChain's agents, as participants: ``await LangGraphAgent("helper", graph).run()``.
 
-The graph's state must have ``messages``, and its last message is the answer. Without a checkpointer, the graph gets the
-thread from the ledger. With a checkpointer, the graph remembers earlier messages under the thread's id (``thread_id``).
-In that case it gets only the messages since its last answer, with their ids. After a kill it continues at its last
-checkpoint.
+The state of the graph must have a key ``messages``, whose last message is the answer. Without a checkpointer, the graph
+gets the whole thread from the ledger. With a checkpointer, the graph stores the messages itself, under the id of the
+thread (``thread_id``). It then gets only the messages since its last answer, with their ids. After a kill, the graph
+continues at its last checkpoint.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEFT_OPEN = "This call was broken off. Whether it took effect is unknown."
 
 
 class LangGraphAgent(AdaptedAgent):
-    """A compiled ``graph`` as a participant. Each run gets ``config`` in addition to its thread."""
+    """Lets a compiled ``graph`` take part in a network. Each run gets ``config`` in addition to the thread."""
 
     framework = "langgraph"
 
@@ -63,9 +63,9 @@ class LangGraphAgent(AdaptedAgent):
             return messages
         state: dict[str, Any] = {}
         # Store each checkpoint before the next step. Otherwise a kill could lose the record of a tool's effect, and the
-        # effect would be repeated.
+        # tool would run again.
         options: dict[str, Any] = {"durability": "sync"} if remembers else {}
-        # None continues at the checkpoint. Any other input would start the graph from its beginning.
+        # Pass None to continue at the checkpoint. Any other input would start the graph from its beginning.
         graph_input = {"messages": messages} if messages is not None else None
         async for mode, value in self.graph.astream(graph_input, config, stream_mode=["messages", "values"], **options):
             if mode == "values":
@@ -77,15 +77,16 @@ class LangGraphAgent(AdaptedAgent):
         return _read_answer(state.get("messages", []))
 
     async def _recall(self, turn: IncomingTurn, config: RunnableConfig) -> list[AnyMessage] | str | None:
-        """Return the messages that the graph does not know. Return None if the graph should continue at its
-        checkpoint, or its answer if it already has one.
+        """Return the messages that the graph does not know yet. Return None if the graph should continue at its
+        checkpoint, and a text if the graph has already produced this answer.
         """
         snapshot = await self.graph.aget_state(config)
         messages: Sequence[BaseMessage] = snapshot.values.get("messages", [])
         if any(message.id == _make_id(turn.message) for message in messages):
-            # The graph knows this message: an earlier process ran the graph to its end or to a checkpoint.
+            # The graph knows this message, because an earlier process ran it to a checkpoint or to its end.
             return None if snapshot.next else _read_answer(messages)
-        # Providers refuse a history with a call that has no result. A killed run leaves such a history.
+        # Add a result to each unanswered call, as a killed run may have left. Providers refuse a history with a call
+        # that has no result.
         answered = {message.tool_call_id for message in messages if isinstance(message, ToolMessage)}
         calls = [call["id"] for message in messages if isinstance(message, AIMessage) for call in message.tool_calls]
         return [
@@ -94,7 +95,7 @@ class LangGraphAgent(AdaptedAgent):
                 for call_id in calls
                 if call_id is not None and call_id not in answered
             ),
-            # A fixed id per message: the graph does not add a known message again.
+            # Use a fixed id for each message, so that the graph does not add a known message again.
             HumanMessage(turn.guide, id="roundelay"),
             *(HumanMessage(mark(message), id=_make_id(message)) for message in turn.news),
         ]
@@ -103,8 +104,8 @@ class LangGraphAgent(AdaptedAgent):
 def _make_id(message: ledger.BaseMessage) -> str:
     """Return the id of a message in the graph's memory.
 
-    Senders choose message ids freely. With the plain id, a sender could overwrite another sender's message or the
-    guide.
+    The id includes the sender, because senders choose message ids freely. Otherwise a sender could overwrite another
+    sender's message or the guide.
     """
     return f"{message.sender_id}/{message.message_id}"
 
@@ -123,7 +124,7 @@ def _read_answer(messages: Sequence[BaseMessage]) -> str:
 
 
 class _Observer(AsyncCallbackHandler):
-    """Shows a graph's tool calls and counts the usage of its models."""
+    """Shows the tool calls of a graph, and counts the token usage of its models."""
 
     def __init__(self, turn: IncomingTurn) -> None:
         self._turn = turn

@@ -1,7 +1,8 @@
 """Agents of the OpenAI Agents SDK as participants: ``await OpenAIAgentsAgent("helper", agent).run()``.
 
-Each turn passes the thread as input items, without a session. The agent therefore knows only the messages that the
-ledger shows to it. The SDK sends traces with prompts to OpenAI unless its tracing is disabled (`set_tracing_disabled`).
+Each turn passes the whole thread as input items and uses no session. The agent therefore knows only the messages that
+the ledger allows it to see. The SDK sends traces that contain prompts to OpenAI, unless its tracing is disabled
+(`set_tracing_disabled`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ with needs("openai-agents"):
 
 
 class OpenAIAgentsAgent(AdaptedAgent):
-    """``agent`` as a participant. Each run gets ``context`` and ``run_config``."""
+    """Lets an ``agent`` of the OpenAI Agents SDK take part in a network. Each run gets ``context`` and
+    ``run_config``.
+    """
 
     framework = "openai-agents"
 
@@ -51,7 +54,7 @@ class OpenAIAgentsAgent(AdaptedAgent):
             async for event in result.stream_events():
                 _show_event(turn, event, calls)
         except asyncio.CancelledError:
-            result.cancel()  # otherwise the SDK's own tasks would continue
+            result.cancel()  # stop the SDK's own tasks, which would continue otherwise
             raise
         if result.interruptions:
             raise ModelError(NEEDS_PERSON, reason="misconfigured")
@@ -66,7 +69,7 @@ class OpenAIAgentsAgent(AdaptedAgent):
 
 
 def _show_event(turn: IncomingTurn, event: StreamEvent, calls: dict[str, int]) -> None:
-    """Show an event. ``calls`` maps the framework's call ids to numbers."""
+    """Show an event of the framework as progress. ``calls`` maps the framework's call ids to call numbers."""
     if event.type == "raw_response_event":
         if event.data.type == "response.output_text.delta":
             turn.stream(event.data.delta)

@@ -1,13 +1,13 @@
-"""Base of all adapters: `AdaptedAgent`, a participant whose agent runs in a different framework.
+"""Base class of all adapters: `AdaptedAgent`, a participant whose agent runs in another framework.
 
-A subclass implements one coroutine, `AdaptedAgent.answer`, which passes an `IncomingTurn` to its framework and returns
-the answer. `roundelay.agents` does everything else. For its loop, the whole run of a framework is one model call of a
-reaction without tools. Inbox, message order, window, resume, stop, takeover, time limit, cost, `why` and error reports
-therefore work as for every agent.
+A subclass implements one coroutine, `AdaptedAgent.answer`. The coroutine passes an `IncomingTurn` to its framework and
+returns the answer. `roundelay.agents` does everything else. The agent loop treats the whole run of a framework as one
+model call of a reaction without tools. Inbox, message order, window, resume, stop, takeover, time limit, cost, `why`
+and error reports therefore work as for every other agent.
 
-Steps inside the framework's run are not recorded. If the process is killed before the record `model_reply`, the
-framework runs again, including its tools. If the process is killed later, the recorded answer is sent without a second
-run. The answer's id is derived from the reaction, so there is only one answer, even after several kills.
+Steps inside the framework's run are not recorded. If the process is killed before the record `model_reply` is written,
+the framework runs again, including its tools. If the process is killed later, the recorded answer is sent without a
+second run. The id of the answer is derived from the reaction, so there is only one answer, even after several kills.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ ELSEWHERE = "Messages in other threads that you may read:"
 
 @dataclass(slots=True)
 class IncomingTurn:
-    """A message to answer, the conversation that the agent may see, and methods to report progress.
+    """One message to answer, the conversation that the agent may see, and methods to report progress.
 
-    ``conversation`` is the thread of ``message``, oldest first and ending with ``message``. ``others`` are further
-    threads. The window of the agent's policy limits ``conversation`` and ``others``. ``prompt`` contains all of them as
-    one text, in the form that other agents' models read. If somebody stops the work, its task is cancelled.
+    ``conversation`` is the thread of ``message``, oldest first, and ends with ``message``. ``others`` contains other
+    threads that the agent may read. The window of the agent's policy limits both. ``prompt`` contains all of these
+    messages as one text, in the form that the models of other agents read. The task that runs `answer` is cancelled
+    when somebody stops the work.
     """
 
     agent_id: str
@@ -77,49 +78,50 @@ class IncomingTurn:
     usage: Usage = field(default_factory=Usage, init=False)
     model: str = field(default="", init=False)
     _open: dict[int, tuple[str, float]] = field(default_factory=dict, init=False)
-    """Running calls, with the tool and the start time in seconds."""
+    """Name of the tool and start time in seconds of each running call, by the number of the call."""
 
     _calls: int = field(default=0, init=False)
     _starts_paragraph: bool = field(default=False, init=False)
-    """Whether the next text follows a call."""
+    """Whether the next streamed text follows a tool call, and therefore starts a paragraph."""
 
     _is_over: bool = field(default=False, init=False)
 
     @property
     def reaction(self) -> str:
-        """Id of this work. The id stays the same when the work is repeated after a restart."""
+        """Id of the reaction. The id stays the same when the work is repeated after a restart."""
         return self._running.id
 
     @property
     def kept(self) -> Mapping[str, JsonValue]:
-        """Values that earlier runs of this work passed to `keep`."""
+        """Values that earlier runs of this reaction passed to `keep`, by name."""
         recorded = self._running.recorded
         return recorded.notes.get(self._turn, {}) if recorded is not None else {}
 
     @property
     def epoch(self) -> str:
-        """Epoch of the network's ledger. Ids derived from it are unique to this network."""
+        """Epoch of the network's ledger. Ids that are derived from the epoch are unique to this network."""
         return self._running.client.welcome.network.epoch
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody stopped the work. A cancellation without a stop means that the process ends. The next
-        process repeats or continues the work.
+        """Whether somebody stopped the work. If the task is cancelled without a stop, the process is ending, and the
+        next process continues or repeats the work.
         """
         return self._running.stopped_by is not None
 
     @property
     def max_chars(self) -> int:
-        """Maximum length of an answer. A longer answer is cut off and marked."""
+        """Maximum length of an answer, in characters. A longer answer is cut off and marked."""
         return self._running.journal.max_body_bytes // 12
 
     # --- input of the framework
 
     def chat(self) -> list[ChatMessage]:
-        """Return the conversation as a chat: the agent's messages as assistant messages, all others as user messages.
+        """Return the conversation as a chat. The agent's own messages become assistant messages, and all others become
+        user messages.
 
-        Texts of others are escaped in an element with their sender. Roles alternate, starting with a user message.
-        Messages of other threads come first.
+        Text of another participant is escaped, inside an element that names its sender. Roles alternate, and the chat
+        starts with a user message. Messages of other threads come first.
         """
         elsewhere = [message for messages in self.others.values() for message in messages]
         chat: list[ChatMessage] = [UserMessage(self.guide)]
@@ -138,34 +140,34 @@ class IncomingTurn:
 
     @property
     def guide(self) -> str:
-        """Explanation of the elements for the framework's model. It is the same in each turn."""
+        """Explanation of the message elements for the framework's model. The text is the same in each turn."""
         return GUIDE.format(agent_id=self.agent_id)
 
     @property
     def news(self) -> Sequence[BaseMessage]:
-        """Messages of other participants in the thread since the agent's last message, for a framework with its own
-        memory. The list is the same when the work is repeated. Format each message with `mark`.
+        """Messages from other participants since the agent's last message in the thread. Use this list for a framework
+        that has its own memory, and format each message with `mark`. The list is the same when the work is repeated.
         """
-        # Start at the agent's last message instead of a stored position. After a kill, the same messages are then new
-        # again.
+        # Start at the agent's last message instead of a stored position. If the process was killed, the same messages
+        # must count as new again.
         own_indexes = [index for index, message in enumerate(self.conversation) if message.sender_id == self.agent_id]
         return self.conversation[own_indexes[-1] + 1 if own_indexes else 0 :]
 
     # --- progress reported by the adapter
 
     def stream(self, text: str) -> None:
-        """Show a piece of the answer while the framework writes it."""
-        # Frameworks stream the text before and after a tool call without a separator.
+        """Show a piece of the answer while the framework is still writing the answer."""
+        # Insert a separator. Frameworks stream the text before and after a tool call without one.
         if text and self._starts_paragraph:
             text, self._starts_paragraph = f"\n\n{text}", False
         self._emit_delta(ModelDelta(text))
 
     def think(self, text: str) -> None:
-        """Show a piece of the reasoning that precedes the answer."""
+        """Show a piece of the model's reasoning before the answer."""
         self._emit_delta(ModelDelta(reasoning=text))
 
     def begin_call(self, tool: str, arguments: object = None) -> int:
-        """Show that a tool runs. Return the number of the call for `end_call`."""
+        """Show that a tool call has started. Return the number of the call, for `end_call`."""
         number, self._calls = self._calls, self._calls + 1
         self._open[number] = (tool, asyncio.get_running_loop().time())
         self._starts_paragraph = True
@@ -174,23 +176,27 @@ class IncomingTurn:
         return number
 
     def end_call(self, number: int, content: object = "", *, ok: bool = True) -> None:
-        """Show that a call has ended. Unknown and ended calls are ignored."""
+        """Show that a tool call has ended. Numbers of unknown or ended calls are ignored."""
         tool, began_s = self._open.pop(number, ("", 0.0))
         if tool:
             lasted_s = asyncio.get_running_loop().time() - began_s
             self._emit(ToolCallEnd(self.reaction, self._turn, number, tool, ok, str(content), lasted_s))
 
     def count(self, usage: Usage, model: str = "") -> None:
-        """Add the usage of a model. The usage is recorded with the answer, under the last given name."""
+        """Add the token usage of a model call. The total is recorded with the answer, under the last model name that
+        was passed.
+        """
         self.usage += usage
         self.model = model or self.model
 
     async def keep(self, name: str, value: JsonValue) -> None:
-        """Record a value for later runs of this reaction after a restart. For each name, the first value wins."""
+        """Record a value for later runs of this reaction after a restart. Only the first value of each name is
+        recorded.
+        """
         await pause_hook_timer(self._running.journal.record_note(self._turn, name, value))
 
     def close(self, *, ok: bool) -> None:
-        """End open calls and stop reporting."""
+        """End all open calls, and ignore further reports."""
         for number in list(self._open):
             self.end_call(number, ok=ok)
         self._is_over = True
@@ -205,14 +211,16 @@ class IncomingTurn:
 
 
 class AdaptedAgent(SimpleAgentRunner, ABC):
-    """An agent that runs in a different framework. `run` it until it is stopped. Subclasses implement `answer`.
+    """An agent that runs in another framework. Subclasses implement `answer`. Call `run` to serve messages until the
+    agent is stopped.
 
-    Turns and attempts of the policy do not apply. The framework runs once per message, within ``model_timeout_s``, and
-    again only after a restart. Messages that arrive during a run wait (``queue``).
+    The limits of the policy for turns and attempts do not apply. The framework runs once per message, for at most
+    ``model_timeout_s`` seconds. It runs again only after a restart. Messages that arrive during a run wait in a queue
+    (``queue``).
     """
 
     framework = "adapted"
-    """Model name for frameworks that do not report one."""
+    """Model name that is recorded if the framework does not report one."""
 
     def __init__(self, agent_id: str, **options: Unpack[RunnerOptions]) -> None:
         policy = options.get("policy") or AgentPolicy()
@@ -221,22 +229,22 @@ class AdaptedAgent(SimpleAgentRunner, ABC):
                 f"Agent {agent_id} cannot use on_new_message: inject, because its framework reads messages only at the "
                 "start of a run. Use queue."
             )
-        # The last turn of a reaction has no tools, but an empty answer calls `finish`. Allow two turns. The framework
-        # cannot open threads, so it gets all of them (`full`).
+        # Allow two turns. The last turn of a reaction has no tools, but an empty answer calls the tool `finish`. Use
+        # the prompt form `full`, because the framework cannot open other threads itself.
         options["policy"] = replace(policy, max_turns=2, model_attempts=1, prompt="full")
         super().__init__(agent_id, instruction="", model=_FrameworkModel(self), network_tools=(), **options)
 
     @abstractmethod
     async def answer(self, turn: IncomingTurn) -> str:
-        """Return the answer to a message, or an empty string for no answer.
+        """Return the answer to a message, or an empty string to send no answer.
 
-        An exception ends the reaction like a failure of a model. The sender learns only that there was an error. The
-        record and the log contain its text. Raise `ModelError` to name the category.
+        An exception ends the reaction like a failure of a model. The sender is only informed that there was an error.
+        The record and the log contain the text of the exception. Raise `ModelError` to set the category of the failure.
         """
 
 
 class _FrameworkModel:
-    """The framework as the model of the agent's loop: one run is one reply."""
+    """Presents the framework as the model of the agent loop. One run of the framework is one model reply."""
 
     def __init__(self, agent: AdaptedAgent) -> None:
         self.name = agent.framework
@@ -258,14 +266,15 @@ class _FrameworkModel:
         finally:
             turn.close(ok=is_ok)
         details = (turn.usage, "stop", turn.model or self.name)
-        if not text:  # otherwise the loop would ask again
+        if not text:  # without this call, the loop would ask again
             finish_call = ToolCall(derive_call_id(request, 0), FINISH, json.dumps({"reason": SILENCE}))
             return ModelReply(None, (finish_call,), *details)
-        # An escaped character takes six bytes of a record and of the message. A longer answer would not fit.
+        # Cut the answer. An escaped character takes six bytes in a record and in the message, so a longer answer would
+        # not fit.
         return ModelReply(cut(text, turn.max_chars), (), *details)
 
     def _open_turn(self, request: ModelRequest, on_delta: OnDelta | None) -> IncomingTurn:
-        # The model protocol does not pass the message, so read it from the reaction that asks.
+        # Find the message through its reaction, because a model request does not contain the message.
         running = self._agent.find_reaction(request.reaction)
         assert running.reaction is not None, "the loop that asks this model has begun"
         threads: dict[str, list[BaseMessage]] = {}
@@ -285,10 +294,10 @@ class _FrameworkModel:
 
 
 def _write_arguments(arguments: object) -> str:
-    """Return a call's arguments as text for people. Values that JSON cannot represent must not end the run."""
+    """Return the arguments of a call as text for people. A value that JSON cannot represent must not end the run."""
     try:
         return json.dumps(arguments, default=str)
-    except (TypeError, ValueError, RecursionError):  # a key that is not a text, or a value that contains itself
+    except (TypeError, ValueError, RecursionError):  # a key is not a text, or a value contains itself
         return json.dumps(f"(a {type(arguments).__name__} that JSON cannot represent)")
 
 
@@ -308,17 +317,17 @@ _BY_NAME: Mapping[str, ModelFailure] = {
 
 
 def classify_status(status: int) -> ModelFailure:
-    """Return the category of an HTTP status of a provider or of a remote agent."""
+    """Return the failure category for an HTTP status of a provider or of a remote agent."""
     return _BY_STATUS.get(status, "server" if status >= 500 else "rejected")
 
 
 def name_failure(error: BaseException) -> ModelFailure | None:
-    """Classify a framework's error by the status or the class name of its root cause.
+    """Return the failure category of a framework's error, based on the status or the class name of its causes.
 
-    Return None if the cause may be a fault in the agent's own code.
+    Return None if the error may be a fault in the agent's own code.
     """
     cause: BaseException | None = error
-    while cause is not None:  # frameworks wrap the errors of their HTTP clients
+    while cause is not None:  # frameworks wrap errors of their HTTP clients
         status = getattr(cause, "status_code", None)
         if isinstance(status, int):
             return classify_status(status)
@@ -330,5 +339,7 @@ def name_failure(error: BaseException) -> ModelFailure | None:
 
 
 def mark(message: BaseMessage, **more: str) -> str:
-    """Return a message as text in an element with its sender. The text cannot close the element."""
+    """Return a message as text inside an element that names its sender. The text is escaped, so that it cannot end the
+    element.
+    """
     return render_element("message", message.text, sender=message.sender_id, **more)

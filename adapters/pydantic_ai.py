@@ -1,7 +1,7 @@
 """Agents of Pydantic AI as participants: ``await PydanticAIAgent("helper", agent).run()``.
 
-The thread becomes the message history, and the latest message becomes the prompt. The agent's `system_prompt` is placed
-before the history, and its `instructions` are always included. Outputs other than text are written as JSON.
+The thread becomes the message history, and the latest message becomes the prompt. The agent's `system_prompt` is
+inserted before the history, and its `instructions` are always included. An output that is not text is sent as JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ with needs("pydantic-ai"):
 
 
 class PydanticAIAgent(AdaptedAgent):
-    """``agent`` as a participant. Each run gets ``deps``."""
+    """Lets an ``agent`` of Pydantic AI take part in a network. Each run gets ``deps``."""
 
     framework = "pydantic-ai"
 
@@ -77,7 +77,7 @@ class PydanticAIAgent(AdaptedAgent):
 
 
 async def _show_events(turn: IncomingTurn, _: RunContext[Any], events: AsyncIterable[AgentStreamEvent]) -> None:
-    """Show the events of one step: a streaming reply, or tool calls."""
+    """Show the events of one step of the agent: a streamed reply, or tool calls."""
     calls: dict[str, int] = {}
     async for event in events:
         match event:

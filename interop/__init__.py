@@ -1,10 +1,11 @@
-"""Access to a network for programs that do not speak its protocol. It runs in one process next to the node.
+"""Gives programs that do not speak the network's protocol access to a network. The gateway is one process next to the
+node.
 
-`gateway` assembles and serves the protocols. Each folder is one form of access: `http`, `openai`, `a2a`, `mcp` and
-`webhooks` for other programs, and `bridge` for coding agents with hooks.
+`gateway` assembles and serves the protocols. Each folder contains one form of access. `http`, `openai`, `a2a`, `mcp`
+and `webhooks` serve other programs, and `bridge` connects coding agents through hooks.
 
-Every caller identifies itself with a Roundelay token, which only the hub checks. Guarantees come from the ledger. The
-gateway itself stores only webhook and push registrations (`json_store`), never a message.
+Every caller authenticates with a Roundelay token, which only the hub checks. The ledger provides all guarantees. The
+gateway itself stores only registrations of webhooks and push notifications (`json_store`), never a message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The gateway: a process next to a node that serves other protocols on a separate port.
+"""The gateway: a process next to a node that serves other protocols on its own port.
 
-It assembles the requested protocols and serves them until it is stopped. It stores only registrations of webhooks and
-push notifications. It does not need to store requests, because the ledger recognizes repeats.
+This module assembles the enabled protocols and serves them until the gateway is stopped. The gateway stores only
+registrations of webhooks and push notifications. It stores no requests, because the ledger recognizes repeated
+requests.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ with needs("gateway"):
 
 
 KEYS_PATH = "/.well-known/jwks.json"
-"""Path of the public keys that verify A2A push notifications. It needs no token."""
+"""Path of the public keys with which receivers verify A2A push notifications. The path needs no token."""
 STOP_S = 5
-"""Time that running requests get when the gateway stops, in seconds. Requests that still wait for a message are then
-ended.
+"""Time that running requests have to finish when the gateway stops, in seconds. Requests that are still running
+afterwards are cancelled.
 """
 OAUTH_PATHS = ("oauth-protected-resource", "oauth-authorization-server", "openid-configuration")
-"""Documents below /.well-known/ that MCP hosts request after a 401."""
+"""Documents below /.well-known/ that MCP hosts request after a response with status 401."""
 
 
 def make_app(
@@ -70,7 +71,7 @@ def make_app(
     pushes: TaskPushes | None = None,
     names: PublicNames | None = None,
 ) -> Starlette:
-    """Return the application of a gateway for one node. The gateway listens on ``host``."""
+    """Return the ASGI application of a gateway for one node. ``host`` is the address on which the gateway listens."""
     names = names or PublicNames(host)
 
     def find_session(context: Context[Any, Any]) -> AbstractAsyncContextManager[NetworkClient]:
@@ -78,11 +79,12 @@ def make_app(
 
     mcp_server = make_mcp_server(find_session)
     [mcp_route] = mcp_server.streamable_http_app(
-        # Do not use sessions of MCP. The ledger has all state, so any gateway can answer the next request.
+        # Do not use MCP sessions. All state is in the ledger, so any gateway can answer the next request.
         stateless_http=True,
         json_response=True,
         host=host,
-        # `KnownHostsOnly` protects against DNS rebinding, and knows the names of this gateway.
+        # Disable the SDK's protection against DNS rebinding. `KnownHostsOnly` provides it, and knows all host names of
+        # this gateway.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     ).routes
     assert isinstance(mcp_route, Route)
@@ -96,7 +98,7 @@ def make_app(
         return PlainTextResponse("ok\n")
 
     async def refuse_oauth(request: Request) -> Response:
-        if request.method == "POST":  # RFC 7591, 3.2.2: MCP hosts show the description
+        if request.method == "POST":  # MCP hosts show error_description to the user (RFC 7591, 3.2.2)
             return JSONResponse({"error": "access_denied", "error_description": NO_OAUTH}, 403)
         return JSONResponse({"error": {"code": "unknown_operation", "message": NO_OAUTH}}, 404)
 
@@ -156,13 +158,13 @@ async def serve_gateway(
     public_url: str | None = None,
     web_hosts: Collection[str] = (),
 ) -> AsyncIterator[str]:
-    """Run a gateway for a node until the ``async with`` block ends. Yields the gateway's URL.
+    """Run a gateway for a node until the ``async with`` block ends. Yields the URL of the gateway.
 
     Webhooks and A2A push notifications need ``webhooks_file``. Raises `ConnectError` if the address cannot be bound,
     and `ConfigError` if the file is invalid or in use.
     """
     try:
-        # Bind here instead of in uvicorn, which would end the process with SystemExit if the port is in use.
+        # Bind the socket here, not in uvicorn. If the port is in use, uvicorn ends the process with SystemExit.
         listening = _bind(host, port)
     except OSError as error:
         raise ConnectError(
@@ -188,19 +190,20 @@ async def serve_gateway(
             access_log=False,
             lifespan="on",
             server_header=False,
-            # No protocol here uses WebSockets, and the middleware checks only HTTP requests.
+            # Disable WebSockets. No protocol here uses them, and the middleware checks only HTTP requests.
             ws="none",
             timeout_graceful_shutdown=STOP_S,
         )
         server = uvicorn.Server(config)
-        # The command that runs the gateway handles signals. uvicorn has no setting to disable its own handlers.
+        # Disable uvicorn's signal handlers, because the command that runs the gateway handles signals. uvicorn has no
+        # setting for this.
         server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
         serving = asyncio.create_task(server.serve(sockets=[listening]), name="gateway")
         try:
             shown = f"[{host}]" if ":" in host else host
             yield f"http://{shown}:{listening.getsockname()[1]}"
         finally:
-            # Let uvicorn finish. Cancelling the task would interrupt responses that are nearly complete.
+            # Let uvicorn finish. Cancelling its task would interrupt responses that are nearly complete.
             server.should_exit = True
             await serving
 
@@ -211,10 +214,10 @@ def _bind(host: str, port: int) -> socket.socket:
     )[0]
     sock = socket.socket(family, kind, protocol)
     try:
-        # Let a restarted gateway reuse its port while old connections are still in TIME_WAIT.
+        # Let a restarted gateway bind its port while old connections are still in TIME_WAIT.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-        sock.listen()  # from now on, connections wait until they are served
+        sock.listen()  # clients can connect from now on, and wait until they are served
     except OSError:
         sock.close()
         raise

@@ -16,12 +16,12 @@ T = TypeVar("T")
 
 
 class NotStored(RoundelayError):
-    """The gateway's disk refused a change, so the request was not carried out. An operator must check the disk."""
+    """The gateway could not write its file, so the request was not carried out. An operator must check the disk."""
 
 
 class JsonStore(Generic[T]):
-    """A value of type ``kind`` in a JSON file. Each change replaces the whole file. ``noun`` names the contents in
-    errors, for example "webhooks".
+    """A value of type ``kind`` in a JSON file. Each save replaces the whole file. ``noun`` names the contents in error
+    messages, for example "webhooks".
     """
 
     def __init__(self, path: Path, kind: type[T], empty: T, noun: str) -> None:
@@ -32,14 +32,14 @@ class JsonStore(Generic[T]):
         self._lock = -1
 
     def open(self) -> T:
-        """Lock the file until `close` and return its value. Raises `ConfigError` if another process has locked the
-        file, or if its contents are invalid.
+        """Lock the file until `close`, and return the stored value. Raises `ConfigError` if another process has locked
+        the file, or if its contents are invalid.
         """
         path, noun = self._path, self._noun
         try:
             make_folder(path.absolute().parent)
             self._lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
-            lock_descriptor(self._lock)  # two gateways with the same file would post everything twice
+            lock_descriptor(self._lock)  # two gateways with one file would send every post twice
             return msgspec.json.decode(path.read_bytes(), type=self._kind) if path.exists() else self._empty
         except BlockingIOError as error:
             self.close()
@@ -52,7 +52,7 @@ class JsonStore(Generic[T]):
             raise ConfigError(f"{path} holds no valid {noun} ({error}). Restore it, or move it away.") from error
 
     def save(self, value: T) -> None:
-        """Replace the file. Raises `NotStored` and leaves the file unchanged if that fails."""
+        """Replace the contents of the file. Raises `NotStored` and leaves the file unchanged if the write fails."""
         try:
             with replace_file(self._path) as file:
                 file.write(msgspec.json.encode(value).decode())

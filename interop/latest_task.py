@@ -1,4 +1,4 @@
-"""Background tasks with at most one running task per key. A new task replaces the previous one."""
+"""Background tasks with at most one running task per key. Starting a task replaces the previous task of its key."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 
 
 class LatestTasks(Generic[KeyT]):
-    """Owns its tasks until `close`. `start` does not await, so concurrent callers leave exactly one task."""
+    """Background tasks, one per key, that run until `close`. `start` does not await, so concurrent callers cannot start
+    two tasks.
+    """
 
     def __init__(self) -> None:
         self._tasks: dict[KeyT, asyncio.Task[None]] = {}
 
     def start(self, key: KeyT, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> None:
-        """Cancel the task of this key, and start ``work`` after the cancelled task has ended."""
+        """Cancel the current task of this key, and start ``work`` after the cancelled task has ended."""
         previous = self._tasks.get(key)
         if previous is not None:
             previous.cancel()
         self._tasks[key] = asyncio.create_task(self._run_after(key, previous, work), name=name)
 
     async def cancel(self, key: KeyT) -> None:
-        """Cancel the task of this key and wait for its end."""
+        """Cancel the task of this key, and wait until the task has ended."""
         task = self._tasks.pop(key, None)
         if task is not None:
             task.cancel()
@@ -40,7 +42,7 @@ class LatestTasks(Generic[KeyT]):
     ) -> None:
         try:
             if previous is not None:
-                # Two tasks of one key would both post. The old task must have ended before the new one starts.
+                # Wait until the old task has ended. If both tasks of a key ran at once, both would send the same posts.
                 await asyncio.wait([previous])
             await work()
         finally:

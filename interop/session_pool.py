@@ -1,8 +1,9 @@
-"""Sessions of participants that call through another protocol: one session per token, limited in number.
+"""Sessions of participants that call through other protocols. Each token has one session, and the number of sessions is
+limited.
 
-A caller sends ``ID:TOKEN``, which only the hub checks. Messages are not pushed to such a session; `network.receive`
-returns them on request. A session stays open between calls. It is closed after `IDLE_S` seconds without calls, or
-earlier if other callers need its slot.
+A caller sends ``ID:TOKEN``, which only the hub checks. The hub does not push messages to these sessions.
+`network.receive` returns them on request. A session stays open between calls. It is closed after `IDLE_S` seconds
+without calls, or earlier if another caller needs its slot.
 """
 
 from __future__ import annotations
@@ -25,18 +26,21 @@ from roundelay.network.frames import is_id
 from .conversations import Conversations
 
 MAX_OPEN = 256
-"""Maximum number of sessions."""
+"""Maximum number of open sessions in the pool."""
 MAX_PROVING = 32
-"""Maximum number of callers whose token the hub is checking. They occupy no session slot until the hub accepts the
-token.
+"""Maximum number of callers whose tokens the hub is checking at the same time. These callers occupy no session slot
+until the hub accepts their tokens.
 """
 MAX_CALLS = 32
-"""Maximum number of concurrent calls of one participant. It is half of the reads that the hub allows per session."""
+"""Maximum number of concurrent calls of one participant. The limit is half of the reads that the hub allows per
+session.
+"""
 REFUSAL_S = 0.5
-"""Delay before a participant with too many calls gets the error, in seconds."""
+"""Delay before a participant with too many concurrent calls gets the error, in seconds."""
 WAIT_PART_S = 5.0
-"""Maximum time that one call of the hub waits for a message, in seconds. It limits how long a disconnected caller
-occupies a read, because the hub does not notice abandoned waits.
+"""Maximum time that a single call to the hub waits for a message, in seconds. Longer waits are split into several
+calls. The limit matters because the hub does not notice when a caller disconnects, and keeps the read occupied until
+the call ends.
 """
 IDLE_S = 600.0
 CONNECT_TIMEOUT_S = 10.0
@@ -44,23 +48,25 @@ HOW = "Send `Authorization: Bearer ID:TOKEN`; roundelay token create ID makes a 
 
 
 token_accepted: ContextVar[Callable[[], None]] = ContextVar("token_accepted", default=lambda: None)
-"""Called when the hub has accepted the token of the current request."""
+"""Callback for the current request. It is called when the hub has accepted the caller's token."""
 
 
 class Credentials(NamedTuple):
-    """The id that a caller claims, and the token that proves it."""
+    """The id that a caller claims, and the token that proves the claim."""
 
     agent_id: str
     token: str
 
     @property
     def key(self) -> tuple[str, str]:
-        """Key that identifies the caller without containing the token."""
+        """Key that identifies the caller in tables. It contains a hash instead of the token."""
         return self.agent_id, hashlib.sha256(self.token.encode()).hexdigest()
 
 
 def read_authorization(header: str | None) -> Credentials:
-    """Read ``Bearer ID:TOKEN``, or the same as ``Basic``. Raises `NotAuthenticated`."""
+    """Read ``Bearer ID:TOKEN`` or its equivalent in ``Basic`` form from an Authorization header. Raises
+    `NotAuthenticated`.
+    """
     scheme, _, value = (header or "").strip().partition(" ")
     if scheme.lower() == "basic":
         try:
@@ -70,17 +76,17 @@ def read_authorization(header: str | None) -> Credentials:
     elif scheme.lower() != "bearer":
         raise NotAuthenticated(f"A call needs a participant's token. {HOW}")
     agent_id, colon, token = value.strip().partition(":")
-    # Check the form here, so that malformed tokens do not cause connections to the hub.
+    # Check the form of the token here, so that malformed tokens cause no connections to the hub.
     if not (is_id(agent_id) and colon and token and token.isascii() and token.isprintable()):
         raise NotAuthenticated(f"The token must be ID:TOKEN, with the participant's id before it. {HOW}")
     return Credentials(agent_id, token)
 
 
 async def receive_messages(client: NetworkClient, *, after: int | None, limit: int, wait_s: float) -> dict[str, Any]:
-    """Call `network.receive`, waiting up to ``wait_s`` for a message.
+    """Call `network.receive`. Wait up to ``wait_s`` seconds if there is no message.
 
-    The wait only peeks (``peek``), and the messages are fetched afterwards. If a caller disconnects, this function is
-    cancelled and the messages stay undelivered.
+    The waiting calls only peek (``peek``), and a final call fetches the messages. If the caller disconnects, this
+    function is cancelled, and the messages stay undelivered.
     """
     loop = asyncio.get_running_loop()
     until, args = loop.time() + wait_s, {"after": after, "limit": limit}
@@ -102,14 +108,14 @@ class _PooledSession:
 
 
 class SessionPool:
-    """The sessions with one node. Use it as ``async with SessionPool(url) as pool``."""
+    """Sessions of many callers with one node. Use this class as ``async with SessionPool(url) as pool``."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self._sessions: dict[tuple[str, str], _PooledSession] = {}
         self._proving = 0
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
-        """One lock per token, so that concurrent first calls open only one session."""
+        """One lock per token. Concurrent first calls with the same token then open only one session."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -130,16 +136,17 @@ class SessionPool:
     ) -> AsyncIterator[Conversations]:
         """Provide the caller's conversations with agents for one call.
 
-        ``is_cleanup`` marks the remaining work of a call that was already admitted, such as stopping its reaction. The
-        limit of concurrent calls does not apply to it. Raises the hub's refusal (`NotAuthenticated`, `Forbidden`,
-        `ConnectError`), or `Overloaded`.
+        ``is_cleanup`` marks work that remains from an admitted call, such as stopping its reaction. Such work is exempt
+        from the limit of concurrent calls. Raises the hub's refusal (`NotAuthenticated`, `Forbidden`, `ConnectError`),
+        or `Overloaded`.
         """
         session = self._sessions.get(credentials.key)
-        # A session that has lost its connection permanently stays in the pool until now. Replace it.
+        # Replace a session that has lost its connection permanently. Such sessions stay in the pool until their next
+        # use.
         if session is None or session.client.failure is not None:
             session = await self._open(credentials)
         if session.calls >= MAX_CALLS and not is_cleanup:
-            await asyncio.sleep(REFUSAL_S)  # slows down only the caller that retries at once
+            await asyncio.sleep(REFUSAL_S)  # slow down clients that retry without a delay
             raise Overloaded(
                 f"{credentials.agent_id} has {MAX_CALLS} concurrent calls here, the maximum. Wait for one to end.", 1000
             )
@@ -152,11 +159,12 @@ class SessionPool:
             session.used_at = asyncio.get_running_loop().time()
 
     async def _open(self, credentials: Credentials) -> _PooledSession:
-        """Open a session. It occupies a slot in the pool only after the hub has accepted the token. Raises the hub's
-        refusal.
+        """Open a session. The session occupies a slot in the pool only after the hub has accepted the token. Raises the
+        hub's refusal.
         """
         key = credentials.key
-        # Refuse before connecting. Wrong tokens must not be able to fill the hub's pending connections.
+        # Refuse before connecting. Otherwise callers with wrong tokens could fill the hub's limit of pending
+        # connections.
         if self._proving >= MAX_PROVING:
             raise Overloaded("Too many new callers at once. Try again.", 1000)
         self._proving += 1
@@ -175,7 +183,7 @@ class SessionPool:
                 )
                 try:
                     await client.connect()
-                except NotAuthenticated as error:  # the hub's text explains its own protocol
+                except NotAuthenticated as error:  # the hub's text does not fit HTTP callers
                     raise NotAuthenticated(f"This token is not valid for {credentials.agent_id}. {HOW}") from error
                 try:
                     await self._make_room()
@@ -187,13 +195,14 @@ class SessionPool:
                 return session
         finally:
             self._proving -= 1
-            # Locks are needed only while callers join. Clearing them limits the memory that wrong tokens can use.
+            # Locks are needed only while sessions are being opened. Clear them, so that wrong tokens cannot use up
+            # memory.
             if not self._proving:
                 self._locks.clear()
 
     async def _make_room(self) -> None:
-        """Close idle sessions. If all slots are occupied, also close the session that has been idle longest. Raises
-        `Overloaded` if every session is in use.
+        """Close idle sessions. If all slots are still occupied, close the session that has been unused for the longest
+        time. Raises `Overloaded` if every session is in use.
         """
         now = asyncio.get_running_loop().time()
         resting = sorted((session.used_at, key) for key, session in self._sessions.items() if not session.calls)
@@ -202,7 +211,7 @@ class SessionPool:
             if len(evicted) == len(resting):
                 raise Overloaded("Every session of this gateway is in use. Wait for one to end.", 1000)
             evicted.append(resting[len(evicted)][1])
-        # Remove the sessions before the first await. A call that arrives meanwhile must not get a session that is
-        # closing.
+        # Remove the sessions from the pool before the first await. Otherwise a call that arrives meanwhile could get a
+        # closing session.
         clients = [self._sessions.pop(key).client for key in evicted]
         await asyncio.gather(*(client.close() for client in clients))

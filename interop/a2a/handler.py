@@ -1,7 +1,8 @@
-"""Answers A2A requests from the ledger. `LedgerHandler` replaces the SDK's store, queue and executor.
+"""Answers A2A requests from the ledger. `LedgerHandler` replaces the store, the queue and the executor of the A2A SDK.
 
-The SDK's routes (`server`) parse a request and call the handler. A caller is a participant with its token. Each request
-reads its task from the ledger (`tasks`). A streaming request follows its question and yields updates (`updates`).
+The routes of the SDK (`server`) parse each request and call the handler. Every caller is a participant that sends its
+token. Each request reads its task from the ledger (`tasks`). A streaming request follows the question that the caller
+sent, and yields updates (`updates`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from roundelay.network.errors import (
     UnknownRecipient,
 )
 
-# protobuf's runtime package has no types
+# protobuf's runtime package has no type annotations.
 from roundelay.network.extras import needs
 from roundelay.network.frames import is_id
 
@@ -87,16 +88,18 @@ with needs("gateway"):
 
 MAX_PAGE, PAGE = 100, 50
 LOOK_EVERY_S = 15.0
-"""Interval between reads of a task that waits for its caller, in seconds."""
+"""Interval between reads of a task while the agent waits for the caller's reply, in seconds."""
 _MESSAGE_ID = re.compile("[!-~]{1,128}")
 _PAGE_TOKEN = re.compile("[0-9]{1,16}")
 CANCEL_WAIT_S = 20.0
 """Maximum time that a cancel request waits for the agent to stop, in seconds."""
 
 SENT_SEQS = "roundelay.a2a_sent"
-"""Key in the scope of a request. Its value is the set of seqs of the agent's messages in the response."""
+"""Key in the scope of an HTTP request. Its value is the set of seqs of all agent messages that the response
+contains.
+"""
 _Call: TypeAlias = tuple[Credentials, str, set[int]]
-"""The caller, the agent, and the set under `SENT_SEQS`."""
+"""The caller, the id of the called agent, and the set of seqs that is stored under `SENT_SEQS`."""
 
 
 class ContextBuilder(ServerCallContextBuilder):
@@ -113,7 +116,8 @@ def _translate_errors() -> Iterator[None]:
     """Convert errors of the network into A2A errors."""
     try:
         yield
-    # A missing task and a task that the caller may not read give the same answer, so that callers cannot probe ids.
+    # Return the same error for a missing task and for a task that the caller may not read. Otherwise callers could
+    # probe task ids.
     except (UnknownRecipient, UnknownMessage) as error:
         raise TaskNotFoundError(str(error)) from error
     except (GiveUp, ConnectError, RetryLater) as error:
@@ -124,13 +128,13 @@ def _translate_errors() -> Iterator[None]:
 
 
 class LedgerHandler(RequestHandler):
-    """Answers the requests to all agents of one network."""
+    """Handles the A2A requests to all agents of one network."""
 
     def __init__(self, pool: SessionPool, pushes: TaskPushes | None) -> None:
         self._pool = pool
         self._pushes = pushes
         self._subscribers: dict[str, set[asyncio.Event]] = {}
-        """Events of streams that wait for the caller's next message, by thread."""
+        """Events that wake streams when the caller sends its next message, by thread id."""
 
     # --- operations of A2A
 
@@ -150,7 +154,7 @@ class LedgerHandler(RequestHandler):
             raise InvalidParamsError("pageToken must be the nextPageToken of an earlier response")
         async with self._open(context) as tasks:
             listed = await tasks.find(params.context_id or None)
-            # Determine the state of every task only if a filter needs it, because each task costs several reads at the
+            # Compute the state of every task only if a filter needs the states. Each state costs several reads from the
             # hub.
             if params.status or params.HasField("status_timestamp_after"):
                 after_ms = params.status_timestamp_after.ToMilliseconds()
@@ -181,15 +185,15 @@ class LedgerHandler(RequestHandler):
                     f"{task.ended.reason} Its agent goes on when the takeover ends; cancel it then"
                 )
             if task.ended is not None:
-                await tasks.call_off(task)  # no reaction runs that could be cancelled
+                await tasks.call_off(task)  # no reaction is running, so there is none to cancel
             else:
                 async with tasks.conversations.follow(tasks.agent_id, _stored(task)) as question:
                     if not await question.stop():
                         raise TaskNotCancelableError(
                             "Its agent has not started yet; cancel the task when the agent works on it"
                         )
-                    # Wait for the end, so that the response shows the cancelled task. A cancelled reaction must first
-                    # record its end.
+                    # Wait until the reaction has recorded its end. Otherwise the response would not show the task as
+                    # cancelled.
                     await _wait_for_end(question)
             self._notify(task.root.thread_id)
             return (await _read(tasks, params.id)).make_task()
@@ -260,7 +264,7 @@ class LedgerHandler(RequestHandler):
         self, params: DeleteTaskPushNotificationConfigRequest, context: ServerCallContext
     ) -> None:
         async with self._open(context) as tasks:
-            with suppress(TaskNotFoundError):  # the specification says that deleting a missing configuration succeeds
+            with suppress(TaskNotFoundError):  # A2A requires that deleting a missing configuration succeeds
                 await self._served_pushes().remove(await self._find_push(tasks, params.task_id, params.id))
 
     async def on_get_extended_agent_card(
@@ -294,7 +298,7 @@ class LedgerHandler(RequestHandler):
 
     @asynccontextmanager
     async def _open(self, context: ServerCallContext) -> AsyncIterator[TaskLedger]:
-        """Open the caller's tasks with the agent of this request."""
+        """Provide the tasks that the caller has with the agent of this request."""
         credentials, agent_id, _ = cast(_Call, context.state["caller"])
         with _translate_errors():
             async with self._pool.conversations(credentials) as conversations:
@@ -304,7 +308,9 @@ class LedgerHandler(RequestHandler):
     async def _send(
         self, params: SendMessageRequest, context: ServerCallContext
     ) -> AsyncIterator[tuple[TaskLedger, TaskRecord, FollowedQuestion]]:
-        """Send the message of a request once, and follow its task until the block ends."""
+        """Send the message of a request, and follow its task until the block ends. A repeated message is not sent
+        again.
+        """
         wants_push = params.configuration.HasField("task_push_notification_config")
         if wants_push:
             self._served_pushes()
@@ -324,10 +330,11 @@ class LedgerHandler(RequestHandler):
     async def _begin(
         self, tasks: TaskLedger, message: Message, content: Any, stack: AsyncExitStack
     ) -> FollowedQuestion:
-        """Send the first message of a task. A repeated message returns the same task, because its first response may
-        have been lost.
+        """Send the first message of a task. A repeated message returns the existing task, because the client may have
+        lost the first response.
         """
-        # Without a contextId, derive the conversation from the message, so that a repeat finds the same conversation.
+        # If the client sent no contextId, derive the conversation id from the message, so that a repeated message finds
+        # the same conversation.
         mark = _digest(tasks.agent_id, message, content)
         conversation = message.context_id or f"a2a-{mark[:24]}"
         if not is_id(conversation):
@@ -336,7 +343,7 @@ class LedgerHandler(RequestHandler):
                 "digit. Or leave it out"
             )
         for message_id in _ids_of(message, mark):
-            with suppress(IdConflict):  # the id was used for another message, possibly to another agent
+            with suppress(IdConflict):  # the caller has used this id for another message
                 asking = tasks.conversations.ask(
                     tasks.agent_id,
                     content,
@@ -348,31 +355,31 @@ class LedgerHandler(RequestHandler):
         raise InvalidParamsError("messageId belongs to another message")
 
     async def _add(self, tasks: TaskLedger, message: Message, content: Any) -> TaskRecord:
-        """Add another message to a task. Return the task including this message."""
+        """Add another message of the caller to a task. Return the task with this message."""
         task = await _read(tasks, message.task_id)
         if message.context_id and message.context_id != task.context_id:
             raise InvalidParamsError("contextId is not the context of this task")
         mark = _digest(tasks.agent_id, message, content)
-        # A repeated message is recognized by id and content. After a lost response, a repeat is neither sent twice nor
-        # refused.
+        # Recognize a repeated message by its id and content. A client repeats a message when the first response was
+        # lost, so the repeat must be neither sent again nor refused.
         ids = _ids_of(message, mark)
         if any(
             message.message_id in ids and message.content == content
             for message in task.messages
             if message.sender_id == task.caller
         ):
-            return task  # a repeat: the response to the first request was lost
+            return task  # the message is already part of the task
         if task.state in TERMINAL:
             raise UnsupportedOperationError(
                 f"The task has ended: {TaskState.Name(task.state)}; send it without taskId, in the same context"
             )
         options: dict[str, Any] = {"conversation": task.context_id}
-        # A reply to an approval request would be a decision, and no client may decide in a person's name.
+        # Do not send a reply to an approval request. The reply would count as a decision, and only a person may decide.
         if task.open_question is not None and not is_request(task.open_question):
             options = {"reply_to": task.open_question.seq, "cause": task.open_question.seq}
         metadata = _make_metadata(message, task=task.root.seq)
         if tasks.client.kind != "human":
-            metadata["ask"] = {"watched": True}  # agents stream only to people, and to programs that set this flag
+            metadata["ask"] = {"watched": True}  # agents stream to programs only if this flag is set
         for message_id in ids:
             with suppress(IdConflict):
                 to = agent_address(tasks.agent_id)
@@ -386,14 +393,14 @@ class LedgerHandler(RequestHandler):
     async def _follow(
         self, tasks: TaskLedger, task: TaskRecord, question: FollowedQuestion | None, *, is_subscription: bool = False
     ) -> AsyncGenerator[Event]:
-        """Yield updates after ``task`` until the task has ended. Without a subscription, also stop when the agent
-        asks the caller a question.
+        """Yield updates to ``task`` until the task has ended. Without a subscription, the updates also end when the
+        agent asks the caller a question.
         """
         updates = TaskUpdates(task)
         while task.state not in TERMINAL:
             if task.state in INTERRUPTED and not is_subscription:
                 return
-            # No reaction runs while the agent waits for its caller, so there is no question to follow.
+            # No reaction runs while the agent waits for the caller's reply, so there is no question to follow.
             if task.state == INPUT_REQUIRED:
                 await self._wait(task.root.thread_id)
                 question = None
@@ -420,8 +427,8 @@ class LedgerHandler(RequestHandler):
             question = None
 
     async def _wait(self, thread_id: str) -> None:
-        """Wait until the caller sends a message to a task of this thread. Wait at most `LOOK_EVERY_S` seconds,
-        because the caller may use another gateway.
+        """Wait until the caller sends a message to a task in this thread, for at most `LOOK_EVERY_S` seconds. The time
+        limit is needed because the caller may send the message through another gateway.
         """
         sent = asyncio.Event()
         waiting = self._subscribers.setdefault(thread_id, set())
@@ -444,8 +451,8 @@ class LedgerHandler(RequestHandler):
 
 
 def _mark_sent(context: ServerCallContext, task: TaskRecord) -> None:
-    """Record that the response contains this task. The server acknowledges its messages when the client has received
-    them.
+    """Record that the response contains the agent's messages of this task. The server acknowledges these messages when
+    the client has received the response.
     """
     _, _, sent = cast(_Call, context.state["caller"])
     sent |= {message.seq for message in task.messages if message.sender_id == task.agent_id}
@@ -471,7 +478,7 @@ def _stored(task: TaskRecord) -> QuestionStored:
 
 
 def _read_content(message: Message) -> Any:
-    """Return the content of a message. Raises `InvalidParamsError`."""
+    """Return the content of an A2A message as content of a network message. Raises `InvalidParamsError`."""
     if message.role != Role.ROLE_USER:
         raise InvalidParamsError("role must be ROLE_USER: only the agent itself sends messages of the agent")
     if not _MESSAGE_ID.fullmatch(message.message_id):
@@ -483,7 +490,9 @@ def _read_content(message: Message) -> Any:
 
 
 def _make_metadata(message: Message, **own: Any) -> dict[str, Any]:
-    """Return the metadata of the message to send. It includes the parts of an A2A message that are not content."""
+    """Return the metadata of a message to send. The metadata preserves the fields of the A2A message that are not
+    content.
+    """
     parts = {
         "metadata": read_json(message.metadata),
         "references": list(message.reference_task_ids),
@@ -498,10 +507,10 @@ def _digest(agent_id: str, message: Message, content: Any) -> str:
 
 
 def _ids_of(message: Message, mark: str) -> tuple[str, str]:
-    """Return the ids under which a message may be sent: its own id, and an id that only an identical message has.
+    """Return the two possible ids of a message: the client's id, and an id that is derived from the content.
 
-    Clients choose ids per agent, but the ledger requires ids that are unique per sender. The second id resolves a
-    collision.
+    A2A clients choose ids that are unique per agent, but the ledger requires ids that are unique per sender. The second
+    id is used when the first one is already taken.
     """
     return message.message_id, f"{message.message_id[:100]}~{mark[:16]}"
 

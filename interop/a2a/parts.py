@@ -1,7 +1,7 @@
-"""Converts message contents to A2A parts and back.
+"""Converts the content of a message to A2A parts and back.
 
 Text becomes a text part. Content of the form ``{"text", "files", "images"}`` becomes a text part and file parts. Any
-other JSON becomes a data part. No IO: a URL in a part is passed on and never fetched.
+other JSON becomes a data part. The module performs no IO. A URL in a part is passed on and never fetched.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-# protobuf's runtime package and a2a-sdk have no types
+# protobuf's runtime package and a2a-sdk have no type annotations.
 from roundelay.network.extras import needs
 
 with needs("gateway"):
@@ -28,19 +28,19 @@ _MAX_EXACT = 1 << 53
 
 
 def make_parts(content: object) -> list[Part]:
-    """Return a message's content as a list of at least one part."""
+    """Return the content of a message as a list of at least one A2A part."""
     if isinstance(content, str):
         return [Part(text=_plain(content))]
     if isinstance(content, dict) and content and content.keys() <= _FORM:
         try:
             return list(_make_files(content))
         except (ValueError, TypeError):
-            pass  # the content only resembles that form
+            pass  # this dictionary is not content with files, so it becomes a data part
     return [Part(data=ParseDict(_exact(content), Value()), media_type="application/json")]
 
 
 def read_parts(parts: Iterable[Part]) -> Any:
-    """Return the content of a message with these parts. Raises `ValueError` for an empty part."""
+    """Return the message content that corresponds to these A2A parts. Raises `ValueError` for an empty part."""
     texts: list[str] = []
     data: list[Any] = []
     files: list[dict[str, str]] = []
@@ -65,7 +65,7 @@ def read_parts(parts: Iterable[Part]) -> Any:
 
 
 def escape_line_ends(data: bytes) -> bytes:
-    """Escape NEL, U+2028 and U+2029 in events of a stream, because the official SDK's client splits lines at these
+    """Escape NEL, U+2028 and U+2029 in events of a stream. The client of the official SDK splits lines at these
     characters.
     """
     return _LINE_ENDS.sub(lambda match: b"\\u%04x" % ord(match[0].decode()), data)
@@ -108,7 +108,7 @@ def _make_file(file: Mapping[str, Any]) -> Part:
 
 
 def _read_file(part: Part) -> dict[str, str]:
-    """Return a file part in the form of message content: an image with a URL, or another file with its data or URL."""
+    """Convert a file part to message content. An image always gets a URL. Any other file keeps its data or its URL."""
     file = {"name": part.filename, "media_type": part.media_type}
     if part.WhichOneof("content") == "url":
         file["url"] = part.url
@@ -120,12 +120,14 @@ def _read_file(part: Part) -> dict[str, str]:
 
 
 def _plain(text: str) -> str:
-    """Return text that protobuf accepts, with lone surrogates replaced."""
+    """Replace lone surrogates in a text, because protobuf rejects them."""
     return text.encode("utf-8", "replace").decode()
 
 
 def _exact(value: object) -> Any:
-    """Return JSON that a part represents without loss. Integers that a double cannot represent become text."""
+    """Convert JSON to a form that an A2A part represents without loss. Integers that a double cannot represent become
+    text.
+    """
     if isinstance(value, dict):
         return {_plain(str(name)): _exact(inner) for name, inner in value.items()}
     if isinstance(value, list):
@@ -136,7 +138,9 @@ def _exact(value: object) -> Any:
 
 
 def _whole(value: Any) -> Any:
-    """Return JSON with integral doubles as integers and with sorted keys, so that equal contents have equal text."""
+    """Convert integral doubles in JSON to integers and sort the keys, so that equal contents have the same serialized
+    form.
+    """
     if isinstance(value, dict):
         return {name: _whole(inner) for name, inner in sorted(value.items())}
     if isinstance(value, list):

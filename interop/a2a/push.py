@@ -1,8 +1,10 @@
-"""Push notifications of A2A. The state of a caller's task is posted, signed, to the address that the caller registered.
+"""A2A push notifications. The gateway signs the state of a caller's task and posts it to the URL that the caller
+registered.
 
-The ledger is the queue. For each registration, the task is read. It is posted if it differs from the state that the
-receiver last accepted. A receiver that was away gets only the current state, not every missed step. The final state is
-posted until it is accepted. A killed gateway continues from its file.
+The ledger serves as the queue. For each registration, the gateway reads the task and posts its state if the receiver
+has not accepted this state yet. A receiver that was unreachable therefore gets only the current state, not every missed
+change. The final state is posted until the receiver accepts it. A gateway that was killed continues from the
+registrations in its file.
 """
 
 from __future__ import annotations
@@ -55,12 +57,14 @@ MAX_PUSHES = 1024
 MAX_OF_TASK = 8
 MAX_OF_CALLER = 64
 """Maximum number of registrations of one caller for unfinished tasks. Each registration occupies one call of the
-caller's session.
+caller's session until its task ends.
 """
 LOOK_EVERY_S = 15.0
-"""Interval between reads of a task that waits for its caller, in seconds. The caller may answer with any client."""
+"""Interval between reads of a task while its agent waits for the caller's reply, in seconds. Polling is needed because
+the caller may reply through another client.
+"""
 VALID_S = 300
-"""Validity of a signature, in seconds."""
+"""Validity of a post's signature, in seconds."""
 SIGNATURE = "X-A2A-Notification-Signature"
 ECHOED = "X-A2A-Notification-Token"
 _WORD = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
@@ -71,7 +75,7 @@ PushState: TypeAlias = Literal["on", "done", "paused", "gone"]
 
 
 class Push(Struct):
-    """Registration for one task of one caller, as stored in the file."""
+    """Registration of a push URL for one task of one caller, as stored in the file."""
 
     id: str
     task_id: str
@@ -85,10 +89,10 @@ class Push(Struct):
     created_at: int
     state: PushState = "on"
     why: str = ""
-    """Text of the last failure. Empty if the last attempt succeeded."""
+    """Text of the last failure, or an empty string if the last post succeeded."""
     failing_since: int | None = None
     told: str = ""
-    """State of the task (`_describe_state`) that the receiver last accepted."""
+    """Last state of the task that the receiver accepted, in the form of `_describe_state`."""
 
     @property
     def key(self) -> tuple[str, str, str, str]:
@@ -102,16 +106,16 @@ class Push(Struct):
 
 
 class StoredPushes(Struct):
-    """Contents of the file: the signing key as PEM, and the registrations."""
+    """Contents of the registration file: the signing key as PEM, and the registrations."""
 
     key: str = ""
     pushes: list[Push] = []
 
 
 class TaskPushes:
-    """Push notifications of one gateway. Use it as ``async with``, which locks the file.
+    """Push notifications of one gateway. Use this class with ``async with``, which locks the registration file.
 
-    ``allowed_hosts`` has the same meaning as for webhooks.
+    ``allowed_hosts`` lists private hosts to which posts may go, as for webhooks.
     """
 
     def __init__(
@@ -124,12 +128,15 @@ class TaskPushes:
         self._pushes: dict[tuple[str, str, str, str], Push] = {}
         self._tasks = LatestTasks[tuple[str, str, str, str]]()
         self._turns: dict[str, asyncio.Event] = {}
-        """Events that end the wait for the caller, by thread."""
+        """Events that end the wait for the caller's reply, by thread id."""
 
     async def __aenter__(self) -> Self:
-        """Lock and read the file. Raises `ConfigError` if the file is invalid or another gateway uses it."""
+        """Lock and read the registration file. Raises `ConfigError` if the file is invalid or another gateway
+        uses it.
+        """
         stored = self._file.open()
-        # Store the key. Receivers cache the public key and verify posts with it even after the gateway restarts.
+        # Store the key, because receivers cache the public key. They use it to verify posts even after the gateway has
+        # restarted.
         self._key = _read_key(stored.key) if stored.key else ec.generate_private_key(ec.SECP256R1())
         self._pushes = {push.key: push for push in stored.pushes}
         if not stored.key:
@@ -144,7 +151,7 @@ class TaskPushes:
         self._file.close()
 
     def list_keys(self) -> dict[str, Any]:
-        """Return the public key as a set of JSON Web Keys, with which receivers verify signatures."""
+        """Return the public key as a JSON Web Key Set. Receivers use it to verify signatures."""
         key = jwt.algorithms.ECAlgorithm.to_jwk(self._key.public_key(), as_dict=True)
         return {"keys": [{**key, "kid": self._key_id, "alg": "ES256", "use": "sig"}]}
 
@@ -153,9 +160,10 @@ class TaskPushes:
     async def register(
         self, credentials: Credentials, client: NetworkClient, task: TaskRecord, config: TaskPushNotificationConfig
     ) -> Push:
-        """Post a task of the caller now and after every change. Replaces the registration with the same id.
+        """Post a task's state now and after every change. This replaces an existing registration with the same id.
 
-        Raises `InvalidArguments`, `Forbidden`, `TooLarge` or `NotStored`. After an error, nothing has changed.
+        Raises `InvalidArguments`, `Forbidden`, `TooLarge` or `NotStored`. After an error, all registrations are
+        unchanged.
         """
         if client.welcome.is_operator:
             raise Forbidden(
@@ -170,14 +178,14 @@ class TaskPushes:
         if config.id and not _PUSH_ID.fullmatch(config.id):
             raise InvalidArguments("id must be 1 to 128 visible ASCII characters. Or leave it out.")
         target = WebhookUrl.read(config.url, self._allowed_hosts)
-        # Resolve the address now and again at each post. A wrong address is then reported to the caller, who can
-        # correct it.
+        # Resolve the host name now, although every post resolves it again. The caller then learns of a wrong URL and
+        # can correct it.
         await target.find_addresses()
         push = Push(
             config.id or secrets.token_hex(16), task.id, task.agent_id, task.caller, credentials.token, config.url,
             config.token, sign.scheme, sign.credentials, system_clock(),
         )  # fmt: skip
-        self._make_room(push)  # no await from here on, or concurrent requests could exceed the limits
+        self._make_room(push)  # no await below this line: concurrent requests could exceed the limits
         self._save_all({**self._pushes, push.key: push})
         self._start(push)
         return push
@@ -187,20 +195,21 @@ class TaskPushes:
         return [push for push in self._pushes.values() if push.key[:3] == (task.caller, task.agent_id, task.id)]
 
     async def remove(self, push: Push) -> None:
-        """Remove a registration. Raises `NotStored`; in that case nothing has changed."""
-        # Save before cancelling the task. After a kill in between, the removed registration does not return.
+        """Remove a registration. Raises `NotStored` and changes nothing if the file cannot be written."""
+        # Save before cancelling the background task. Otherwise a gateway that is killed in between would restore the
+        # registration.
         self._save_all({key: known for key, known in self._pushes.items() if key != push.key})
         await self._tasks.cancel(push.key)
 
     def notify(self, thread_id: str) -> None:
-        """Read the tasks of this thread again, because their caller has sent a message."""
+        """Wake the registrations for tasks in this thread, because the caller has sent a message there."""
         turn = self._turns.pop(thread_id, None)
         if turn is not None:
             turn.set()
 
     def _make_room(self, push: Push) -> None:
-        """Drop the oldest finished registration if the limit is reached. Raises `TooLarge` if the limit is exceeded
-        anyway.
+        """If the gateway has reached its limit, drop the oldest finished registration. Raises `TooLarge` if none is
+        finished, or if the task or the caller has reached its own limit.
         """
         others = [other for other in self._pushes.values() if other.key != push.key]
         if sum(other.key[:3] == push.key[:3] for other in others) >= MAX_OF_TASK:
@@ -222,11 +231,13 @@ class TaskPushes:
             self._tasks.start(push.key, lambda: self._serve_forever(push), f"push-{push.task_id}")
 
     async def _serve_forever(self, push: Push) -> None:
-        """Serve one registration until its task has ended, or until the registration is paused with a warning."""
+        """Serve one registration until its task has ended or the registration is paused. Failures of the node are
+        retried.
+        """
         while True:
             try:
                 return await self._serve(push)
-            except (ConnectError, RetryLater) as error:  # a failure of the node, not of the receiver
+            except (ConnectError, RetryLater) as error:  # the node failed, not the receiver
                 _logger.warning("a push notification waits for the node: %s", error, extra={"task_id": push.task_id})
             except RoundelayError as error:
                 return self._update(push, state="paused", why=str(error))
@@ -237,18 +248,19 @@ class TaskPushes:
     async def _serve(self, push: Push) -> None:
         credentials = Credentials(push.participant, push.participant_token)
         async with AsyncExitStack() as stack:
-            # the allowed hosts may have changed in the meantime
+            # Check the URL again, because the allowed hosts may have changed since the registration.
             target = WebhookUrl.read(push.url, self._allowed_hosts)
             poster = await stack.enter_async_context(WebhookPoster(target, _Signer(self._key, self._key_id, push)))
-            # This call is exempt from the limit of concurrent calls, because it stays open until the task has finished.
+            # Exempt this call from the limit of concurrent calls, because the call stays open until the task has
+            # finished.
             conversations = await stack.enter_async_context(self._pool.conversations(credentials, is_cleanup=True))
             tasks, failures = TaskLedger(conversations, push.agent_id), 0
             while True:
                 task = await tasks.read(push.task_id)
                 if task is None:
                     return self._update(push, state="gone", why="The task no longer exists.")
-                # Compare with the state that the receiver accepted, not with the posted state. A post without a
-                # response is repeated.
+                # Compare with the last accepted state, not with the last posted state. A post without a response must
+                # be repeated.
                 if (now := _describe_state(task)) == push.told:
                     if task.state in TERMINAL:
                         return self._update(push, state="done")
@@ -259,7 +271,8 @@ class TaskPushes:
                     return
                 if delay_s is None:
                     failures = 0
-                    # Acknowledge only after the receiver's 2xx. Until then, the caller has not received these answers.
+                    # Acknowledge the answers only after the receiver has responded with 2xx. Before that, the caller
+                    # has not received them.
                     answers = [message.seq for message in task.messages if message.sender_id == task.agent_id]
                     if answers:
                         await tasks.client.call("network.acknowledge", {"seqs": answers})
@@ -268,11 +281,12 @@ class TaskPushes:
                     await asyncio.sleep(delay_s)
 
     async def _post(self, push: Push, poster: WebhookPoster, task: TaskRecord, now: str, failures: int) -> float | None:
-        """Post the current state of a task. Return the delay until the next attempt, or None if the post was
-        accepted.
+        """Post the current state of a task. Return the delay until the next attempt in seconds, or None if no further
+        attempt is needed.
         """
         value = read_json(to_stream_response(task.make_task(history_length=0)))
-        # The id depends only on the state, so that a receiver recognizes a repeated post after a lost response.
+        # Derive the id of the post only from the task's state. If a response was lost, the receiver recognizes the
+        # repeated post by this id.
         post_id = hashlib.sha256("\0".join((*push.key, now)).encode()).hexdigest()[:40]
         posted = await poster.post(post_id, value)
         match posted.answer:
@@ -291,8 +305,8 @@ class TaskPushes:
                 return self._pace.find_delay_s(failures + 1, posted.retry_after_s)
 
     async def _wait_for_news(self, tasks: TaskLedger, task: TaskRecord) -> None:
-        """Wait until a task may have changed."""
-        if task.ended is not None:  # the task waits for its caller
+        """Wait until the state of a task may have changed."""
+        if task.ended is not None:  # the agent waits for the caller's reply
             turn = self._turns.setdefault(task.root.thread_id, asyncio.Event())
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_S):
@@ -313,10 +327,11 @@ class TaskPushes:
                         pass
 
     def _update(self, push: Push, **changes: Any) -> None:
-        """Change a registration in memory and in the file. Do nothing if nothing changes or the registration was
-        replaced.
+        """Change fields of a registration in memory and in the file. A registration that was replaced stays
+        unchanged.
         """
-        # A replaced registration may still have a post in flight. Its outcome must not change the new registration.
+        # A replaced registration may still have a post in flight. The result of that post must not change the new
+        # registration.
         if self._pushes.get(push.key) is not push:
             return
         if all(getattr(push, name) == value for name, value in changes.items()):
@@ -326,7 +341,7 @@ class TaskPushes:
             setattr(push, name, value)
         try:
             self._save()
-        except NotStored as error:  # after a restart a post may be repeated, and receivers recognize its id
+        except NotStored as error:  # after a restart, receivers recognize a repeated post by its id
             _logger.warning(
                 "the state of a push notification is not stored: %s", error, extra={"task_id": push.task_id}
             )
@@ -357,7 +372,7 @@ class TaskPushes:
 
 
 class _Signer:
-    """Signs posts with a JSON Web Token that covers the digest of the body."""
+    """Signs each post with a JSON Web Token that contains the digest of the body."""
 
     def __init__(self, key: ec.EllipticCurvePrivateKey, key_id: str, push: Push) -> None:
         self._key = key
@@ -368,7 +383,8 @@ class _Signer:
         push, at = self._push, int(now.astimezone(UTC).timestamp())
         claims = {
             "iss": "roundelay",
-            # Sign the address, so that a receiver cannot pass a post on as if it were addressed to another receiver.
+            # Include the receiver's URL in the signature. Otherwise a receiver could forward the post to another
+            # receiver as if it were addressed there.
             "aud": push.url,
             "sub": push.task_id,
             "iat": at,
@@ -389,5 +405,5 @@ def _read_key(pem: str) -> ec.EllipticCurvePrivateKey:
 
 
 def _describe_state(task: TaskRecord) -> str:
-    """Return a text that changes whenever the receiver must be notified."""
+    """Return a text that differs for every state of which the receiver must be notified."""
     return f"{task.messages[-1].seq} {int(task.state)}"

@@ -1,7 +1,8 @@
-"""Each agent of a network as an A2A 1.0 server at ``/a2a/AGENT``: its card, JSON-RPC and HTTP+JSON.
+"""Serves each agent of a network as an A2A 1.0 server at ``/a2a/AGENT``: its card, JSON-RPC and HTTP+JSON.
 
-The routes of the official SDK implement the protocol, and `handler` answers them from the ledger. This module assembles
-them. It adds features that the SDK lacks: body limits, strict JSON, media types and cancellation.
+The routes of the official SDK implement the protocol, and `handler` answers the requests from the ledger. This module
+combines the two. It also adds what the SDK lacks: body limits, strict JSON, correct media types, and cancellation when
+a client disconnects.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from roundelay.network.errors import (
     UnknownRecipient,
 )
 
-# protobuf's runtime package has no types
+# protobuf's runtime package has no type annotations.
 from roundelay.network.extras import needs
 
 from .handler import SENT_SEQS, ContextBuilder, LedgerHandler
@@ -61,13 +62,15 @@ with needs("gateway"):
 _logger = logging.getLogger(__name__)
 
 INPUT_MODES = ("text/plain", "application/json", "*/*")
-"""A message may contain any file. The agent's model decides how to use it."""
+"""Media types that an agent accepts. A message may contain any file, and the agent's model decides how to use it."""
 OUTPUT_MODES = ("text/plain", "application/json")
 CARD_PATH = "/.well-known/agent-card.json"
 
 
 def make_a2a_app(pool: SessionPool, pushes: TaskPushes | None, names: PublicNames) -> ASGIApp:
-    """Return the application that serves the agent in the path parameter ``agent_id``. Callers need a valid token."""
+    """Return the ASGI application that serves the agent in the path parameter ``agent_id``. Callers need a
+    valid token.
+    """
     handler, builder = LedgerHandler(pool, pushes), ContextBuilder()
 
     async def show_card(request: Request) -> Response:
@@ -94,12 +97,12 @@ def make_a2a_app(pool: SessionPool, pushes: TaskPushes | None, names: PublicName
 
 
 class _AgentServer:
-    """The SDK's routes within the limits of this gateway.
+    """Wraps the routes of the SDK with the rules and limits of this gateway.
 
-    Bodies have the same limits as in other protocols, and must be JSON that can be stored. Requests and responses are
-    ``application/json``, as sections 9.1 and 11.1 of the specification require. The SDK accepts any type and answers
-    with the media type of a later version. A request ends when its client disconnects. Messages in a complete response
-    are acknowledged after the client has received it.
+    Request bodies have the same limits as in the other protocols, and must be JSON that the ledger can store. Requests
+    and responses use ``application/json``, as sections 9.1 and 11.1 of the A2A specification require. The SDK accepts
+    any type and answers with the media type of a later A2A version. A request is cancelled when its client disconnects.
+    Messages in a response are acknowledged after the client has received the complete response.
     """
 
     def __init__(self, app: ASGIApp, pool: SessionPool) -> None:
@@ -131,7 +134,8 @@ class _AgentServer:
             elif event.get("more_body"):  # an event of a stream
                 event["body"] = escape_line_ends(event["body"])
             await send(event)
-            # Acknowledge messages only after a complete response. A client that disconnected earlier has not read them.
+            # Acknowledge messages only after the complete response. A client that disconnected earlier may not have
+            # read them.
             is_sent = event["type"] == "http.response.body" and not event.get("more_body")
 
         await serve_while_connected(self._app, scope, receive, send_event, body)
@@ -147,18 +151,18 @@ class _AgentServer:
 
 
 def _refuse(scope: Scope, error: ContentTypeNotSupportedError | JSONParseError) -> Response:
-    """Return an error in the form of the called binding: JSON-RPC or HTTP+JSON."""
+    """Return an error response in the form of the called A2A binding, which is JSON-RPC or HTTP+JSON."""
     if scope["path"] == f"{scope['root_path']}/":
         return JSONResponse(build_error_response(None, error))
     if isinstance(error, JSONParseError):
         return JSONResponse(build_rest_error_payload(ParseError(error.message)), 400)
     payload = build_rest_error_payload(error)
-    payload["error"]["code"] = 415  # as section 5.4 requires; the SDK answers 400
+    payload["error"]["code"] = 415  # section 5.4 of A2A requires 415, but the SDK answers 400
     return JSONResponse(payload, 415)
 
 
 def make_card(client: NetworkClient, agent: dict[str, Any], url: str, *, is_pushing: bool) -> AgentCard:
-    """Return an agent's A2A card, created from its card in the network."""
+    """Return the A2A card of an agent, created from the agent's card in the network."""
     agent_id: str = agent["agent_id"]
     card: dict[str, Any] = agent["card"] if isinstance(agent.get("card"), dict) else {}
     description = _text(card.get("description")) or f"An agent of the network {client.welcome.network.name}"

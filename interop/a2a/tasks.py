@@ -1,10 +1,11 @@
-"""Tasks of A2A, read from the ledger. The gateway stores no tasks.
+"""Reads A2A tasks from the ledger. The gateway itself stores no tasks.
 
-A context is a conversation of the caller with an agent. A task starts with a message of the caller in the context. The
-task also contains messages that the caller adds (``a2a`` in their metadata names the task), and the agent's answers to
-all of these messages. An answer that asks the caller something is a question. Every other answer is an artifact.
+An A2A context is a conversation of the caller with an agent. A task starts with a message that the caller sends in the
+context. The task also contains the messages that the caller adds later, whose metadata name the task under ``a2a``. It
+contains the agent's answers to all of these messages. An answer that requires a reply from the caller is a question.
+Every other answer is an artifact.
 
-A task's id is derived from the ``seq`` of its first message and from the caller and agent. Every gateway therefore
+The id of a task is derived from the ``seq`` of its first message, the caller and the agent. Every gateway therefore
 computes the same id.
 """
 
@@ -32,13 +33,15 @@ with needs("gateway"):
 
 PAGE = 500
 MAX_THREADS = 100
-"""Maximum number of conversations that are searched for tasks, newest first."""
+"""Maximum number of conversations that a search for tasks reads, newest first."""
 MAX_READ = 20_000
-"""Maximum number of messages that are searched for tasks, starting with the newest of each conversation."""
+"""Maximum number of messages that a search for tasks reads. In each conversation, the newest messages are
+read first.
+"""
 MAX_LISTED = 1000
-"""Maximum number of tasks in a list, newest first."""
+"""Maximum number of tasks in a list of tasks, newest first."""
 CALLED_OFF = "a2a_called_off"
-"""Kind of the caller's record that cancels a task without a running reaction."""
+"""Kind of the record by which a caller cancels a task when no reaction is running."""
 
 State: TypeAlias = TaskState
 SUBMITTED, WORKING = TaskState.TASK_STATE_SUBMITTED, TaskState.TASK_STATE_WORKING
@@ -60,15 +63,16 @@ _ENDS: dict[EndStatus, State] = {
 
 
 def make_task_id(client: NetworkClient, agent_id: str, seq: int) -> str:
-    """Return the id of the task that starts with this message of the caller to this agent."""
-    # Include caller and agent in the digest. The seq alone could be guessed, and would give access to tasks of others.
+    """Return the id of the task that starts with the message ``seq`` from this caller to this agent."""
+    # Include the caller and the agent in the digest. A bare seq could be guessed, which would expose tasks of other
+    # callers.
     parts = "\x1f".join(("a2a-task", client.welcome.network.epoch, client.agent_id, agent_id, str(seq)))
     return f"{seq}-{hashlib.sha256(parts.encode()).hexdigest()[:16]}"
 
 
 def read_task_id(client: NetworkClient, agent_id: str, task_id: str) -> int | None:
-    """Return the seq of a task's first message. Return None for an id that is not a task of this caller with this
-    agent.
+    """Return the seq of the first message of a task. Return None if the id does not belong to a task of this caller
+    with this agent.
     """
     digits = task_id.partition("-")[0]
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 16):
@@ -79,19 +83,21 @@ def read_task_id(client: NetworkClient, agent_id: str, task_id: str) -> int | No
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """Current state of a task in the ledger."""
+    """State of one A2A task, as read from the ledger."""
 
     id: str
     caller: str
     agent_id: str
     messages: Sequence[AnyMessage]
-    """All messages of the task, ascending. The first message starts the task."""
+    """All messages of the task, ascending by seq. The first message starts the task."""
 
     active: AnyMessage
-    """First message of the caller that still awaits an answer, or else the caller's last message."""
+    """The caller's first message that still awaits an answer. If no message awaits an answer, the caller's last
+    message.
+    """
 
     ended: QuestionEnded | None
-    """End of the active message, if no answer is awaited."""
+    """Outcome of the active message, or None while its answer is awaited."""
 
     is_begun: bool
     """Whether the agent has started to work on the task."""
@@ -108,13 +114,15 @@ class TaskRecord:
 
     @property
     def open_question(self) -> AnyMessage | None:
-        """The agent's last question if it is unanswered. It is addressed to the caller, or to a person for approval."""
+        """The agent's last question, or None if it was answered. Either the caller must reply, or a person must approve
+        a call.
+        """
         answered = {message.reply_to for message in self.messages if message.sender_id == self.caller}
         last = next((message for message in reversed(self.messages) if message.sender_id == self.agent_id), None)
         return last if last is not None and self.is_question(last) and last.seq not in answered else None
 
     def is_question(self, message: AnyMessage) -> bool:
-        """Return whether a message is a question of the agent, not a result."""
+        """Return whether a message is a question from the agent, as opposed to a result."""
         if message.sender_id != self.agent_id:
             return False
         required = message.requires_response
@@ -122,20 +130,21 @@ class TaskRecord:
 
     @property
     def state(self) -> State:
-        # Check the caller's record first. No reaction ran that could have recorded the cancellation.
+        # Check the caller's cancellation record first. No reaction was running that could have recorded the
+        # cancellation.
         if self.is_called_off:
             return CANCELED
         ended = _ENDS[self.ended.status] if self.ended is not None else None
         if self.open_question is not None and is_request(self.open_question):
             return ended if ended is not None else AUTH_REQUIRED
-        # The agent's reaction ends with its question. For A2A the task continues and waits for the caller.
+        # The agent's reaction ends when it sends a question. The A2A task continues and waits for the caller's reply.
         if self.open_question is not None and ended in (None, COMPLETED):
             return INPUT_REQUIRED
         return ended if ended is not None else WORKING if self.is_begun else SUBMITTED
 
     @property
     def results(self) -> list[AnyMessage]:
-        """The agent's answers that are not questions, ascending."""
+        """The agent's answers that are not questions, ascending by seq."""
         return [
             message for message in self.messages if message.sender_id == self.agent_id and not self.is_question(message)
         ]
@@ -151,7 +160,9 @@ class TaskRecord:
         return status
 
     def make_artifact(self, number: int, message: AnyMessage) -> Artifact:
-        """Return an answer as an artifact. ``number`` counts the results of the task from 1."""
+        """Return an answer as an A2A artifact. ``number`` is the position of the answer among the task's results,
+        counted from 1.
+        """
         description = message.text_representation if not isinstance(message.content, str) else None
         return Artifact(
             artifact_id=f"answer-{number}",
@@ -172,8 +183,8 @@ class TaskRecord:
         )
 
     def make_task(self, history_length: int | None = None, *, with_artifacts: bool = True) -> Task:
-        """Return the task in the form of A2A. Its history contains the messages of caller and agent without the
-        results.
+        """Return the task as an A2A object. Its history contains the caller's messages and the agent's questions. The
+        results are returned as artifacts.
         """
         history = [
             message for message in self.messages if message.sender_id == self.caller or self.is_question(message)
@@ -202,18 +213,18 @@ class TaskRecord:
 
 
 def is_request(message: AnyMessage) -> bool:
-    """Return whether a message asks a person to approve an agent's call."""
+    """Return whether a message asks a person to approve a tool call of an agent."""
     return message.sender_kind == "agent" and isinstance((message.metadata or {}).get("approval"), dict)
 
 
 def describe(message: AnyMessage) -> dict[str, Any]:
-    """Return the metadata of the A2A objects that are created from a message."""
+    """Return the metadata of an A2A object that is created from a message."""
     return {"seq": message.seq, "sender": message.sender_id}
 
 
 def read_task_mark(message: AnyMessage) -> int | None:
-    """Return the task to which the caller has added a message, as the seq of the task's first message. Return None
-    if there is no task.
+    """Return the task that a message's metadata name, as the seq of the task's first message. Return None if the
+    metadata name no task.
     """
     mark = (message.metadata or {}).get("a2a")
     seq = mark.get("task") if isinstance(mark, dict) else None
@@ -222,17 +233,17 @@ def read_task_mark(message: AnyMessage) -> int | None:
 
 @dataclass
 class GatheredTask:
-    """Messages of one task: the caller's messages and the agent's answers."""
+    """Messages of one A2A task, collected from a thread."""
 
     thread: Sequence[AnyMessage]
-    """Messages of the thread that were read."""
+    """All messages of the thread that were read."""
 
     own: list[AnyMessage] = field(default_factory=list)
     answers: list[AnyMessage] = field(default_factory=list)
 
 
 class TaskLedger:
-    """The tasks of one caller with one agent."""
+    """The A2A tasks that one caller has with one agent."""
 
     def __init__(self, conversations: Conversations, agent_id: str) -> None:
         self.conversations = conversations
@@ -249,7 +260,8 @@ class TaskLedger:
         except UnknownMessage:
             return None
         root = message_from_wire(chain[0])
-        # The chain accepts any message that the caller may read, but a task must start with the caller's own message.
+        # The hub returns the chain of any message that the caller may read. A task must start with a message from the
+        # caller.
         if not self._is_own(root) or root.seq != seq:
             return None
         messages = await self._read_thread(root.thread_id, root.seq)
@@ -257,8 +269,8 @@ class TaskLedger:
         return await self.judge(gathered) if gathered is not None else None
 
     async def find(self, conversation: str | None) -> list[GatheredTask]:
-        """Return the messages of each task of one conversation or of all conversations. The task with the newest
-        message comes first.
+        """Return the messages of each task in one conversation, or in all conversations if ``conversation`` is None.
+        The tasks are sorted by their newest message, newest first.
         """
         threads = [direct_thread(self.client.agent_id, self.agent_id, conversation)] if conversation else None
         tasks: list[GatheredTask] = []
@@ -275,7 +287,7 @@ class TaskLedger:
         return sorted(tasks, key=newest_of, reverse=True)[:MAX_LISTED]
 
     async def call_off(self, task: TaskRecord) -> None:
-        """Record that the caller has cancelled a task without a running reaction."""
+        """Record that the caller has cancelled a task. Used when no reaction is running that could be cancelled."""
         await self.client.record(_journal_of(task.id), CALLED_OFF, {}, record_id=f"a2a-off-{task.id}")
 
     async def _find_threads(self) -> list[str]:
@@ -287,25 +299,26 @@ class TaskLedger:
         return threads[:MAX_THREADS]
 
     def _gather(self, thread: Sequence[AnyMessage]) -> Iterable[GatheredTask]:
-        """Group the messages of a thread by task, starting at some message. Tasks are in the order of their first
+        """Group the messages of a thread by task. The thread may start at any message. Tasks are sorted by their first
         message.
         """
         tasks: dict[int, GatheredTask] = {}
         root_of: dict[int, int] = {}
-        """First message of the task of each message, by seq."""
+        """Seq of the first message of the task that contains a message, by the seq of this message."""
         for message in thread:
             if self._is_own(message):
                 root = read_task_mark(message)
                 if root is None:
-                    # A message of another protocol names no task. As a reply, it belongs to the task that it answers.
+                    # A message that was sent through another protocol names no task. If it is a reply, it belongs to
+                    # the task of the message that it answers.
                     root = root_of.get(message.reply_to or 0, message.seq)
                 elif root not in tasks:
-                    continue  # its task starts before the messages that were read
+                    continue  # its task starts before the first message that was read
                 tasks.setdefault(root, GatheredTask(thread)).own.append(message)
             elif message.sender_id == self.agent_id:
                 trigger = next((seq for seq in (message.reply_to, message.cause) if seq in root_of), None)
                 if trigger is None:
-                    continue  # the agent sent it on its own initiative
+                    continue  # the agent sent this message on its own initiative
                 root = root_of[trigger]
                 tasks[root].answers.append(message)
             else:
@@ -314,8 +327,8 @@ class TaskLedger:
         return tasks.values()
 
     async def _read_thread(self, thread_id: str, since: int, most: int = sys.maxsize) -> list[AnyMessage]:
-        """Return the messages of a thread from the seq ``since`` on, ascending. If there are more than ``most``,
-        return the newest.
+        """Return the messages of a thread from the seq ``since`` on, ascending. If the thread has more than ``most``
+        messages, return the newest of them.
         """
         newer: list[AnyMessage] = []
         async for page in self.client.pages("network.history", {"thread_id": thread_id, "limit": PAGE}):
@@ -326,16 +339,19 @@ class TaskLedger:
         return newer[-most:]
 
     async def judge(self, gathered: GatheredTask) -> TaskRecord:
-        """Return the current state of a task. Read the state of the caller's messages in order."""
+        """Return the current state of a task. The outcomes of the caller's messages are read in the order of the
+        messages.
+        """
         root, caller = gathered.own[0], self.client.agent_id
         messages = {message.seq: message for message in (*gathered.own, *gathered.answers)}
         requests = {answer.seq for answer in gathered.answers if is_request(answer)}
         ended: QuestionEnded | None = None
         is_begun = True
-        # The first message without an end is active. Answers to later messages are not awaited before its end.
+        # The first message without an outcome is active. The agent's answers to later messages are read after its
+        # outcome.
         for active in gathered.own:
             if active.reply_to in requests:
-                continue  # a decision on a call starts no reaction
+                continue  # a decision on an approval request starts no reaction
             stored = QuestionStored(active.seq, root.thread_id, True)
             question = self.conversations.open(self.agent_id, stored, gathered.thread)
             answers, ended = await question.read_outcome()
@@ -366,7 +382,7 @@ class TaskLedger:
         return bool((await self.client.call("network.records", args))["records"])
 
     def _is_own(self, message: AnyMessage) -> bool:
-        """Return whether the caller sent a message to this agent in a conversation."""
+        """Return whether the caller sent a message to this agent as part of a conversation."""
         return (
             message.sender_id == self.client.agent_id
             and message.to == agent_address(self.agent_id)
@@ -375,7 +391,7 @@ class TaskLedger:
 
 
 def newest_of(gathered: GatheredTask) -> int:
-    """Return the seq of a task's newest message."""
+    """Return the seq of the newest message of a task."""
     return max(message.seq for message in (*gathered.own, *gathered.answers))
 
 

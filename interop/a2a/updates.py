@@ -1,6 +1,8 @@
-"""Streams an A2A task: computes the updates from the state that the caller has seen to the state in the ledger.
+"""Computes the updates of an A2A stream: the difference between the task that the caller has seen and the task in the
+ledger.
 
-Pure: `TaskUpdates` takes pieces and tasks, and yields A2A events. `handler` reads the tasks and sends the events.
+This module performs no IO. `TaskUpdates` gets streamed text and task records, and yields A2A events. `handler` reads
+the tasks and sends the events.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ with needs("gateway"):
 
 
 class TaskUpdates:
-    """Updates of one task for one caller."""
+    """Computes the updates of one task for one stream of the caller."""
 
     def __init__(self, task: TaskRecord) -> None:
         self._task = task
@@ -30,14 +32,14 @@ class TaskUpdates:
         """Seqs of the messages that the caller has seen."""
         self._stream: object = None
         self._streamed = ""
-        """Text of the current stream that the caller has received."""
+        """Text of the current stream that the caller has already received."""
 
     def add_piece(self, piece: TextPiece) -> Iterator[Event]:
-        """Yield updates for streamed text, which is a piece of the next artifact. A new stream replaces that
-        artifact.
+        """Yield updates for a piece of streamed text. The streamed text is the beginning of the next artifact. A new
+        stream replaces the text of the previous one.
         """
         if self._state == SUBMITTED:
-            # The first piece proves that the agent works, before the ledger shows it.
+            # The first piece proves that the agent is working, before the ledger shows a reaction.
             self._state = WORKING
             status = self._task.make_status()
             status.state = WORKING
@@ -57,7 +59,7 @@ class TaskUpdates:
                 yield self._make_answer(number, message)
         questions = [message for message in task.messages if message.seq not in self.seqs and task.is_question(message)]
         self.seqs |= {message.seq for message in task.messages}
-        # A second question does not change the state. Without an event, the client would never see the question.
+        # A second question does not change the task's state. Without an event, the client would never see the question.
         if task.state != self._state or (questions and task.state in INTERRUPTED):
             self._state = task.state
             yield TaskStatusUpdateEvent(
@@ -68,7 +70,9 @@ class TaskUpdates:
             )
 
     def _make_answer(self, number: int, message: AnyMessage) -> Event:
-        """Return an answer as an artifact. If the streamed text is its beginning, return only the rest."""
+        """Return an answer as an artifact update. If the caller has already received its beginning as streamed text,
+        send only the rest.
+        """
         artifact, streamed = self._task.make_artifact(number, message), self._streamed
         self._stream, self._streamed = None, ""
         continues = bool(streamed) and isinstance(message.content, str) and message.content.startswith(streamed)

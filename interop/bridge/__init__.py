@@ -1,1 +1,1 @@
-"""The bridge: coding agents take part with hooks and an MCP server in their own configuration."""
+"""The bridge connects coding agents to a network, through hooks and an MCP server in the agents' own configuration."""

@@ -1,7 +1,8 @@
-"""Files of a coding agent's configuration: adds and removes the entries of the bridge.
+"""Adds the entries of the bridge to the configuration files of a coding agent, and removes them.
 
-Pure: texts in, texts out. Entries of other programs, comments (if the format has them), indentation and line ends stay
-unchanged. `hosts` defines the entries of each coding agent. `installer` reads and writes the files.
+This module performs no IO. It gets the text of a file and returns the new text. Entries of other programs, comments (if
+the format has them), indentation and line ends stay unchanged. `hosts` defines the entries of each coding agent.
+`installer` reads and writes the files.
 """
 
 from __future__ import annotations
@@ -17,43 +18,45 @@ from roundelay.network.errors import ConfigError
 
 NAME = "roundelay"
 HOOK_MARK = " bridge deliver "
-"""Part of every hook command of the bridge, and of no other command."""
+"""Text that appears in every hook command of the bridge, and in no other command."""
 _ANY_ENTRY = re.compile(r"\bbridge\W+(deliver|mcp)\b")
-"""Matches every text with an entry of the bridge, even if its words are a list in JSON or TOML."""
+"""Pattern that matches every file with an entry of the bridge, even if the words of the command are a list in JSON or
+TOML.
+"""
 
 
 class HostFile(Protocol):
-    """One file of a host's configuration."""
+    """One configuration file of a host."""
 
     @property
     def path(self) -> str:
-        """Path relative to the project."""
+        """Path of the file relative to the project."""
 
     def add(self, before: str | None) -> str:
-        """Return the file with the entries of the bridge. Raises `ConfigError` if the file cannot be changed without
-        loss.
+        """Return the text of the file with the entries of the bridge added. Raises `ConfigError` if the file cannot be
+        changed without loss.
         """
 
     def take_out(self, text: str) -> str | None:
-        """Return the file without the entries of the bridge. Return the same text if there are none, and None if the
-        file would be empty. Raises `ConfigError` if the file cannot be changed without loss.
+        """Return the text of the file without the entries of the bridge. Return the text unchanged if it has no
+        entries, and None if the file would be empty. Raises `ConfigError` if the file cannot be changed without loss.
         """
 
 
 @dataclass(frozen=True)
 class JsonFile:
-    """A JSON file with members to set, and with items to add to lists that other programs also use."""
+    """A JSON file in which the bridge sets members, and adds items to lists that other programs also use."""
 
     path: str
     members: Mapping[tuple[str, ...], object] = field(default_factory=dict)
     items: Mapping[tuple[str, ...], object] = field(default_factory=dict)
     frame: Mapping[str, object] = field(default_factory=dict)
-    """Further contents of a new file."""
+    """Contents that a new file gets in addition to the entries of the bridge."""
 
     def add(self, before: str | None) -> str:
         root = self._read(before, "add") if before is not None and before.strip() else dict(self.frame)
         old = json.dumps(root)
-        # Remove old hooks first. After a change of the command, a new version would otherwise run next to the old one.
+        # Remove old hooks first. Otherwise a changed command would run in addition to the old one.
         self._drop(root, keeps=self.items)
         for path, value in self.members.items():
             place = self._reach(root, path[:-1], {})
@@ -62,7 +65,7 @@ class JsonFile:
             listed = self._reach(root, path, [])
             if item not in listed:
                 listed.append(item)
-        # Keep unchanged content byte for byte, so that installing twice does not reformat a file of the project.
+        # Return unchanged content byte for byte, so that a second installation does not reformat a file of the project.
         return before if before is not None and json.dumps(root) == old else _write_json(root, before)
 
     def take_out(self, text: str) -> str | None:
@@ -77,7 +80,7 @@ class JsonFile:
             _prune(root, path, removes=False)
         if json.dumps(root) == old:
             return text
-        # Remove a file that only the bridge needed.
+        # Delete a file that contains nothing else.
         return None if not root or root == dict(self.frame) else _write_json(root, text)
 
     def _read(self, text: str, purpose: Literal["add", "take out"]) -> dict[str, Any]:
@@ -98,7 +101,7 @@ class JsonFile:
         return root
 
     def _renew(self, present: object, value: object, name: str) -> object:
-        """Return the new value of a member. In an entry of the bridge, keys that other programs added stay."""
+        """Return the new value of a member. Keys that other programs added to an entry of the bridge are kept."""
         if not (isinstance(present, dict) and isinstance(value, dict)) or not _is_our_entry(present, value):
             if present is None:
                 return value
@@ -111,7 +114,7 @@ class JsonFile:
         }
 
     def _reach(self, root: dict[str, Any], path: tuple[str, ...], last: Any) -> Any:
-        """Return the value at a path. Create it if it does not exist."""
+        """Return the value at a path. Create the value if it does not exist."""
         place: Any = root
         for number, key in enumerate(path):
             made: Any = last if number == len(path) - 1 else {}
@@ -124,7 +127,7 @@ class JsonFile:
         return place
 
     def _drop(self, root: dict[str, Any], keeps: Mapping[tuple[str, ...], object]) -> list[tuple[str, ...]]:
-        """Remove outdated hooks of the bridge from their lists. Return the changed paths."""
+        """Remove outdated hooks of the bridge from their lists. Return the paths of the changed lists."""
         dropped = []
         for path in self.items:
             place = _find(root, path)
@@ -141,7 +144,7 @@ class JsonFile:
 
 @dataclass(frozen=True)
 class TomlFile:
-    """A TOML file to which a table is appended. Comments and order of the rest stay unchanged."""
+    """A TOML file to which the bridge appends a table. The comments and the other tables stay unchanged."""
 
     path: str
     table: str
@@ -154,7 +157,7 @@ class TomlFile:
         gap = "" if not rest or rest.endswith(end * 2) else end if rest.endswith("\n") else end * 2
         text = f"{rest}{gap}{block}"
         try:
-            # Parse the rest too. If the file was already invalid, the error must not blame the new table.
+            # Parse the original text too. If the file was already invalid, the error must not blame the new table.
             tomllib.loads(rest)
             tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
@@ -178,8 +181,8 @@ class TomlFile:
         return f"# {NAME} bridge: end"
 
     def _without(self, text: str) -> str:
-        """Return the text without the lines between the marks of the bridge. A table of another program between them
-        stays, because programs that write TOML insert tables before the last comment.
+        """Return the text without the lines between the markers of the bridge. A table of another program between the
+        markers stays, because programs that write TOML insert tables before the last comment.
         """
         block = rf"(?:\r?\n)?{re.escape(self._begin)}[ \t]*\r?\n(.*?){re.escape(self._end)}[ \t]*(?:\r?\n|\Z)"
         theirs = re.compile(rf"^\[(?!{re.escape(self.table)}[.\]])", flags=re.M)
@@ -193,7 +196,7 @@ class TomlFile:
 
 @dataclass(frozen=True)
 class OwnFile:
-    """A file that belongs entirely to the bridge."""
+    """A file that the bridge creates and owns completely."""
 
     path: str
     text: str
@@ -211,7 +214,7 @@ class OwnFile:
 
 
 def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # JSON allows a duplicate key, and Python keeps only the last. Writing the result would silently drop the first
+    # JSON allows a duplicate key, but Python keeps only the last value. Writing the file would silently drop the first
     # value.
     members = dict(pairs)
     if len(members) < len(pairs):
@@ -220,7 +223,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _find(root: object, path: tuple[str, ...]) -> object:
-    """Return the value at a path, or None."""
+    """Return the value at a path, or None if the path does not exist."""
     for key in path:
         root = root.get(key) if isinstance(root, dict) else None
     return root
@@ -231,12 +234,12 @@ _ENTRY_KEYS = frozenset({"type", "command", "args", "env", "environment", "enabl
 
 
 def _is_our_entry(entry: object, value: object) -> bool:
-    """Return whether an entry starts this program for the same host as ``value``."""
+    """Return whether an entry was written by the bridge for the same host as the entry ``value``."""
     return _last_words(entry) is not None and _last_words(entry) == _last_words(value)
 
 
 def _last_words(entry: object) -> list[str] | None:
-    """Return the words `bridge mcp HOST` of an entry, or None."""
+    """Return the words `bridge mcp HOST` from the command of an entry, or None if the entry does not contain them."""
     for words in entry.values() if isinstance(entry, dict) else ():
         if isinstance(words, list) and "mcp" in words[1:]:
             at = words.index("mcp", 1) - 1
@@ -245,7 +248,7 @@ def _last_words(entry: object) -> list[str] | None:
 
 
 def _without_ours(item: object) -> object:
-    """Return a hook, or a group of hooks, without the hooks of the bridge. Return None if nothing is left."""
+    """Return a hook or a group of hooks without the hooks of the bridge. Return None if nothing remains."""
     if isinstance(item, dict) and isinstance(item.get("hooks"), list):
         rest = [hook for hook in item["hooks"] if _without_ours(hook) is not None]
         return item if rest == item["hooks"] else {**item, "hooks": rest} if rest else None
@@ -254,8 +257,8 @@ def _without_ours(item: object) -> object:
 
 
 def _prune(root: dict[str, Any], path: tuple[str, ...], *, removes: bool) -> None:
-    """Remove the value at a path if it is an empty list, and parents that become empty. With ``removes``, remove any
-    value.
+    """Remove the value at a path if it is an empty list, and then all parents that have become empty. With ``removes``,
+    remove the value in any case.
     """
     places: list[dict[str, Any]] = [root]
     for key in path[:-1]:
@@ -272,11 +275,11 @@ def _prune(root: dict[str, Any], path: tuple[str, ...], *, removes: bool) -> Non
 
 
 def _write_json(root: object, before: str | None) -> str:
-    """Return JSON with the indentation and line ends of the previous text."""
+    """Return JSON with the indentation and the line ends of the previous text."""
     indent = re.search(r'^[\[{]\r?\n([ \t]+)"', before or "")
     text = json.dumps(root, indent=indent[1] if indent else 2, ensure_ascii=False) + "\n"
     if before is not None:
-        # Keep the end of the file unchanged, so that a diff shows only the entries of the bridge.
+        # Preserve the end of the file, so that a diff shows only the entries of the bridge.
         text = text if before.endswith("\n") or not before else text.rstrip("\n")
         text = text.replace("\n", "\r\n") if "\r\n" in before else text
     return text

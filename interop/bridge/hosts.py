@@ -1,6 +1,7 @@
-"""Coding agents that the bridge supports: the entries in their files, and the input and output of their hooks.
+"""The coding agents that the bridge supports, with the entries in their files and the input and output of their hooks.
 
-Pure: texts in, texts out. docs/bridge.md names the source of each format, and the tested version of each host.
+This module performs no IO. docs/bridge.md names the source of each format, and the version of each host that was
+tested.
 """
 
 from __future__ import annotations
@@ -15,29 +16,31 @@ from typing import Any, Literal, NamedTuple
 from .host_files import HOOK_MARK, NAME, HostFile, JsonFile, OwnFile, TomlFile
 
 Moment = Literal["start", "prompt", "tool", "stop"]
-"""Event of a hook: a session starts, a person has sent a prompt, a tool has ended, or the host is about to stop."""
+"""Moment at which a hook runs: at the start of a session, after the user's prompt, after a tool call, or before the
+host stops.
+"""
 TIMEOUT_S = 5
-"""Time limit of a hook in the host's configuration, in seconds. A host cancels slower hooks and drops their output."""
+"""Time limit of a hook in the host's configuration, in seconds. The host cancels a slower hook and drops its output."""
 WAKE = "ROUNDELAY_BRIDGE_WAKE"
-"""Environment variable of the processes that a host starts: 1 if the host is woken when it is idle."""
+"""Environment variable in the processes that a host starts. The value 1 means that the bridge wakes the idle host."""
 
 
 class HookCall(NamedTuple):
-    """Input of one hook call."""
+    """Input of one hook call, in a form that is independent of the host."""
 
     event: str
     moment: Moment
     session: str
     source: str
-    """Kind of a start, if the host reports it: startup, resume, clear or compact."""
+    """Way in which the session started, if the host reports it: startup, resume, clear or compact."""
     transcript: str
     shown: frozenset[int]
-    """Seqs that a tool of Roundelay has just shown to the model."""
+    """Seqs of messages that a Roundelay tool has just shown to the model."""
 
 
 class Commands(NamedTuple):
-    """Command with which hosts start this program: the words before `bridge deliver HOST`, and environment
-    variables.
+    """Command with which a host starts this program. It consists of the words before `bridge deliver HOST`, and
+    environment variables.
     """
 
     words: Sequence[str]
@@ -46,34 +49,34 @@ class Commands(NamedTuple):
 
 @dataclass(frozen=True)
 class Host:
-    """One coding agent."""
+    """One coding agent that the bridge supports."""
 
     name: str
     title: str
     folder: str
-    """The host's folder in a project. The parent of this folder is the project."""
+    """Folder of the host's configuration in a project. Its parent folder is the project."""
     moments: Mapping[str, Moment]
     answer: Callable[[str, Moment, str], object]
-    """Returns the output of a hook for an event, in a form that makes the model read a text."""
+    """Function that returns the output of a hook for an event. The output makes the model read a text."""
     make_files: Callable[[Commands], list[HostFile]]
     keeps_transcript: bool = False
-    """Whether the host's transcript contains the output of its hooks by the end of each turn."""
+    """Whether the host's transcript contains the output of its hooks at the end of each turn."""
     shows_notices: bool = True
-    """Whether the host can show a notice to its person without showing it to the model."""
+    """Whether the host can show a notice to its user without showing it to the model."""
     quiet: str = ""
-    """Output of a hook without messages."""
+    """Text that a hook prints when there are no messages."""
     needs: str = ""
-    """Instructions to the person before the hooks run."""
+    """Steps that the user must take before the hooks run. Shown after the installation."""
     wakes_by: str = ""
-    """Instructions to the person so that the host can be woken. Empty if it cannot be woken."""
+    """Steps that the user must take so that the bridge can wake the host. Empty if the host cannot be woken."""
 
     @property
     def can_be_woken(self) -> bool:
         return bool(self.wakes_by)
 
     def read(self, event_data: Mapping[str, Any]) -> HookCall | None:
-        """Read the input of a hook. Return None for another event, or for an event of a sub-agent, whose context is
-        separate.
+        """Read the input of a hook. Return None for an event that the bridge does not handle. Events of a sub-agent
+        also return None, because a sub-agent has a separate context.
         """
         event = str(event_data.get("hook_event_name") or "")
         session = event_data.get("session_id") or event_data.get("conversation_id")
@@ -81,7 +84,8 @@ class Host:
             return None
         shown: frozenset[int] = frozenset()
         if NAME in str(event_data.get("tool_name") or ""):
-            # Search the result as text. Each host wraps it differently, but the message tags are the same everywhere.
+            # Search the result as text. Each host wraps the result differently, but the message tags are always the
+            # same.
             result = json.dumps(event_data.get("tool_response") or event_data.get("tool_output"))
             shown = frozenset(int(seq) for seq in re.findall(r'<message seq=\\*"(\d+)\\*" from=', result))
         return HookCall(
@@ -99,7 +103,7 @@ def _context(event: str, text: str) -> object:
 
 
 def _answer_claude(event: str, _moment: Moment, text: str) -> object:
-    return _context(event, text)  # at a stop too: with `block`, the text would be in the context twice
+    return _context(event, text)  # for a stop too, because `block` would add the text to the context twice
 
 
 def _answer_codex(event: str, moment: Moment, text: str) -> object:
@@ -165,7 +169,7 @@ def _codex_files(commands: Commands) -> list[HostFile]:
 
 
 def _gemini_files(commands: Commands) -> list[HostFile]:
-    # Gemini CLI uses milliseconds.
+    # Convert the timeout to milliseconds, the unit of Gemini CLI.
     hooks = _hook_lists(commands, "gemini", _GEMINI_EVENTS, name=NAME, timeout=TIMEOUT_S * 1000)
     return [JsonFile(".gemini/settings.json", {("mcpServers", NAME): _mcp(commands, "gemini")}, hooks)]
 

@@ -1,8 +1,8 @@
-"""Installs the bridge in a project: adds its entries to a host's files, and removes them again.
+"""Installs the bridge in a project. Adds the bridge's entries to the files of a host, and removes them again.
 
-The original of each file is first stored in the user's own folder (`network.home`), so that `remove` restores it byte
-for byte. If a file was changed later, `remove` only takes out the entries of the bridge. Each file is written
-atomically.
+Before a file is changed, its original is stored in the user's own folder (`network.home`). `remove` restores the
+original byte for byte. If the file was changed after the installation, `remove` only deletes the entries of the bridge.
+Each file is written atomically.
 """
 
 from __future__ import annotations
@@ -33,13 +33,16 @@ from .hosts import WAKE, Commands, Host
 from .participants import show_path, write_private
 
 State = Literal["installed", "changed", "partly", "absent"]
-"""``installed``: unchanged since the installation. ``changed``: installed, but files were changed later. ``partly``:
-missing in some files. ``absent``: missing in all files.
+"""State of the bridge in a project. ``installed``: all files are unchanged since the installation. ``changed``: all
+files have entries of the bridge, but some files were changed later. ``partly``: some files have no entries of the
+bridge. ``absent``: no file has entries of the bridge.
 """
 
 
 class _InstalledFile(Struct, frozen=True):
-    """One file: its original (base64; None if there was no file), and the SHA-256 of the written contents."""
+    """Record about one installed file: the original as base64, and the SHA-256 of the contents that were written. The
+    original is None if the file did not exist.
+    """
 
     before: str | None
     written: str
@@ -50,7 +53,7 @@ class _Record(Struct, frozen=True):
     host: str
     files: dict[str, _InstalledFile]
     folders: tuple[str, ...] = ()
-    """Created folders, outermost first."""
+    """Folders that the installation created, outermost first."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ class FileChange:
     before: bytes | None
     after: bytes | None
     problem: str = ""
-    """Why a file stays unchanged although it may contain entries of the bridge, and how to fix it."""
+    """Why a file that may contain entries of the bridge stays unchanged, and how to fix it."""
 
     @property
     def is_change(self) -> bool:
@@ -79,7 +82,7 @@ class FileChange:
         )
 
     def diff(self) -> Iterator[str]:
-        """Yield the change in the format of `diff -u`, line by line."""
+        """Yield the lines of the change in the format of `diff -u`."""
         old, new = (_text(content).splitlines() for content in (self.before, self.after))
         names = [side if content is not None else os.devnull for side, content in self._sides()]
         yield from difflib.unified_diff(old, new, names[0], names[1], lineterm="")
@@ -89,12 +92,12 @@ class FileChange:
 
 
 def find_command() -> list[str]:
-    """Return the command with which hosts start this program: its name if the path finds it, otherwise its full
-    path.
+    """Return the command with which hosts start this program. It is the bare name if the search path finds this
+    installation, and otherwise the full path.
     """
     beside = Path(sys.executable).with_name("roundelay")
     command = shutil.which("roundelay")
-    # Use the bare name only if it starts this installation. Another installation on the path may have another version.
+    # Use the bare name only if it starts this installation. Another installation may have another version.
     if command is not None and beside.exists() and Path(command).resolve() == beside.resolve():
         return ["roundelay"]
     return [str(beside)] if beside.exists() else [sys.executable, "-m", "roundelay"]
@@ -103,8 +106,8 @@ def find_command() -> list[str]:
 def plan_install(
     host: Host, project: Path, *, url: str | None = None, command: str | None = None, wakes: bool = False
 ) -> list[FileChange]:
-    """Return the changes of an installation. Raises `ConfigError` for a file that cannot be changed without loss,
-    and for ``wakes`` with a host that cannot be woken.
+    """Return the changes that an installation makes. Raises `ConfigError` for a file that cannot be changed without
+    loss, and for ``wakes`` with a host that cannot be woken.
     """
     if wakes and not host.can_be_woken:
         raise ConfigError(f"{host.title} cannot be woken when it is idle. Install the bridge without --wake.")
@@ -113,7 +116,7 @@ def plan_install(
     if wakes:
         environment[WAKE] = "1"
     if chosen := os.environ.get("ROUNDELAY_HOME"):
-        # Write an absolute path, because a host starts its hooks in a folder of its choice.
+        # Write an absolute path, because a host may start its hooks in any folder.
         environment["ROUNDELAY_HOME"] = str(Path(chosen).resolve())
     changes = []
     for file in host.make_files(Commands(words, environment)):
@@ -131,7 +134,7 @@ def plan_install(
 
 
 def install(host: Host, project: Path, changes: list[FileChange]) -> None:
-    """Write the planned changes. The originals are stored first, so that a crash in between loses nothing."""
+    """Write the planned changes. The originals are stored first, so that a crash loses nothing."""
     record = _load(host, project)
     stored = record.files if record is not None else {}
     files = {
@@ -143,15 +146,17 @@ def install(host: Host, project: Path, changes: list[FileChange]) -> None:
         for folder in reversed(Path(change.path).parents):
             if not (project / folder).exists() and str(folder) not in folders:
                 folders.append(str(folder))
-    # Write the record before changing the first file. Without it, `remove` could not restore a partial installation.
+    # Write the record before changing the first file. Without the record, `remove` could not restore a partial
+    # installation.
     write_private(_find_record(host, project), _Record(show_path(project), host.name, files, tuple(folders)))
     for change in changes:
         _apply(project, change)
 
 
 def plan_remove(host: Host, project: Path) -> list[FileChange]:
-    """Return the changes of a removal. Each file gets its original back. If it was changed since, it only loses the
-    entries of the bridge. If neither is possible, the file stays unchanged and has a ``problem``.
+    """Return the changes that a removal makes. An unchanged file is replaced by its original. A file that was changed
+    later only loses the entries of the bridge. If neither is possible, the file stays as it is, and its change has a
+    ``problem``.
     """
     record = _load(host, project)
     changes = []
@@ -173,13 +178,13 @@ def plan_remove(host: Host, project: Path) -> list[FileChange]:
 
 
 def remove(host: Host, project: Path, changes: list[FileChange]) -> None:
-    """Write the planned changes, and remove created folders that are empty. The originals are kept if any file has a
-    problem.
+    """Write the planned changes, and delete folders of the installation that are now empty. If any file has a problem,
+    the originals are kept.
     """
     record = _load(host, project)
     for change in changes:
         _apply(project, change)
-    # Remove the innermost folder first. A folder with other files stays.
+    # Delete the innermost folder first. A folder with other files stays, because rmdir fails.
     for folder in reversed(record.folders if record is not None else ()):
         with suppress(OSError):
             (project / folder).rmdir()
@@ -188,7 +193,7 @@ def remove(host: Host, project: Path, changes: list[FileChange]) -> None:
 
 
 def find_state(host: Host, project: Path) -> State:
-    """Return whether the bridge is installed in a project for a host."""
+    """Return the state of the bridge for one host in a project."""
     record = _load(host, project)
     contents = [(file, _read(project / file.path)) for file in host.make_files(Commands(["roundelay"], {}))]
     if record is not None and all(
@@ -205,11 +210,13 @@ def _has_ours(file: HostFile, content: bytes) -> bool:
     try:
         return file.take_out(text) != text
     except ConfigError:
-        return True  # a file without entries of the bridge never raises
+        return True  # only a file with entries of the bridge raises
 
 
 def _keep_before(host: Host, change: FileChange, stored: _InstalledFile | None) -> str | None:
-    """Return the original of a file in base64. Use the stored original, unless the file was changed since."""
+    """Return the original of a file as base64. If the file is unchanged since an earlier installation, return the
+    original of that installation.
+    """
     if stored is not None and change.before is not None and _hash(change.before) == stored.written:
         return stored.before
     before = change.before
@@ -217,8 +224,8 @@ def _keep_before(host: Host, change: FileChange, stored: _InstalledFile | None) 
         [file] = [file for file in host.make_files(Commands(["roundelay"], {})) if file.path == change.path]
         text = _decode(before, change.path)
         rest = file.take_out(text)
-        # The stored original must not contain entries of an earlier installation. Otherwise `remove` would restore
-        # these entries.
+        # Remove the entries of an earlier installation from the original. Otherwise `remove` would restore these
+        # entries.
         before = before if rest == text else None if rest is None else rest.encode()
     return None if before is None else base64.b64encode(before).decode("ascii")
 
@@ -237,12 +244,12 @@ def _apply(project: Path, change: FileChange) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file of the project. A symbolic link stays a link. The file keeps its mode, and the draft never has a
-    wider mode. A new file gets the default mode of the user's new files.
+    """Write a file of the project. A symbolic link stays a link. An existing file keeps its mode, and its temporary
+    copy never has wider permissions. A new file gets the default mode of the user.
     """
     target = path.resolve()
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Create the draft in the target's folder, because a rename is atomic only inside one file system.
+    # Create the temporary copy in the target's folder, because a rename is atomic only within one file system.
     draft = target.with_name(f"{target.name}.{os.getpid()}.part")
     mode = target.stat().st_mode & 0o777 if target.exists() else None
     try:
@@ -297,6 +304,6 @@ def _load(host: Host, project: Path) -> _Record | None:
 
 
 def is_waking(host: Host, project: Path) -> bool:
-    """Return whether the bridge was installed with waking."""
+    """Return whether the bridge was installed with the option to wake the host."""
     files = (project / file.path for file in host.make_files(Commands(["roundelay"], {})))
     return any(WAKE.encode() in (_read(file) or b"") for file in files)

@@ -1,8 +1,8 @@
-"""Identity of a coding agent: one participant per project and running process of a host.
+"""Identity of a coding agent in the network. Each running process of a host in a project is one participant.
 
 The names are stored in the user's own folder. The first process in a project is ``claude-myproject``. A second process
-at the same time is ``claude-myproject-2``. A later process takes over the name and the messages of a process that has
-ended. A host starts its hooks and its MCP server as separate processes, and they both find the host among their
+at the same time is ``claude-myproject-2``. After a process has ended, a later process takes over its name and its
+messages. A host starts its hooks and its MCP server as separate processes. Each of them finds the host among its
 ancestors.
 """
 
@@ -27,13 +27,13 @@ from roundelay.network.platforms import CLOSE_ON_EXEC, is_reader_gone, lock_desc
 from .hosts import WAKE, Host
 
 MAX_CHARS = 40
-"""Maximum length of a project's name in an id."""
+"""Maximum length of the project's name in a participant id."""
 _WRAPPERS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "fish", "env", "timeout", "nice", "nohup"})
-"""Programs that may run between a host and the process that it starts."""
+"""Programs that may run between a host and the process that the host starts."""
 
 
 class HostProcess(NamedTuple):
-    """A process of a host. The start time distinguishes it from a later process with the same id."""
+    """A process of a host. The start time distinguishes the process from a later process with the same process id."""
 
     pid: int
     started: str
@@ -45,14 +45,14 @@ class HostProcess(NamedTuple):
 
 
 class NameHolder(Struct, frozen=True):
-    """The process that has a name, or had it last."""
+    """The process that uses a name, or that used it last."""
 
     host: str
     project: str
     pid: int
     started: str
     url: str = ""
-    """URL of the last hub that the process reached."""
+    """URL of the hub that the process reached last."""
 
     @property
     def is_running(self) -> bool:
@@ -60,35 +60,36 @@ class NameHolder(Struct, frozen=True):
 
 
 def find_host_process() -> HostProcess:
-    """Return the host that started this process, possibly through a shell. Raises `ConnectError` if the host has
-    ended: the process that adopts orphans is not the host.
+    """Return the host process that started this process, directly or through a shell. Raises `ConnectError` if the host
+    has ended, because this process then belongs to the process that adopts orphans.
     """
     pid, process = os.getppid(), read_process(os.getppid())
-    # Stop at children of process 1. After the host has ended, the search would otherwise reach init and treat it as the
+    # Stop at children of process 1. If the host has ended, the search would otherwise reach init and mistake it for the
     # host.
     while process is not None and process.parent > 1 and process.name.lstrip("-") in _WRAPPERS:
         pid, process = process.parent, read_process(process.parent)
-    # Check this after the search. While the output has a reader, the process found is the right host.
+    # Check the reader after the search. While this process's output has a reader, the process that was found is the
+    # host.
     if process is None or is_reader_gone(sys.stdout.fileno()):
         raise ConnectError("The program that started this has ended.")
     return HostProcess(pid, process.started)
 
 
 def find_own_process() -> HostProcess:
-    """This process."""
+    """Return the process that runs this code."""
     process = read_process(os.getpid())
     return HostProcess(os.getpid(), process.started if process is not None else "")
 
 
 def find_project(host: Host, start: Path) -> Path:
-    """Return the project of a folder: the nearest parent with the host's own folder, or else the folder itself.
+    """Return the project that contains a folder. The project is the nearest parent that contains the host's
+    configuration folder, or the folder itself if there is none.
 
-    The user's home, its parents and the root are not projects, because a host's folder there applies to all
-    projects.
+    The user's home, its parents and the root are not projects. A host's folder in these places applies to all projects.
     """
     here = start.resolve()
     shared = {Path(here.anchor)}
-    with suppress(ConfigError):  # a user without a home folder
+    with suppress(ConfigError):  # the user has no home folder
         above = find_user_folder().resolve()
         shared |= {above, *above.parents}
     for folder in (here, *here.parents):
@@ -100,8 +101,8 @@ def find_project(host: Host, start: Path) -> Path:
 
 
 def claim_name(host: Host, project: Path, process: HostProcess) -> str:
-    """Return the participant id of a host's process in a project. Repeated calls return the same id. Raises
-    `ConfigError` like `list_names`, and in that case changes nothing.
+    """Return the participant id of a host process in a project. Repeated calls return the same id. Raises `ConfigError`
+    like `list_names`. After an error, the names are unchanged.
     """
     with _locked(home() / "bridge" / "names.lock"):
         names, place = list_names(), show_path(project)
@@ -110,7 +111,8 @@ def claim_name(host: Host, project: Path, process: HostProcess) -> str:
             if (holder.pid, holder.started) == process:
                 return name
         free = [name for name, holder in own if not holder.is_running]
-        # The shortest free name is the oldest name of the project. Others know it, and messages may wait for it.
+        # Use the shortest free name, which is the project's oldest. Other participants know it, and messages may wait
+        # for it.
         name = min(free, key=lambda name: (len(name), name)) if free else _make_name(host, project, names)
         names[name] = NameHolder(host.name, place, *process, url=names[name].url if name in names else "")
         write_private(home() / "bridge" / "names.json", names)
@@ -118,7 +120,7 @@ def claim_name(host: Host, project: Path, process: HostProcess) -> str:
 
 
 def list_names() -> dict[str, NameHolder]:
-    """Return all names that this user's hosts have had. Raises `ConfigError` if the file cannot be read. Without the
+    """Return all names that hosts of this user have used. Raises `ConfigError` if the file cannot be read. Without the
     file, a project could get the name and the messages of another project.
     """
     path = home() / "bridge" / "names.json"
@@ -136,8 +138,8 @@ def list_names() -> dict[str, NameHolder]:
 
 
 def find_hub(agent_id: str, chosen: str | None = None) -> str:
-    """Return the hub of a participant: the chosen hub, or the hub that `find_url` finds. Without a node on this
-    machine, return the hub that the participant reached last.
+    """Return the URL of a participant's hub. It is ``chosen`` or the URL that `find_url` finds. If no node runs on this
+    machine, it is the hub that the participant reached last.
     """
     if chosen or os.environ.get("ROUNDELAY_URL") or running_nodes():
         return chosen or find_url()
@@ -146,7 +148,7 @@ def find_hub(agent_id: str, chosen: str | None = None) -> str:
 
 
 def remember_hub(agent_id: str, url: str) -> None:
-    """Store the hub that a participant has reached."""
+    """Store the URL of the hub that a participant has reached."""
     if list_names()[agent_id].url == url:
         return
     with _locked(home() / "bridge" / "names.lock"):
@@ -156,25 +158,25 @@ def remember_hub(agent_id: str, url: str) -> None:
 
 
 def make_card(host: Host, project: Path) -> dict[str, object]:
-    """Return the card of a bridged host. Its `reads` tells senders whether a message wakes the host."""
+    """Return the card of a bridged host. The field `reads` of the card shows whether a message wakes the host."""
     reads = "when it is woken" if is_woken(host) else "at its next turn"
     return {"description": f"{host.title} in the project {show_path(Path(project.name))}", "reads": reads}
 
 
 def is_woken(host: Host) -> bool:
-    """Return whether this process was started for a host that is woken when it is idle."""
+    """Return whether this process belongs to a host that the bridge wakes when it is idle."""
     return host.can_be_woken and os.environ.get(WAKE) == "1"
 
 
 def show_path(path: Path) -> str:
-    """Return a path as text. Bytes that are not UTF-8 are shown as escapes."""
+    """Return a path as text. Bytes that are not valid UTF-8 are shown as escape codes."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def write_private(path: Path, value: Any) -> None:
-    """Write a value as JSON to a private file, atomically."""
+    """Write a value as JSON to a file that only the user can read. The write is atomic."""
     make_folder(path.parent)
-    # Include the process id in the name, so that two processes never write to the same draft.
+    # Include the process id in the name of the temporary file, so that two processes never write to the same file.
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | CLOSE_ON_EXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
@@ -196,7 +198,7 @@ def _locked(path: Path) -> Iterator[None]:
     make_folder(path.parent)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
     try:
-        # Closing the descriptor releases the lock, even if the process is killed. No stale lock can remain.
+        # Closing the descriptor releases the lock, even if the process is killed. A stale lock is impossible.
         lock_descriptor(descriptor, wait=True)
         yield
     finally:

@@ -1,7 +1,7 @@
-"""Wakes an idle coding agent when others have written to it. This is a preview feature for hosts that can be woken.
+"""Wakes an idle coding agent when it has new messages. This is a preview feature, and works only with some hosts.
 
-A wake contains no message. It starts a turn in which the host's hooks or the tool `check` show the messages as usual.
-There is therefore only one ack cursor, receipts stay correct, and no text reaches the model on a second path.
+A wake contains no message. It starts a turn, in which the host's hooks or the tool `check` show the messages as usual.
+All messages therefore have one ack cursor, receipts stay correct, and no text reaches the model in a second way.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ GRACE_S = 3.0
 """Delay before a wake, in seconds. During this time, the hooks of a busy host may show the message."""
 GAP_S = 20.0
 MAX_AN_HOUR = 30
-"""Maximum number of wakes per hour, at least `GAP_S` seconds apart. Each wake costs a turn, and two agents may wake
-each other.
+"""Maximum number of wakes per hour. Wakes are at least `GAP_S` seconds apart. The limit is needed because each wake
+costs a turn, and two agents could wake each other endlessly.
 """
 BUSY_S = 2.0
 AGAIN_S = 5.0
@@ -50,8 +50,8 @@ CODEX_S = 10.0
 CHANNEL = "claude/channel"
 
 Wake = Callable[[str], Awaitable[bool | None]]
-"""Starts a turn with a sentence. Returns True if a turn started, False if the host is busy, and None if no session
-was found.
+"""Function that starts a turn of the host with a sentence as its prompt. It returns True if a turn started, False if
+the host is busy, and None if the host has no session in the project.
 """
 
 
@@ -72,7 +72,7 @@ async def serve_waking(server: MCPServer[Any], session: BridgeSession) -> None:
         inner = server._lowlevel_server  # the object that implements the protocol
         waking = asyncio.create_task(keep_waking(session, send_to_channel if is_channel else start_turn), name="waking")
         try:
-            if is_channel:  # revisions without a handshake have no unrequested notifications
+            if is_channel:  # only MCP versions with a handshake allow unrequested notifications
                 options = inner.create_initialization_options(experimental_capabilities={CHANNEL: {}})
                 async with inner.lifespan(inner) as state:
                     await serve_loop(inner, reading, writing, lifespan_state=state, init_options=options)
@@ -84,20 +84,21 @@ async def serve_waking(server: MCPServer[Any], session: BridgeSession) -> None:
 
 
 async def keep_waking(session: BridgeSession, wake: Wake) -> None:
-    """Wake the host for messages that its hooks do not show, until cancelled. The hooks show earlier messages when
-    the host starts.
+    """Wake the host whenever it has messages that its hooks have not shown. Runs until cancelled. Messages from before
+    the start are left to the hooks, which show them when the host starts.
     """
     clock = asyncio.get_running_loop().time
-    # Fill it with times of at least an hour ago, so that ``woken[0] + 3600`` limits the rate from the first wake on.
+    # Fill the queue with times more than an hour ago, so that ``woken[0] + 3600`` limits the rate from the first wake
+    # on.
     woken: deque[float] = deque([-3600.0] * MAX_AN_HOUR, maxlen=MAX_AN_HOUR)
     position: tuple[str, int] | None = None
-    """The history (epoch), and the seq up to which messages have caused a wake."""
+    """Epoch of the ledger's history, and the seq up to which messages have caused a wake."""
     while True:
         try:
             async with session.lend(None) as client:
                 epoch = client.welcome.network.epoch
                 if position is None or position[0] != epoch:
-                    # Begin at the end of the history, because the host's hooks show earlier messages when it starts.
+                    # Start at the end of the history. When the host starts, its hooks show the earlier messages.
                     position = epoch, client.welcome.head
                 args = {"after": position[1], "limit": 100, "wait_ms": WAIT_MS, "peek": True}
                 page = await client.call("network.receive", args)
@@ -105,15 +106,15 @@ async def keep_waking(session: BridgeSession, wake: Wake) -> None:
                 first = page["messages"][0]["seq"]
                 await asyncio.sleep(max(GRACE_S, woken[-1] + GAP_S - clock(), woken[0] + 3600 - clock()))
                 while waiting := await session.count_unseen(first):
-                    # Count again before each attempt. The hooks of a busy host may have shown the messages, and the
-                    # wake would be empty.
+                    # Count again before each attempt. If the hooks of a busy host have shown the messages meanwhile,
+                    # the wake would be empty.
                     if await _wake_once(wake, waiting, woken) is not False:
                         break
                     await asyncio.sleep(BUSY_S)
-            position = epoch, page["next"]  # only after the wake, so that a failed wake is tried again
+            position = epoch, page["next"]  # advance only after the wake, so that a failed wake is retried
         except (RoundelayError, OSError, WebSocketException):
             await asyncio.sleep(AGAIN_S)
-        except Exception:  # another release of a host may answer in another form
+        except Exception:  # a new version of a host may answer in a new format
             _logger.exception("a host could not be woken")
             await asyncio.sleep(AGAIN_S)
 
@@ -123,7 +124,8 @@ async def _wake_once(wake: Wake, waiting: int, woken: deque[float]) -> bool | No
     try:
         is_woken = await wake(_say(waiting))
     except TimeoutError:
-        # The turn may have started without a reply. Another wake would cost a second turn for the same messages.
+        # Assume that the turn started although the reply was lost. Another wake could cost a second turn for the same
+        # messages.
         is_woken = True
     if is_woken:
         woken.append(asyncio.get_running_loop().time())
@@ -142,7 +144,7 @@ def _say(number: int) -> str:
 
 
 def find_codex_socket() -> Path:
-    """Return the socket of this user's app server, as in Codex 0.169."""
+    """Return the path of the socket on which this user's Codex app server listens, as of Codex 0.169."""
     folder = os.environ.get("CODEX_HOME")
     return (
         (Path(folder) if folder else find_user_folder() / ".codex") / "app-server-control" / "app-server-control.sock"
@@ -150,7 +152,7 @@ def find_codex_socket() -> Path:
 
 
 async def start_codex_turn(path: Path, project: Path, sentence: str) -> bool | None:
-    """Start a turn in the newest loaded thread of a project. Raises `OSError` if no app server listens,
+    """Start a turn in the newest loaded thread of a project. Raises `OSError` if no app server listens. Also raises
     `WebSocketException` and `TimeoutError`.
     """
     async with asyncio.timeout(CODEX_S), unix_connect(str(path), uri="ws://localhost/", max_size=2**26) as socket:
@@ -182,7 +184,7 @@ async def _ask_codex(socket: ClientConnection, number: int, method: str, params:
     await socket.send(json.dumps({"id": number, "method": method, "params": params}))
     while True:
         reply = json.loads(await socket.recv())
-        # The server also sends notifications and requests, and their ids may equal the ids of these requests.
+        # Skip notifications and requests of the server. Their ids may equal the id of this request.
         if reply.get("id") == number and "method" not in reply:
             if "error" in reply:
                 raise OSError(f"Codex's app server refused {method}: {reply['error'].get('message')}")

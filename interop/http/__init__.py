@@ -1,1 +1,3 @@
-"""The gateway's own HTTP API, its reading of requests, and its limits on connections."""
+"""The gateway's own HTTP API, and the parts that all HTTP protocols share: reading requests and limiting
+connections.
+"""

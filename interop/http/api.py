@@ -1,8 +1,9 @@
-"""The network over HTTP, for programs that cannot keep a socket open: scripts, cron jobs, forms.
+"""The HTTP API of a network, for programs that cannot keep a socket open, such as scripts, cron jobs and forms.
 
-Each endpoint is one row of `ENDPOINTS`: its request and response types, and the function that uses the caller's
-session. Routes and the OpenAPI document are generated from these rows. Only the session is kept between requests. A
-request that is repeated with the same ``message_id`` never sends a message twice, even if the first response was lost.
+Each endpoint is one row of `ENDPOINTS`. The row names the types of the request and the response, and the function that
+performs the request with the caller's session. The routes and the OpenAPI document are generated from these rows. The
+gateway keeps only the session between requests. A request that is repeated with the same ``message_id`` never sends a
+message twice, even if the first response was lost.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ with needs("gateway"):
 BodyT = TypeVar("BodyT", bound=BaseModel)
 
 MAX_WAIT_S = 25
-"""Maximum wait for a message, in seconds. Many proxies give up after half a minute."""
+"""Maximum time that a request may wait for a message, in seconds. Many proxies time out after 30 s."""
 PATIENCE_S = 29.0
-"""Maximum duration of a call, in seconds, including waits for an unreachable node or for a message."""
+"""Maximum duration of a call, in seconds. This includes waits for a message and for an unreachable node."""
 
 
 def _read_integer(value: object) -> object:
-    """Accept 8.0 as 8, because JSON does not distinguish them."""
-    # The body is validated strictly, which would refuse 8.0 for an integer.
+    """Convert a float such as 8.0 to an integer, because JSON does not distinguish them."""
+    # Strict validation of the body would refuse 8.0 for an integer.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -155,8 +156,8 @@ class Empty(_Shape):
 
 
 class HttpCall(NamedTuple):
-    """One request: the caller's session and credentials, the body or query (``arguments``), and values of path and
-    headers (``names``).
+    """One request: the caller's session and credentials, the body or query (``arguments``), and the values from the
+    path and the headers (``names``).
     """
 
     client: NetworkClient
@@ -170,7 +171,9 @@ Perform = Callable[[HttpCall], Awaitable[tuple[int, Any]]]
 
 @dataclass(frozen=True)
 class Endpoint(Generic[BodyT]):
-    """One endpoint. ``takes`` is the type of the body for a POST, and of the query for every other method."""
+    """One endpoint of the HTTP API. ``takes`` is the type of the body of a POST, and the type of the query for every
+    other method.
+    """
 
     method: Literal["GET", "POST", "DELETE"]
     path: str
@@ -185,14 +188,14 @@ async def _send(call: HttpCall) -> tuple[int, Any]:
     body, key = call.arguments, call.names.get("idempotency-key")
     if key is not None and not _MESSAGE_ID.fullmatch(key):
         raise InvalidFrame("The header Idempotency-Key must be 1 to 128 visible ASCII characters.")
-    # With two ids, one request could create two messages, depending on which id a retry repeats.
+    # Refuse two different ids. Otherwise a retry with only one of them could create a second message.
     if key is not None and body.message_id not in (None, key):
         raise InvalidFrame("message_id and the header Idempotency-Key name different ids. Send only one of them.")
     options = body.model_dump(exclude={"to", "content", "message_id"}, exclude_none=True)
-    # `NetworkClient.send` takes no False: leaving the option out means the same.
+    # Omit a False value, because `NetworkClient.send` does not accept it. Leaving the option out has the same effect.
     if options.get("requires_response") is False:
         del options["requires_response"]
-    # Without an id, each request gets a new one. Such a request is not idempotent, and a retry sends the message again.
+    # Create a new id for a request without one. Such a request is not idempotent: a retry sends the message again.
     message_id = key or body.message_id or ordered_id()
     stored = await call.client.send(body.to, body.content, message_id=message_id, **options)
     value = {"seq": stored.seq, "thread_id": stored.thread_id, "message_id": message_id}
@@ -216,14 +219,14 @@ async def _list_operations(call: HttpCall) -> tuple[int, Any]:
 
 async def _call_operation(call: HttpCall) -> tuple[int, Any]:
     body = call.arguments
-    # The hub's own operations have endpoints of their own, with shapes that HTTP clients know.
+    # Refuse the hub's own operations. They have separate endpoints with documented types.
     if body.operation not in {it.op for mod in call.client.welcome.mods for it in mod.operations}:
         raise UnknownOperation(f"No mod of this network offers {body.operation[:80]!r}. GET /v1/operations lists them.")
     return 200, await call.client.call(body.operation, body.arguments, call_id=body.call_id)
 
 
 async def _read(op: str, call: HttpCall) -> tuple[int, Any]:
-    """Call a reading operation with the values of query and path."""
+    """Call an operation that only reads, with the values of the query and the path as its arguments."""
     place = call.names
     args: dict[str, Any] = call.arguments.model_dump(exclude_none=True)
     if "seq" in place:
@@ -326,7 +329,9 @@ ENDPOINTS: tuple[Endpoint[Any], ...] = (
 def make_routes(
     pool: SessionPool, endpoints: Sequence[Endpoint[Any]], show_base: Callable[[Request], str]
 ) -> list[Route]:
-    """Return the routes of these endpoints and of their OpenAPI document. ``show_base`` returns the gateway's URL."""
+    """Return the routes of these endpoints and of their OpenAPI document. ``show_base`` returns the URL of
+    the gateway.
+    """
 
     async def show_document(request: Request) -> Response:
         document = make_openapi_document(endpoints)
@@ -341,7 +346,7 @@ def make_routes(
     routes = [Route(path, partial(_answer, pool, rows), methods=[*rows]) for path, rows in by_path.items()]
     for route in routes:
         assert route.methods is not None
-        # Starlette answers HEAD like GET. Receiving marks messages as delivered, and a HEAD response would discard
+        # Remove HEAD, which Starlette answers like GET. A HEAD request would mark messages as delivered and discard
         # them.
         route.methods.discard("HEAD")
     return [*routes, Route("/openapi.json", show_document, methods=["GET"])]
@@ -351,7 +356,7 @@ async def _answer(pool: SessionPool, rows: Mapping[str, Endpoint[Any]], request:
     endpoint = rows[request.method]
     try:
         credentials = read_authorization(request.headers.get("authorization"))
-        # Read the body before taking a session, so that a slow sender does not occupy a session of the pool.
+        # Read the body before taking a session from the pool. Otherwise a slow sender would occupy a session.
         async with asyncio.timeout(PATIENCE_S):
             arguments = await _read_body_or_query(endpoint, request)
             place = dict(request.path_params)
@@ -359,11 +364,11 @@ async def _answer(pool: SessionPool, rows: Mapping[str, Endpoint[Any]], request:
                 place["idempotency-key"] = request.headers["idempotency-key"]
             async with pool.session(credentials) as client:
                 work = endpoint.perform(HttpCall(client, credentials, arguments, place))
-                # Cancel only a GET when its client disconnects. A send that has begun is finished, so that a retry
+                # Cancel only a GET when its client disconnects. A send that has started is completed, so that a retry
                 # finds the message.
                 status, value = await (run_while_connected(request.receive, work) if endpoint.method == "GET" else work)
     except ClientDisconnect:
-        return Response(status_code=400)  # nobody reads the response
+        return Response(status_code=400)  # the client has disconnected and reads no response
     except TimeoutError:
         return make_error_response(
             ConnectError("The node does not answer. Try again; send a message with the same message_id.")
@@ -376,15 +381,15 @@ async def _answer(pool: SessionPool, rows: Mapping[str, Endpoint[Any]], request:
 
 
 async def _read_body_or_query(endpoint: Endpoint[Any], request: Request) -> BaseModel:
-    """Read the body or query of an endpoint. Raises `ValidationError`, `TooLarge`, `InvalidFrame`."""
+    """Read the body or the query of a request. Raises `ValidationError`, `TooLarge` or `InvalidFrame`."""
     shape: type[BaseModel] = endpoint.takes
     if endpoint.method != "POST":
-        # A proxy may check one of two values and this server use the other.
+        # Refuse repeated parameters. A proxy may check one value, while this server uses the other.
         names = [name for name, _ in request.query_params.multi_items()]
         if len(set(names)) != len(names):
             raise InvalidFrame("The query contains a parameter more than once.")
         return shape.model_validate(dict(request.query_params))
-    # Use strict validation for JSON, which has types. A query has only text, so its values were converted above.
+    # Validate JSON strictly, because its values have types. Query parameters are text, so they were converted above.
     return shape.model_validate(await read_json(request), strict=True)
 
 

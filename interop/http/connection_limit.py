@@ -1,8 +1,9 @@
-"""Limit of the gateway's connections without an accepted token. A new connection always gets a slot.
+"""Limits the gateway's connections whose token the hub has not accepted. A new connection always gets a slot.
 
-A connection counts until the hub has accepted the token of its request, and again after the response. These connections
-share slots like pending connections of the hub (`network.hub.handshakes.HandshakeLimiter`): the address with the most
-connections loses its oldest. `session_pool` limits the calls with an accepted token.
+A connection occupies a slot until the hub has accepted the token of its request, and again after the response. If all
+slots are occupied, the address with the most connections loses its oldest connection. The hub limits its pending
+connections in the same way (`network.hub.handshakes.HandshakeLimiter`). `session_pool` limits the calls whose token was
+accepted.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ with needs("gateway"):
 log = logging.getLogger(__name__)
 
 HEAD_TIMEOUT_S = 10.0
-"""Maximum time until a client has sent the complete header of a request, in seconds."""
+"""Maximum time in which a client must send the complete header of a request, in seconds."""
 MAX_UNAUTHENTICATED = 1000
-"""Maximum number of connections without an accepted token."""
+"""Maximum number of connections whose token the hub has not accepted."""
 LOG_EVERY_S = 60.0
 
 
 class RefusalLog:
-    """Counts refusals and logs them in at most one line per period."""
+    """Counts refused connections, and logs at most one line about them per period."""
 
     def __init__(self, period_s: float = LOG_EVERY_S) -> None:
         self._period_s = period_s
@@ -42,7 +43,7 @@ class RefusalLog:
         self._due: asyncio.TimerHandle | None = None
 
     def count(self, reason: str) -> None:
-        # Log the first refusal at once and summarize the rest. A flood of refusals must not become a flood of lines.
+        # Log the first refusal at once and summarize the later ones. A flood of refusals must not flood the log.
         self._counts[reason] += 1
         if self._due is None:
             self._write()
@@ -58,7 +59,7 @@ class RefusalLog:
 
     def close(self) -> None:
         if self._due is not None:
-            # Log the refusals since the last line. Otherwise the end of a flood would not be logged.
+            # Log the refusals since the last line. Otherwise the log would not show the end of a flood.
             self._due.cancel()
             self._write()
         if self._due is not None:
@@ -66,7 +67,7 @@ class RefusalLog:
 
 
 class ConnectionLimit:
-    """The connections of one gateway without an accepted token."""
+    """The connections of one gateway whose token was not accepted yet, and the log of refused connections."""
 
     def __init__(self, places: int | None = None) -> None:
         self.limiter = HandshakeLimiter(MAX_UNAUTHENTICATED if places is None else places)
@@ -74,14 +75,16 @@ class ConnectionLimit:
 
 
 class _QuietLogger(logging.LoggerAdapter[logging.Logger]):
-    """uvicorn's logger. Any client can cause its warnings, so they are counted as refusals instead of logged."""
+    """Logger for uvicorn. Any client can cause uvicorn's warnings, so they are counted as refusals instead of logged
+    one by one.
+    """
 
     def __init__(self, logger: logging.Logger, refusals: RefusalLog) -> None:
         super().__init__(logger)
         self._refusals = refusals
 
     @property
-    # uvicorn reads the level directly, and `LoggerAdapter` has no such attribute.
+    # Define ``level``, because uvicorn reads it and `LoggerAdapter` does not have it.
     def level(self) -> int:
         return self.logger.level
 
@@ -90,7 +93,7 @@ class _QuietLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 class LimitedConnection(H11Protocol):
-    """HTTP connection that is closed if the header of a request is late, or if a new connection needs its slot."""
+    """HTTP connection that is closed if a request's header is late, or if another connection needs its slot."""
 
     _due: asyncio.TimerHandle | None = None
     source = ""
@@ -100,42 +103,44 @@ class LimitedConnection(H11Protocol):
         self._limit = limit
         self.logger = _QuietLogger(self.logger, limit.refusals)  # type: ignore[assignment]
 
-    # uvicorn narrows the argument in the same way, and its class is not typed as a subclass of asyncio's protocol
+    # uvicorn narrows the type of the argument too. Its class is not typed as a subclass of asyncio's protocol.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._due = self.loop.call_later(HEAD_TIMEOUT_S, transport.abort)
         self.source = source_of(transport.get_extra_info("peername"))
-        # Count a connection from the start: a connection that never sends a request occupies a slot too.
+        # Count a connection from the start. A connection that never sends a request occupies a slot too.
         self._limit.limiter.add(self)
 
     def evict(self) -> None:
-        """Close the connection, because another connection needs its slot."""
+        """Close this connection, because a new connection needs its slot."""
         self._limit.refusals.count("ended for newcomers")
         self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        # Tasks copy the context in which they start. The task that answers this request finds its connection there.
+        # Set the callback in the context before the request starts. The task that answers the request copies this
+        # context.
         reset = token_accepted.set(_release_later(self))
         try:
             super().data_received(data)
         finally:
             token_accepted.reset(reset)
-        # IDLE with remaining bytes means that a part of a header has arrived and the rest is missing.
+        # IDLE with remaining bytes means that only a part of the header has arrived.
         is_partial = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
         if not is_partial:
             self._cancel_timeout()
-        # Never restart a running timer. Otherwise a client that sends one byte at a time would never be late.
+        # Never restart a running timer. Otherwise a client that sends one byte at a time would never time out.
         elif self._due is None:
             self._due = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
 
-    # A token counts only for its own request. Otherwise an idle connection could stay uncounted forever.
+    # Count the connection again after each response, because a token is valid only for its own request. Otherwise an
+    # idle connection would never count.
     def on_response_complete(self) -> None:
         if not self.transport.is_closing():
             self._limit.limiter.add(self)
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # Forget the connection at once. A lost connection in a counted slot would evict a live connection for nothing.
+        # Release the slot at once. Otherwise a lost connection could cause the eviction of a live one.
         self._limit.limiter.remove(self)
         self._cancel_timeout()
         super().connection_lost(exc)
@@ -152,8 +157,8 @@ class LimitedConnection(H11Protocol):
 
 
 def _release_later(connection: LimitedConnection) -> Callable[[], None]:
-    """Return a function that calls `release_place` through a weak reference. A session of the pool keeps the context
-    of the request that opened it, and must not keep that connection in memory.
+    """Return a function that calls `release_place` through a weak reference. A pooled session keeps the context of the
+    request that opened it. Without the weak reference, this context would keep the closed connection in memory.
     """
     reference = weakref.ref(connection)
 

@@ -1,6 +1,6 @@
-"""Files over HTTP: bodies as they are, in both directions, and ranges of a content.
+"""Uploads and downloads of files over HTTP. Bodies contain the raw content, and downloads support ranges.
 
-The gateway keeps nothing: it passes chunks on between the caller's session and the connection.
+The gateway stores no files. It passes chunks between the HTTP connection and the caller's session.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FileId = Annotated[str, Field(pattern=f"^{FILE_ID_PATTERN}$")]
 
 
 class NewFile(BaseModel):
-    """Query of an upload."""
+    """Query parameters of an upload."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -50,12 +50,13 @@ class FileQuery(BaseModel):
 
 
 def make_file_routes(pool: SessionPool) -> list[Route]:
-    """Return the routes for uploads and downloads."""
+    """Return the routes for uploading, downloading and deleting files."""
 
     async def upload(request: Request) -> Response:
         query = NewFile.model_validate(_read_query(request))
         credentials = read_authorization(request.headers.get("authorization"))
-        # The same key continues the same upload, so a retry stores nothing twice.
+        # Derive the upload id from the key. A retry with the same key then continues the same upload instead of storing
+        # a second one.
         key = request.headers.get("idempotency-key")
         upload_id = ordered_id().lower() if key is None else hashlib.sha256(key.encode()).hexdigest()[:40]
         return JSONResponse(await _receive(pool, credentials, request, upload_id, query), 201)
@@ -80,7 +81,7 @@ def make_file_routes(pool: SessionPool) -> list[Route]:
                 case _:
                     return await download(request)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads the response
+            return Response(status_code=400)  # the client has disconnected and reads no response
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, first["loc"]))
@@ -104,7 +105,7 @@ def make_file_routes(pool: SessionPool) -> list[Route]:
 
 def _read_query(request: Request) -> dict[str, str]:
     names = [name for name, _ in request.query_params.multi_items()]
-    # A proxy may check one of two values and this server use the other.
+    # Refuse repeated parameters. A proxy may check one value, while this server uses the other.
     if len(set(names)) != len(names):
         raise InvalidFrame("The query contains a parameter more than once.")
     return dict(request.query_params)
@@ -113,11 +114,11 @@ def _read_query(request: Request) -> dict[str, str]:
 async def _receive(
     pool: SessionPool, credentials: Credentials, request: Request, upload_id: str, query: NewFile
 ) -> dict[str, Any]:
-    """Pass a body on in chunks, and make a file of it."""
+    """Upload the body of a request in chunks, and create a file from them."""
     digest, end, buffer = hashlib.sha256(), 0, bytearray()
 
     async def pass_on(data: bytes) -> None:
-        # A session is used for each chunk only: a slow sender must not occupy a session of the pool.
+        # Use a session only for one chunk. Otherwise a slow sender would occupy a session of the pool.
         async with pool.session(credentials) as client:
             args = {"upload_id": upload_id, "offset": end, "data": b64encode(data).decode()}
             stored = int((await client.call("files.upload", args))["size"])
@@ -159,7 +160,7 @@ async def _send(pool: SessionPool, credentials: Credentials, request: Request, q
         "Cache-Control": "private, no-cache",
         "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file['name'])}",
         "Content-Type": file["media_type"],
-        # Participants choose names and types, so a browser must not run what they uploaded.
+        # Sandbox the content. Participants choose names and media types, and a browser must not run what they uploaded.
         "Content-Security-Policy": "sandbox; default-src 'none'",
         "ETag": tag,
         "X-Content-Type-Options": "nosniff",
@@ -182,7 +183,7 @@ async def _send(pool: SessionPool, credentials: Credentials, request: Request, q
                 part = await client.call("files.download", {**args, "offset": offset, "length": length})
             data = b64decode(part["data"])
             if not data:
-                # The promised length is not sent, so the client sees that the content is incomplete.
+                # End the response early. Fewer bytes than announced tell the client that the content is incomplete.
                 raise InvalidFrame("The content is shorter than its size.")
             offset += len(data)
             yield data
@@ -191,12 +192,13 @@ async def _send(pool: SessionPool, credentials: Credentials, request: Request, q
 
 
 def _read_range(header: str | None, size: int) -> tuple[int, int, int]:
-    """Return the first byte, the end, and the status of a Range header (RFC 9110, 14.2). Several ranges and invalid ones
-    are ignored, as the standard allows."""
+    """Return the start, the end and the HTTP status for a Range header (RFC 9110, section 14.2). An invalid header, or
+    one with several ranges, is ignored, as the RFC allows.
+    """
     found = _RANGE.fullmatch((header or "").replace(" ", ""))
     if found is None or not (found[1] or found[2]):
         return 0, size, 200
-    if not found[1]:  # the last bytes
+    if not found[1]:  # a suffix: only the last bytes
         start, end = max(0, size - int(found[2])), size
     else:
         start, end = int(found[1]), min(size, int(found[2]) + 1 if found[2] else size)
@@ -206,7 +208,7 @@ def _read_range(header: str | None, size: int) -> tuple[int, int, int]:
 
 
 def describe_paths() -> dict[str, Any]:
-    """Return the paths of these routes for the OpenAPI document."""
+    """Return the OpenAPI description of the file routes."""
     binary = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     json_object = {"application/json": {"schema": {"type": "object"}}}
     refusal = {

@@ -1,6 +1,7 @@
-"""ASGI middleware of the gateway: decides which requests reach the application of another protocol, and cancels them.
+"""ASGI middleware of the gateway. It decides which requests reach an application, and cancels requests of clients that
+disconnect.
 
-Each class wraps an application and keeps no state between requests.
+Each class wraps one application and keeps no state between requests.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ with needs("gateway"):
 
 
 _SINGLE_HEADERS = ("authorization", "host", "idempotency-key", "origin", "sec-fetch-site")
-"""Headers that a request may contain only once."""
+"""Headers that may appear only once in a request."""
 NO_OAUTH = (
     "Bearer token needed: Roundelay has no OAuth and registers no clients. Set the header `Authorization: Bearer "
     "ID:TOKEN` in the configuration of this MCP server; `roundelay token create ID` makes the token."
@@ -31,19 +32,20 @@ BEARER_CHALLENGE = (
     'Bearer realm="roundelay", error="invalid_token", error_description="Bearer token needed, no OAuth: set the header '
     'Authorization: Bearer ID:TOKEN for this server. roundelay token create ID makes the token."'
 )
-"""Challenge for MCP hosts (RFC 6750, 3). It has `error` even for a request without a token, like servers of the MCP
-SDK.
+"""Authentication challenge for MCP hosts (RFC 6750, section 3). Like the MCP SDK's servers, it includes `error` even
+for a request without a token.
 
-It does not name `resource_metadata` (RFC 9728): MCP requires an authorization server in that document, and there is
-none.
+It does not include `resource_metadata` (RFC 9728). MCP requires that this document names an authorization server, and
+there is none.
 """
 
 
 class UnambiguousRequestsOnly:
-    """Refuses requests that a proxy and this server may interpret differently, and requests by pages of other sites.
+    """Refuses requests that a proxy and this server may interpret differently, and requests from web pages of other
+    sites.
 
-    If a browser has stored a name and password (`Basic`) for the gateway, it sends them with every request. A hostile
-    page could make it submit a form as that participant.
+    A browser that has stored a name and password (`Basic`) for the gateway sends them with every request. A hostile
+    page could therefore make the browser submit a form in the name of that participant.
     """
 
     def __init__(self, app: ASGIApp, names: PublicNames) -> None:
@@ -52,11 +54,11 @@ class UnambiguousRequestsOnly:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
-        # A proxy may use the first header and this server the last. The proxy's checks would then apply to a different
-        # request.
+        # A proxy may use the first of two equal headers, while this server uses the last. The proxy would then have
+        # checked another value.
         if (name := _find_ambiguity(headers)) is not None:
             response = make_error_response(InvalidFrame(f"The request states its {name} more than once."))
-            response.headers["connection"] = "close"  # the end of this request may be ambiguous too
+            response.headers["connection"] = "close"  # where this request ends may be ambiguous too
             await response(scope, receive, send)
             return
         if _is_cross_site(headers, self._names):
@@ -67,24 +69,23 @@ class UnambiguousRequestsOnly:
 
 
 def _find_ambiguity(headers: Headers) -> str | None:
-    """Return the property that a request states more than once although only one is allowed, or None."""
+    """Return the name of a property that the request states more than once although it must be unique, or None."""
     if "transfer-encoding" in headers and "content-length" in headers:
-        return "length"  # RFC 9112, 6.1
+        return "length"  # both headers state a length (RFC 9112, 6.1)
     return next((name for name in _SINGLE_HEADERS if len(headers.getlist(name)) > 1), None)
 
 
 def _is_cross_site(headers: Headers, names: PublicNames) -> bool:
-    """Return whether a browser sends this request for a page of another site."""
+    """Return whether a browser sent this request for a page of another site."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
     if origin is not None and origin.partition("://")[2] != headers.get("host") and not names.is_own_page(origin):
         return True
-    # "none" means that a person typed the address. It is also the default here for programs, which do not send this
-    # header.
+    # "none" means that a person typed the address. Use it as the default, because programs do not send this header.
     return site not in ("none", "same-origin")
 
 
 class TokenRequired:
-    """Passes requests to an application after the hub has accepted their token."""
+    """Passes a request to an application only after the hub has accepted the token of the request."""
 
     def __init__(
         self,
@@ -98,7 +99,7 @@ class TokenRequired:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            # Borrow the session only to check the token: the application borrows it again for the call itself.
+            # Use the session only to check the token. The application takes the session again for the call itself.
             async with self._pool.session(read_authorization(Headers(scope=scope).get("authorization"))):
                 pass
         except RoundelayError as error:
@@ -108,7 +109,7 @@ class TokenRequired:
 
 
 class KnownHostsOnly:
-    """Passes on only requests that name this gateway in their ``Host`` header."""
+    """Passes a request to an application only if its ``Host`` header names this gateway."""
 
     def __init__(self, app: ASGIApp, names: PublicNames) -> None:
         self._app = app
@@ -122,11 +123,11 @@ class KnownHostsOnly:
 
 
 def make_mcp_error_response(error: RoundelayError) -> JSONResponse:
-    """Return an error response for an MCP host. A 401 makes hosts start OAuth, so its text explains that a token is
-    needed.
+    """Return an error response for an MCP host. A response with status 401 makes hosts start OAuth, so its text
+    explains that a bearer token is needed.
     """
     response = make_error_response(error)
-    # Other refusals keep their text, because a hint about tokens would mislead the reader.
+    # Add the hint about tokens only to a 401, because it would mislead readers of other errors.
     if response.status_code != 401:
         return response
     problem = {"code": error.code, "message": f"{error} {NO_OAUTH}"}
@@ -134,19 +135,20 @@ def make_mcp_error_response(error: RoundelayError) -> JSONResponse:
 
 
 class CancelOnDisconnect:
-    """Reads the body of a request within limits, and cancels the application when its client disconnects."""
+    """Reads the body of a request within limits, and cancels the application when the client disconnects."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            # Read the body first, because ``receive`` reports a disconnect only after the body.
+            # Read the body first. ``receive`` reports a disconnect only after the body.
             body = await read_body(Request(scope, receive))
         except ClientDisconnect:
             return
         except RoundelayError as error:
             await make_error_response(error)(scope, receive, send)
             return
-        # Otherwise the call of a disconnected client would continue, although nobody reads its result.
+        # Watch the connection. Without this, the call of a disconnected client would continue although nobody reads its
+        # result.
         await serve_while_connected(self._app, scope, receive, send, body)

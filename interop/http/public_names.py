@@ -1,7 +1,8 @@
-"""Names of a gateway: the host names that it accepts, and the URL in its documents.
+"""Host names that a gateway accepts, and the URL that it shows in its documents.
 
-A gateway behind a proxy cannot know its own address. `public_url` is that address, including the path prefix. Without
-it, documents show the address of the request, with the prefix that the proxy sends as ``X-Forwarded-Prefix``.
+A gateway behind a proxy cannot know its own address. The operator sets it as `public_url`, including a path prefix.
+Without `public_url`, documents show the address of the request, with the prefix from the proxy's ``X-Forwarded-Prefix``
+header.
 """
 
 from __future__ import annotations
@@ -25,20 +26,22 @@ DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class PublicNames:
-    """Names of a gateway that listens on ``host``: its ``public_url`` and ``web_hosts`` (`hub.example.org`)."""
+    """Names of a gateway that listens on ``host``. Its ``public_url`` and ``web_hosts`` (for example `hub.example.org`)
+    are its other names.
+    """
 
     def __init__(self, host: str = "127.0.0.1", public_url: str | None = None, web_hosts: Iterable[str] = ()) -> None:
         self._url = public_url.rstrip("/") if public_url is not None else None
         parts = urlsplit(self._url) if self._url is not None else None
         self._origin = f"{parts.scheme}://{parts.netloc}".lower() if parts is not None else None
-        # Clients omit the scheme's default port from the Host header.
+        # Remove the scheme's default port, because clients omit it from the Host header.
         own = [parts.netloc.removesuffix(DEFAULT_PORTS[parts.scheme])] if parts is not None else []
         hosts = map(read_web_host, (*web_hosts, *own))
         self._named = {host for host in hosts if host is not None}
         self._is_local = is_loopback(host)
 
     def find_wrong_host(self, headers: Headers) -> str | None:
-        """Return the reason to refuse a request because of its ``Host`` header, or None.
+        """Return why a request must be refused because of its ``Host`` header, or None.
 
         In a DNS rebinding attack, a hostile page makes a browser send requests to a gateway on the same machine, under
         a host name of the attacker. A gateway that listens only on loopback therefore accepts only names that it knows.
@@ -58,15 +61,15 @@ class PublicNames:
         )
 
     def is_own_page(self, origin: str) -> bool:
-        """Return whether an origin is the origin of the public URL."""
+        """Return whether an origin equals the origin of the public URL."""
         return origin.lower() == self._origin
 
     def show_base(self, request: Request) -> str:
-        """Return the URL with which the client reaches the gateway, without a trailing slash."""
+        """Return the URL at which the client reaches the gateway, without a trailing slash."""
         if self._url is not None:
             return self._url
         prefix = request.headers.get("x-forwarded-prefix", "")
-        # Anybody can send this header, so only a plain path may enter the document.
+        # Accept only a plain path. Any client can send this header, and its value appears in documents.
         prefix = prefix.rstrip("/") if _PREFIX.fullmatch(prefix) else ""
         return f"{request.url.scheme}://{request.url.netloc}{prefix}"
 

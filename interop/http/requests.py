@@ -1,6 +1,7 @@
-"""HTTP requests and error responses: limited bodies, strict JSON, and cancellation when a caller disconnects.
+"""Reads HTTP requests with size limits and strict JSON, creates error responses, and cancels the work of clients that
+disconnect.
 
-Every protocol of the gateway reads its requests with this module, which knows no endpoints and no sessions.
+All protocols of the gateway use this module. It does not depend on any endpoint or session.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ T = TypeVar("T")
 MAX_BODY_BYTES = 1 << 20
 BODY_TIMEOUT_S = 30.0
 MAX_DIGITS = 1000
-"""Maximum number of digits of an integer in JSON. Python's conversion of longer ones takes quadratic time."""
+"""Maximum number of digits of an integer in JSON. The limit exists because Python converts long integers in quadratic
+time.
+"""
 _STATUSES: tuple[tuple[type[RoundelayError], int], ...] = (
     (NotAuthenticated, 401),
     (Forbidden, 403),
@@ -61,7 +64,7 @@ _STATUSES: tuple[tuple[type[RoundelayError], int], ...] = (
 
 
 class Problem(BaseModel):
-    """The problem, and how to fix it."""
+    """Description of a problem, including how to fix it."""
 
     code: str
     message: str
@@ -80,7 +83,7 @@ def find_status(error: RoundelayError) -> int:
 
 
 def make_error_response(error: RoundelayError) -> JSONResponse:
-    """Return the response to a refused request, with the status and headers that HTTP clients understand."""
+    """Return the response to a refused request, with the matching HTTP status and headers."""
     status = find_status(error)
     retry_after_ms: int | None = getattr(error, "retry_after_ms", None)
     if retry_after_ms is None and status == 503:
@@ -93,20 +96,22 @@ def make_error_response(error: RoundelayError) -> JSONResponse:
 
 
 def format_retry_after(delay_ms: int) -> str:
-    """Return a delay in the form of the Retry-After header: whole seconds, at least one."""
+    """Return a delay as the value of a Retry-After header, in whole seconds, at least one."""
     return str(max(1, math.ceil(delay_ms / 1000)))
 
 
 async def read_json(request: Request) -> Any:
-    """Read a body with any JSON that can be stored. Raises `TooLarge`, `InvalidFrame` and `ClientDisconnect`."""
+    """Read a body that contains any JSON that the ledger can store. Raises `TooLarge`, `InvalidFrame` and
+    `ClientDisconnect`.
+    """
     return parse_json(await read_body(request))
 
 
 async def read_body(request: Request) -> bytes:
-    """Read a body. Raises `TooLarge`, `InvalidFrame` after a timeout, and `ClientDisconnect`."""
+    """Read the body of a request. Raises `TooLarge`, `ClientDisconnect`, and `InvalidFrame` after a timeout."""
     body = bytearray()
     try:
-        # Limit the time. A client that sends half of a body would otherwise occupy a connection that others need.
+        # Limit the time. Otherwise a client that sends only half of a body would occupy a connection that others need.
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
                 body += part
@@ -118,13 +123,13 @@ async def read_body(request: Request) -> bytes:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Wait until the client has disconnected. The body must have been read before."""
+    """Wait until the client has disconnected. Read the body before calling this function."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
-    """Await ``work``, and cancel it when the client disconnects. The body must have been read before. Raises
+    """Await ``work``, and cancel it when the client disconnects. Read the body before calling this function. Raises
     `ClientDisconnect`.
     """
     working, gone = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(receive))
@@ -136,18 +141,21 @@ async def run_while_connected(receive: Receive, work: Awaitable[T]) -> T:
     finally:
         working.cancel()
         gone.cancel()
-        # Wait for both tasks. Work that still runs would use a session that its caller is about to release.
+        # Wait until both tasks have ended. Otherwise the work could still use a session that the caller is about to
+        # release.
         await asyncio.wait({working, gone})
 
 
 async def serve_while_connected(app: ASGIApp, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
-    """Let an application answer a request whose body was read. Cancel the application when the client disconnects."""
+    """Let an application answer a request whose body was already read. Cancel the application when the client
+    disconnects.
+    """
     event: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
     async def replay_body() -> Message:
         nonlocal event
         if event is None:
-            await asyncio.Event().wait()  # a disconnect cancels the application
+            await asyncio.Event().wait()  # block until a disconnect cancels the application
         replayed, event = event, None
         assert replayed is not None
         return replayed
@@ -157,10 +165,12 @@ async def serve_while_connected(app: ASGIApp, scope: Scope, receive: Receive, se
 
 
 def parse_json(body: bytes) -> Any:
-    """Parse a body. Raises `InvalidFrame` for invalid JSON, and for JSON that cannot be stored."""
+    """Parse the body of a request. Raises `InvalidFrame` for invalid JSON, and for JSON that the ledger
+    cannot store.
+    """
     try:
         value = json.loads(body, parse_constant=_refuse_constant, parse_float=_read_float, parse_int=_read_int)
-        msgspec.json.encode(value)  # raises for lone surrogates, which Python's parser accepts
+        msgspec.json.encode(value)  # refuse lone surrogates, which Python's parser accepts
     except RecursionError as error:
         raise InvalidFrame("The body is nested too deeply. Send JSON with fewer levels.") from error
     except UnicodeError as error:

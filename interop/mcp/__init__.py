@@ -1,1 +1,1 @@
-"""The MCP server of a participant, over HTTP and stdio."""
+"""MCP servers over HTTP and stdio, through which an MCP host takes part in a network as one participant."""

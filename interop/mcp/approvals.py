@@ -1,8 +1,8 @@
-"""Approvals over MCP: a person decides on an agent's call in the person's own MCP host.
+"""Approvals over MCP: a person decides in an MCP host about a tool call of an agent.
 
-Over MCP, a model sends messages in the person's name, so its text never decides. The host asks the person with the
-protocol's elicitation, and the person's answer is sent. This module stores nothing, because the hub knows which calls
-wait.
+Over MCP, a model sends messages in the name of a person. Text of the model therefore never counts as a decision.
+Instead, the host asks the person through MCP's elicitation, and the tool sends the person's answer. This module stores
+nothing, because the hub knows which calls wait for a decision.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ with needs("bridge"):
 
 
 MAX_ASKED_CHARS = 8_000
-"""Maximum length of a question to a person. A longer question cannot be shown in full here, so the person must
-decide on the page, in the chat or with the CLI.
+"""Maximum length of a question that a host shows to a person, in characters. For a longer question, the person must
+decide on the page, in the chat or with the CLI, where the question is shown in full.
 """
 _WORDS = ("/approve", "/deny", "/edit")
 _ASKS_IN_ANSWERS = "2026-07-28"
-"""First revision in which a server asks in its response and the host calls again. In earlier revisions it asks over
-a session.
+"""First MCP version in which the server asks in its response, and the host calls the tool again. In earlier versions,
+the server asks over a session.
 """
 
 
 class PersonsDecision(BaseModel):
-    """Form that a host shows to the person."""
+    """Form that an MCP host shows to the person who decides."""
 
     decision: Literal["approve", "approve thread", "approve always", "deny"] = Field(
         title="Decision",
@@ -46,24 +46,25 @@ class PersonsDecision(BaseModel):
     reason: str = Field("", title="Reason, where you deny it", max_length=1000)
 
     def write(self) -> str:
-        """Return the reply that states the decision."""
+        """Return the text of the reply that states the decision."""
         return f"/deny {self.reason}".strip() if self.decision == "deny" else f"/{self.decision}"
 
 
 async def find_question(
     context: Context[Any, Any], client: NetworkClient, request: AnyMessage, text: str
 ) -> str | None:
-    """Return the question to the person that must be answered before ``text`` may be sent as a reply. Return None if no
-    decision is needed.
+    """Return the question that a person must answer before ``text`` may be sent as a reply. Return None if the reply
+    needs no decision.
 
     Raises `ToolError` if this participant cannot decide, and `MCPError` if the host cannot ask.
     """
     if client.kind != "human":
-        return None  # only replies of people decide
+        return None  # only replies from people count as decisions
     page = await client.call("network.approvals", {"after": request.seq - 1, "limit": 1})
     waiting = next((approval for approval in page["approvals"] if approval["seq"] == request.seq), None)
     approval = (request.metadata or {}).get("approval")
-    # The hub would treat a word such as /approve as a decision, so ask the person even for a reply to another message.
+    # Ask the person also about a reply to another message that starts like /approve, because the hub would treat the
+    # reply as a decision.
     if waiting is None and not isinstance(approval, dict) and not text.strip().lower().startswith(_WORDS):
         return None
     if waiting is None:
@@ -78,8 +79,8 @@ async def find_question(
 
 
 def decision_id(client: NetworkClient, request: int) -> str:
-    """Return the id of a participant's decision on a request. A host that repeats the decision sends the same
-    message.
+    """Return the id of the message with a participant's decision about a request. A host that repeats the decision then
+    sends the same message.
     """
     return "decision-" + hashlib.sha256(f"{client.agent_id} {request}".encode()).hexdigest()[:40]
 
@@ -102,7 +103,7 @@ def _describe(client: NetworkClient, request: AnyMessage, approval: Mapping[str,
 
 def _require_host_that_asks(context: Context[Any, Any], seq: int) -> None:
     declared = context.client_capabilities.elicitation if context.client_capabilities is not None else None
-    # A host that declares neither form nor url follows an earlier revision, which supported only forms.
+    # A host that declares neither form nor url uses an earlier version, which supports only forms.
     can_show = declared is not None and (declared.form is not None or declared.url is None)
     is_modern = (context.protocol_version or "") >= _ASKS_IN_ANSWERS
     if can_show and (is_modern or context.session.can_send_request):

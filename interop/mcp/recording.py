@@ -1,6 +1,6 @@
-"""Records the SDK's answers to requests that need no session, for `stdio`.
+"""Records the answers of the MCP SDK to requests that need no session. `stdio` replays these answers.
 
-python -m roundelay.interop.mcp.recording > interop/mcp/recorded_answers.json
+Usage: python -m roundelay.interop.mcp.recording > interop/mcp/recorded_answers.json
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CLIENT = {"name": "roundelay", "version": "1"}
 
 
 def make_handshake(protocol_version: str) -> list[dict[str, Any]]:
-    """Return the messages of a host with a handshake, which requests everything that is recorded."""
+    """Return the messages of a host that starts with a handshake, and then requests everything that is recorded."""
     params = {"protocolVersion": protocol_version, "capabilities": {}, "clientInfo": _CLIENT}
     return [
         {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params},
@@ -36,7 +36,7 @@ def make_handshake(protocol_version: str) -> list[dict[str, Any]]:
 
 
 def make_modern() -> list[dict[str, Any]]:
-    """Return the messages of a host without a handshake."""
+    """Return the messages of a host whose protocol version has no handshake."""
     prefix = "io.modelcontextprotocol/"
     meta = {
         f"{prefix}protocolVersion": "2026-07-28",
@@ -50,7 +50,7 @@ def make_modern() -> list[dict[str, Any]]:
 
 
 async def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the SDK's answers to the messages, in order."""
+    """Return the answers of the SDK to the messages, in the same order."""
     answers: list[dict[str, Any]] = []
     is_answered = anyio.Event()
 
@@ -83,7 +83,7 @@ async def ask_sdk(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 async def record() -> dict[str, Any]:
-    """Return the recording, with `%VERSION%` in place of this package's version."""
+    """Return the recording. The placeholder `%VERSION%` replaces the version of this package."""
     versions = list(HANDSHAKE_PROTOCOL_VERSIONS)
     with_handshake = await ask_sdk(make_handshake(versions[-1]))
     modern = await ask_sdk(make_modern())

@@ -1,11 +1,12 @@
-"""The MCP server: a coding agent, or any other MCP host, takes part in a network as one participant.
+"""The MCP server, through which a coding agent or any other MCP host takes part in a network as one participant.
 
-The official SDK implements the protocol. Each tool calls the participant's session and returns text for a model, in
-which the messages of others are marked. Nothing is kept between two calls. The token identifies the caller, and the
-caller's position is in the ledger (`ack`) or in an argument (`after`).
+The official SDK implements the protocol. Each tool uses the participant's session and returns text for a model.
+Messages of other participants are marked in this text. The server keeps no state between two calls. The token
+identifies the caller. The caller's position is stored in the ledger (`ack`) or passed as an argument (`after`).
 """
 
-# No `from __future__ import annotations`: the SDK evaluates annotations to find arguments that a person gives (`Resolve`).
+# Do not add `from __future__ import annotations`. The SDK evaluates annotations to find arguments that a person
+# supplies (`Resolve`).
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable
@@ -43,10 +44,10 @@ with needs("bridge"):
 
 
 MAX_WAIT_S = 25
-"""Maximum wait of the tools `wait` and `ask`, in seconds. Hosts limit a tool call to about half a minute."""
+"""Maximum time that the tools `wait` and `ask` wait, in seconds. Hosts limit a tool call to about half a minute."""
 MAX_SHOWN = 50
 DECIDE_WITHIN_S = 86_400
-"""Time that a person may take for a decision before the host must ask again, in seconds."""
+"""Maximum time in which a person must decide, in seconds. After that, the host must ask again."""
 INSTRUCTIONS = (
     "You are one participant of a Roundelay network, beside other agents and people. `check` shows what was sent to "
     "you and is not handled yet, `wait` waits for more; answer with `reply`, begin with `send`, or `ask` and wait for "
@@ -60,7 +61,7 @@ _ACKNOWLEDGES = ToolAnnotations(
 )
 
 FindSession = Callable[[Context[Any, Any]], AbstractAsyncContextManager[NetworkClient]]
-"""Provides the caller's session for one call."""
+"""Function that provides the caller's session for one tool call."""
 
 To = Annotated[str, Field(description="Who gets it: agent:ID (an agent or a person), channel:NAME or broadcast")]
 Text = Annotated[str, Field(min_length=1)]
@@ -78,17 +79,17 @@ MessageId = Annotated[
 
 
 class PlainServer(MCPServer[Any]):
-    """Server whose tool errors are one sentence for the model."""
+    """MCP server that reports a tool error to the model as one sentence."""
 
     async def call_tool(
         self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None
     ) -> CallToolResult | InputRequiredResult:
-        """Call a tool. Raises `ToolError` with a text that tells the model what to do."""
+        """Call a tool. Raises `ToolError` with a text that explains to the model what to do."""
         try:
             return await super().call_tool(name, arguments, context)
         except ToolError as error:
             match error.__cause__:
-                # The SDK wraps errors in "Error executing tool", which gives a model no information.
+                # Unwrap the error. The SDK's prefix "Error executing tool" does not help a model.
                 case ToolError() as cause:
                     raise cause from error
                 case ValidationError() as invalid:
@@ -101,14 +102,15 @@ class PlainServer(MCPServer[Any]):
 
 
 def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
-    """Return the server with its tools, in a fixed order, and its resources."""
+    """Return the MCP server with its tools, in a fixed order, and its resources."""
     server = PlainServer(
         "roundelay",
         title="Roundelay",
         instructions=INSTRUCTIONS,
         version=version("roundelay"),
         log_level="WARNING",
-        # The state that a host sends back is bound to the caller and the arguments. After a restart the person is asked again.
+        # Bind the state that a host sends back to the caller and the arguments. The key changes at a restart, so that
+        # the person is asked again.
         request_state_security=RequestStateSecurity(
             keys=[secrets.token_bytes(32)], ttl=DECIDE_WITHIN_S, bind_principal=_show_caller
         ),
@@ -181,7 +183,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
                 raise ToolError(f"The person was asked and has decided nothing ({decided.action}); nothing was sent.")
             if decided.data is not None:
                 said = decided.data.write()
-                # Never send the model's text: it could state a decision that the person did not make.
+                # Never send the model's text, which could state a decision that the person did not make.
                 stored = await client.reply(message, said, message_id=decision_id(client, seq))
                 return f"The person has decided: {plain(said)}. It is stored as #{stored.seq}; your text was not sent."
             stored = await client.reply(message, text, message_id=message_id)
@@ -340,8 +342,8 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
 
 
 def _show_caller(context: ServerRequestContext[Any, Any]) -> str | None:
-    """Return the caller, which the SDK seals into the state that a host sends back. Return None over stdio, where
-    there is one caller.
+    """Return the caller's Authorization header. The SDK binds it to the state that a host sends back. Return None over
+    stdio, where there is only one caller.
     """
     headers = getattr(context.request, "headers", None)
     return None if headers is None else str(headers.get("authorization"))
@@ -356,15 +358,17 @@ async def _find_message(client: NetworkClient, seq: int) -> AnyMessage:
 
 
 async def _wait_for_answer(client: NetworkClient, question: int, agent_id: str, wait_s: float) -> str:
-    """Wait for the answer to a question. Other messages stay for the tool `check`."""
+    """Wait for the answer to a question, and return it as text. Other messages stay undelivered for the tool
+    `check`.
+    """
 
     def is_answer(message: AnyMessage) -> bool:
         return message.sender_id == agent_id and message.reply_to == question
 
-    # `follow` only peeks, so that messages of others stay undelivered until `check` shows them.
+    # Use `follow`, which only peeks. Messages of other participants stay undelivered until `check` shows them.
     async for message in client.follow(after=question, timeout_s=wait_s):
         if is_answer(message):
-            # An agent may answer in several messages. Show all that have arrived by now.
+            # Show all answers that have arrived by now, because an agent may answer in several messages.
             others = [other async for other in client.follow(after=message.seq, timeout_s=0) if is_answer(other)]
             answers = [format_message(other) for other in (message, *others)]
             return "\n".join([OTHERS_WORDS, *answers, "Say ack when you have handled it."])
@@ -375,8 +379,10 @@ async def _wait_for_answer(client: NetworkClient, question: int, agent_id: str, 
 
 
 async def _describe_wait(client: NetworkClient, agent_id: str) -> str:
-    """Return a sentence that says when a participant will read a message, if it does not read now."""
-    # ``after`` is exclusive. Without its last character, the id sorts before the participant.
+    """Return a sentence that explains when a participant will read a message. Return an empty string if the participant
+    is ready to read now.
+    """
+    # Remove the last character of the id. The result sorts before the participant, and ``after`` is exclusive.
     agents = (await client.call("network.list_agents", {"after": agent_id[:-1], "limit": 100}))["agents"]
     reader = next((agent for agent in agents if agent["agent_id"] == agent_id), None)
     if reader is None:

@@ -1,12 +1,12 @@
-"""MCP over stdin and stdout, for the host that starts this process. The first answers do not need the SDK.
+"""Serves MCP over stdin and stdout for the host that starts this process. The first answers do not need the SDK.
 
-Importing the SDK takes longer than hosts wait before their first request to a model. The handshake, `ping` and the
-lists of tools and resources are the same for every participant. A thread therefore answers them from a recording of the
-SDK's own answers (`recorded_answers.json`, created by `recording`). At the first line of any other kind the SDK is
-imported. The handshake is replayed to the SDK, which serves all further lines.
+Importing the SDK takes longer than hosts wait before their first request to a model. The answers to the handshake, to
+`ping` and to the lists of tools and resources are the same for every participant. A thread therefore answers these
+requests from a recording of the SDK's own answers (`recorded_answers.json`, created by `recording`). The first line of
+any other kind causes the import of the SDK. The handshake is then replayed to the SDK, which serves all further lines.
 
-Before that line, this module imports nothing of the SDK and nothing of the client, because a host waits for this
-import.
+A host waits until this module is imported. The module therefore imports the SDK and the client only when they are
+needed.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 ANSWERS = Path(__file__).with_name("recorded_answers.json")
 _PREFIX = "io.modelcontextprotocol/"
 _MODERN = "2026-07-28"
-"""First protocol version without a handshake."""
+"""First MCP version without a handshake."""
 MAX_WAITING = 64
-"""Maximum number of lines that are read before the SDK takes them. Further lines wait in the pipe."""
+"""Maximum number of lines that are read before the SDK processes them. Further lines wait in the host's pipe."""
 
 
 class QuickAnswers:
-    """Answers from the recording.
+    """Answers an MCP host from the recording.
 
     A request in an unexpected form is left to the SDK, which reports its own errors.
     """
@@ -43,17 +43,17 @@ class QuickAnswers:
         self._read_version = read_version
         self._recorded: dict[str, Any] | None = None
         self.opening: tuple[object, dict[str, Any]] | None = None
-        """Id and message with which a host chose its protocol version."""
+        """Id and message of the request with which the host chose its protocol version."""
         self.initialized: dict[str, Any] | None = None
-        """Notification that ends the handshake."""
+        """The host's notification that ended the handshake."""
 
     @property
     def is_modern(self) -> bool:
         return self.opening is not None and self.opening[1]["method"] != "initialize"
 
     def answer(self, line: str | bytes) -> str | None:
-        """Return the line that answers ``line``. Return an empty string if no answer is needed, or None if the SDK
-        must answer.
+        """Return the line that answers ``line``. Return an empty string if the line needs no answer, and None if the
+        SDK must answer.
         """
         try:
             message = json.loads(line)
@@ -80,7 +80,7 @@ class QuickAnswers:
             return self._initialize(message, params) if self.opening is None and _is_handshake(params) else None
         recorded = self._recording
         if _is_modern_request(params):
-            # Leave a host that mixes the two kinds of protocol to the SDK.
+            # Leave a host that mixes both kinds of protocol version to the SDK.
             if self.opening is not None and not self.is_modern:
                 return None
             result: dict[str, Any] | None = recorded["modern"].get(method)
@@ -99,7 +99,8 @@ class QuickAnswers:
         recorded = self._recording
         wanted, versions = params["protocolVersion"], recorded["versions"]
         version = wanted if wanted in versions else versions[-1]
-        # Pass the version that the host has agreed to. A later SDK might choose another version.
+        # Replace the version in the replayed message by the version that was agreed. A later SDK could choose another
+        # version.
         self.opening = message["id"], {**message, "params": {**params, "protocolVersion": version}}
         return {**recorded["handshake"]["initialize"], "protocolVersion": version}
 
@@ -135,25 +136,25 @@ def _is_modern_request(params: dict[str, Any]) -> bool:
 
 
 def is_sdk_installed() -> bool:
-    """Return whether the SDK is installed, without importing it."""
+    """Return whether the SDK is installed, without importing the SDK."""
     return find_spec("mcp") is not None
 
 
 class HostPipe:
-    """Stdin and stdout of this process. Create one per process, because it reads stdin until its end.
+    """Stdin and stdout of this process. Create only one instance per process, because it reads stdin until its end.
 
-    Create it first: its thread answers a host while everything else is imported. Call `serve` once after that.
+    Create the instance before the slow imports. Its thread answers the host in the meantime. Then call `serve` once.
     """
 
     def __init__(self) -> None:
-        # Duplicate the descriptors. After they are diverted, print statements and child processes must not reach the
-        # host.
+        # Duplicate the descriptors, because stdin and stdout are redirected later. Print statements and child processes
+        # must not reach the host.
         self._input, self._output = os.fdopen(os.dup(0), "rb"), os.dup(1)
         self._answers = QuickAnswers(_read_version)
         self._attached = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lines: asyncio.Queue[bytes | None] | None = None
-        # Use a daemon thread, because only the host can end its read.
+        # Use a daemon thread, because only the host can end its blocking read.
         threading.Thread(target=self._read, name="mcp-stdin", daemon=True).start()
 
     async def serve(self, make_server: Callable[[], MCPServer[Any]]) -> None:
@@ -161,17 +162,18 @@ class HostPipe:
         import asyncio
 
         self._loop, self._lines = asyncio.get_running_loop(), asyncio.Queue(MAX_WAITING)
-        # The thread waits for this event before it passes on a line. Before that, there is no loop to receive it.
+        # Wake the reading thread, which passes lines on only after the event loop is known.
         self._attached.set()
         line = await self._lines.get()
         if line is None:
             return
         from mcp.server.stdio import stdio_server
 
-        # Divert before the SDK's server starts. A stray print would otherwise break a line of the protocol.
+        # Redirect the streams before the SDK's server starts. Otherwise a stray print would corrupt a line of the
+        # protocol.
         self._divert()
         replies = _Replies(self._output, self._answers.opening)
-        # The SDK's annotations require files of anyio. It uses only the methods that these two objects have.
+        # The SDK's annotations require files of anyio, but the SDK uses only the methods that these two objects have.
         reading: Any = self._replay(line, replies)
         writing: Any = replies
         async with stdio_server(reading, writing) as (read_stream, write_stream):
@@ -179,7 +181,9 @@ class HostPipe:
             await inner.run(read_stream, write_stream, inner.create_initialization_options())
 
     def _read(self) -> None:
-        """Read lines until stdin ends (in a thread). Answer the first lines, and pass on the rest."""
+        """Read lines until stdin ends. This method runs in a thread. It answers the first lines itself, and passes all
+        later lines to the SDK.
+        """
         is_handed_over = False
         with suppress(OSError):  # the host has exited
             for line in self._input:
@@ -188,7 +192,7 @@ class HostPipe:
                     if answer is not None:
                         _write(self._output, f"{answer}\n".encode() if answer else b"")
                         continue
-                    # From here on, pass every line to the SDK. Otherwise recorded answers and the SDK's answers could
+                    # Pass every later line to the SDK. Otherwise the recorded answers and the SDK's answers could
                     # overtake each other.
                     is_handed_over = True
                 self._put(line)
@@ -200,15 +204,18 @@ class HostPipe:
         self._attached.wait()
         assert self._loop is not None
         assert self._lines is not None
-        with suppress(RuntimeError):  # the loop has ended, and this process ends with it
-            # Wait for the result. A full queue then stops this thread, so the host's pipe fills instead of the memory.
+        with suppress(RuntimeError):  # the event loop has ended, and the process ends too
+            # Wait for the result. A full queue then stops this thread, so that the host's pipe fills up instead of this
+            # process's memory.
             asyncio.run_coroutine_threadsafe(self._lines.put(line), self._loop).result()
 
     async def _replay(self, first: bytes, replies: _Replies) -> AsyncIterator[str]:
-        """Yield lines for the SDK: first the handshake that was already answered, then the host's lines."""
+        """Yield lines for the SDK. The handshake that was already answered comes first, followed by the
+        host's lines.
+        """
         if self._answers.opening is not None:
             yield json.dumps(self._answers.opening[1])
-            # The SDK must have processed the opening before it gets the next line.
+            # Wait until the SDK has processed the opening message. It must not get the next line before that.
             await replies.is_open.wait()
             if self._answers.initialized is not None:
                 yield json.dumps(self._answers.initialized)
@@ -220,7 +227,9 @@ class HostPipe:
 
     @staticmethod
     def _divert() -> None:
-        """Redirect stdin to the null device and stdout to stderr, as the SDK does for the streams that it opens."""
+        """Redirect stdin to the null device and stdout to stderr. The SDK does the same for the streams that it opens
+        itself.
+        """
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
@@ -228,7 +237,7 @@ class HostPipe:
 
 
 class _Replies:
-    """Lines from the SDK to the host, without its answer to the replayed opening."""
+    """Writes the SDK's lines to the host, except the answer to the replayed opening message."""
 
     def __init__(self, descriptor: int, opening: tuple[object, dict[str, Any]] | None) -> None:
         import asyncio
@@ -236,7 +245,7 @@ class _Replies:
         self._descriptor = descriptor
         self._opening = opening
         self.is_open = asyncio.Event()
-        """Set when the SDK has processed the opening."""
+        """Event that is set when the SDK has processed the opening message."""
 
     async def write(self, text: str) -> None:
         import asyncio
@@ -246,7 +255,7 @@ class _Replies:
             if message.get("id") == self._opening[0] and "method" not in message:
                 self.is_open.set()
                 return
-        # Write in a thread. A host that does not read would otherwise block the event loop.
+        # Write in a thread. Otherwise a host that does not read would block the event loop.
         await asyncio.to_thread(_write, self._descriptor, text.encode())
 
     async def flush(self) -> None:
@@ -255,7 +264,7 @@ class _Replies:
 
 def _write(descriptor: int, data: bytes) -> None:
     while data:
-        # A pipe may accept only a part of the data.
+        # Repeat the write, because a pipe may accept only a part of the data.
         data = data[os.write(descriptor, data) :]
 
 

@@ -1,1 +1,1 @@
-"""OpenAI's API, with agents as models."""
+"""OpenAI's API. Each agent of the network appears as a model."""

@@ -1,9 +1,9 @@
-"""Answers in the formats of OpenAI's API: chat completions, responses, and their events.
+"""Converts agents' answers to the formats of OpenAI's API: chat completions, responses, and their streamed events.
 
-Pure. The types come from the official package. Streamed text is shown as it arrives, in one `Segment` per turn of the
-agent. The message that the agent finally sends is authoritative. If it continues the streamed text, only the rest is
-added. Otherwise it starts another segment. Shown text is thus never revoked, and each message of the ledger is shown
-completely.
+This module performs no IO. Its types come from OpenAI's official package. Streamed text is shown as it arrives, in one
+`Segment` per turn of the agent. The message that the agent finally sends is authoritative. If the message continues the
+streamed text, only the rest is added. Otherwise the message becomes a new segment. Text that was shown is therefore
+never revoked, and each message in the ledger is shown completely.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _PROBLEMS: dict[EndStatus, tuple[int, str]] = {
     "held": (409, "held"),
     "cancelled": (409, "cancelled"),
 }
-"""Ends of a question for which there is no completion, with the HTTP status and the error code."""
+"""Outcomes of a question for which there is no completion, with their HTTP status and error code."""
 
 
 @dataclass(slots=True)
 class Segment:
-    """Text that is shown as one item: streamed text of a turn, or a message. ``is_answer``: it ends with a message
-    of the agent.
+    """Text that is shown as one item: the streamed text of a turn, or a message. ``is_answer`` is true if the segment
+    ends with a message of the agent.
     """
 
     turn: int | None
@@ -62,12 +62,12 @@ class Segment:
 
 
 Change: TypeAlias = tuple[Literal["open", "add", "close"], int, str]
-"""Change of a segment, with its index and the new text."""
+"""Change of a segment: the kind of change, the index of the segment, and the added text."""
 
 
 @dataclass
 class Showing:
-    """The segments of one question so far."""
+    """All segments of one question that were shown so far."""
 
     segments: list[Segment] = field(default_factory=list)
     _open: int | None = None
@@ -83,7 +83,7 @@ class Showing:
             yield from self._add_piece(event)
 
     def end(self) -> Iterator[Change]:
-        """Close the open segment, because no text follows."""
+        """Close the open segment. Call this method when no more text follows."""
         if self._open is not None:
             yield "close", self._open, ""
             self._open = None
@@ -94,12 +94,12 @@ class Showing:
         text = piece.text.lstrip() if is_new or not (current and current.text) else self._space + piece.text
         space = text[len(text.rstrip()) :]
         text = text.rstrip()
-        # Show a turn only once. Its pieces may arrive after the message that ended it.
+        # Show each turn only once. Pieces of a turn may arrive after the message that ended the turn.
         if is_new and any(
             segment.turn == piece.turn or (segment.is_answer and segment.text.startswith(text))
             for segment in self.segments
         ):
-            return  # a late piece: its message is already shown
+            return  # the piece is late: its message was already shown
         self._space = space
         if not text:
             return
@@ -110,8 +110,8 @@ class Showing:
 
     def _add_answer(self, text: str) -> Iterator[Change]:
         current = self.segments[self._open] if self._open is not None else None
-        # Streamed text that the message continues is already shown. Any other text would have to be revoked, which
-        # clients cannot do, so the message follows as another segment.
+        # If the message continues the streamed text, only add the rest. Otherwise add the message as a new segment,
+        # because clients cannot revoke text that they have shown.
         if current is not None and text.startswith(current.text):
             rest = text[len(current.text) :]
         else:
@@ -136,7 +136,7 @@ class Showing:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Values that all response formats of one request share."""
+    """Values of one request that all response formats share."""
 
     seq: int
     model: str
@@ -148,7 +148,7 @@ class Answering:
 
 
 def sum_usage(of_root: Mapping[str, Mapping[str, int]]) -> Mapping[str, int] | None:
-    """Return the tokens of all models, or None if no model call is recorded."""
+    """Return the sum of the tokens of all models, or None if no model call is recorded."""
     names = ("calls", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens")
     total = {name: sum(usage.get(name, 0) for usage in of_root.values()) for name in names}
     return total if total["calls"] else None
@@ -186,8 +186,8 @@ def describe_model(agent_id: str, network: str) -> dict[str, Any]:
 
 
 def find_problem(ended: QuestionEnded, agent_id: str, answers: Sequence[str]) -> ApiProblem | None:
-    """Return the error if the question ended without a completion, else None. A failed agent's own text explains
-    more than its status.
+    """Return the error for a question that ended without a completion, or None. For a failed agent, the error contains
+    the agent's own text, which explains more than the status.
     """
     if ended.status not in _PROBLEMS:
         return None
@@ -216,7 +216,7 @@ def chat_completion(
 
 
 class ChatStream:
-    """Chunks of one streamed completion."""
+    """Creates the chunks of one streamed chat completion."""
 
     def __init__(self, about: Answering, *, wants_usage: bool) -> None:
         self._about = about
@@ -279,14 +279,14 @@ def make_response(
     total: Mapping[str, int] | None = None,
     ended_at: int | None = None,
 ) -> dict[str, Any]:
-    """Return a response object. Ignored parameters have their default values."""
+    """Return a response object of OpenAI's API. Parameters that the gateway ignores have their default values."""
     made = Response.model_validate(
         {
             "id": f"resp_{about.seq}",
             "created_at": about.created_at,
             "completed_at": ended_at if status == "completed" else None,
             "error": ResponseError(code="server_error", message=reason) if status == "failed" else None,
-            # The API allows only two reasons. This one is closer to a limit of the agent.
+            # Use the reason that is closer to a limit of the agent. The API allows only two reasons.
             "incomplete_details": IncompleteDetails(reason="max_output_tokens") if status == "incomplete" else None,
             "instructions": None,
             "max_output_tokens": None,
@@ -322,7 +322,7 @@ def make_response(
 
 
 class ResponseStream:
-    """Events of one streamed response."""
+    """Creates the events of one streamed response."""
 
     def __init__(self, about: Answering) -> None:
         self._about = about
@@ -351,7 +351,7 @@ class ResponseStream:
 
     def end(self, response: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         status = response["status"]
-        # OpenAI has no event for a cancelled response.
+        # Report a cancelled response as incomplete, because OpenAI has no event for it.
         kind = status if status in ("completed", "failed") else "incomplete"
         yield self._event(f"response.{kind}", response=response)
 

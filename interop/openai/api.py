@@ -1,9 +1,10 @@
-"""OpenAI's API: agents as models and threads as conversations, for any client with a `base_url`.
+"""Routes of OpenAI's API. Agents appear as models and threads as conversations, so any client with a `base_url` can use
+them.
 
-Contains only routes. A request is parsed (`requests`) and assigned to a conversation of the ledger (`lookup`). It is
-sent to its agent and followed (`exchange`), and answered in OpenAI's formats (`answers`). The gateway stores no
-conversation and no response. Each message in the ledger names the request for which it was sent, so a repeated request
-finds its own answer.
+A request is parsed (`requests`) and assigned to a conversation in the ledger (`lookup`). Its message is sent to the
+agent and followed (`exchange`). The response is returned in OpenAI's formats (`answers`). The gateway stores no
+conversations and no responses. Each message in the ledger names the request for which it was sent, so a repeated
+request finds its own answer.
 """
 
 from __future__ import annotations
@@ -75,28 +76,30 @@ with needs("gateway"):
 _logger = logging.getLogger(__name__)
 
 PATIENCE_S = 29.0
-"""Maximum time for everything except an answer, in seconds."""
+"""Maximum duration of a request in seconds, without the time that the agent takes to answer."""
 STOP_AFTER_S = 2.0
-"""Delay before the reaction of a disconnected client is cancelled, in seconds. An official client that retries
-reconnects sooner.
+"""Delay before the gateway cancels the reaction of a client that has disconnected, in seconds. OpenAI's official
+clients retry within this time.
 """
 _KEY = re.compile("[!-~]{1,128}")
 
 
 def make_openai_routes(pool: SessionPool) -> list[Route]:
-    """Return the routes of the API."""
+    """Return the routes of OpenAI's API."""
     return _OpenAIApi(pool).make_routes()
 
 
 class _OpenAIApi:
-    """The API of one gateway."""
+    """OpenAI's API on one gateway."""
 
     def __init__(self, pool: SessionPool) -> None:
         self._pool = pool
         self._awaited: Counter[tuple[str, int]] = Counter()
-        """Number of connections that wait for the answer to each message, by caller and seq."""
+        """Number of connections that wait for the answer to a message, by the caller's id and the seq of the
+        message.
+        """
         self._cleanups: set[asyncio.Task[None]] = set()
-        """Remaining work of finished connections: acknowledging answers and cancelling reactions."""
+        """Tasks that finish the work of closed connections: they acknowledge answers and cancel reactions."""
 
     def make_routes(self) -> list[Route]:
         table: list[tuple[str, str, Callable[[Request], Awaitable[Response]]]] = [
@@ -124,7 +127,7 @@ class _OpenAIApi:
     async def _list_models(self, request: Request) -> Response:
         async with self._pool.session(_credentials(request)) as client:
             pages = client.pages("network.list_agents", {"kind": "agent"})
-            # Read all pages: clients choose a model from this list, and OpenAI's API has no paging for it.
+            # Read all pages. Clients choose a model from this list, and OpenAI's API has no paging for models.
             agents = [agent["agent_id"] async for page in pages for agent in page["agents"]]
             network = client.welcome.network.name
             return JSONResponse({"object": "list", "data": [describe_model(agent, network) for agent in agents]})
@@ -138,7 +141,8 @@ class _OpenAIApi:
 
     async def _complete(self, request: Request) -> Response:
         chat_request = read_chat(await _read_body(request))
-        # Start before the response begins: after the first byte of a stream, no status code can report a refusal.
+        # Send the message before the response begins. After the first byte of a stream, no status code can report a
+        # refusal.
         exchange = await self._start(request, chat_request)
         if chat_request.is_streamed:
             chat = ChatStream(exchange.about, wants_usage=chat_request.wants_usage)
@@ -167,10 +171,10 @@ class _OpenAIApi:
             for chunk in chat.end(exchange.ended, await exchange.read_usage()):
                 yield format_data(chunk)
         except (RoundelayError, ApiProblem) as error:
-            # The status has been sent with the first line, so the error goes into the stream.
+            # Report the error inside the stream, because the status code was sent with the first line.
             yield format_data({"error": make_problem(error).body})
-        # Start this before the last line. Many clients disconnect after they have read that line, which would cancel
-        # this work.
+        # Start this task before the last line. Many clients disconnect after they have read that line, which would
+        # cancel this work.
         self._spawn(self._acknowledge(exchange))
         yield "data: [DONE]\n\n"
 
@@ -183,8 +187,8 @@ class _OpenAIApi:
             return EventStream(exchange, self._stream_response(exchange, ResponseStream(exchange.about)))
         async with exchange.stack:
             if agent_request.is_background:
-                # The client disconnects on purpose and reads the answer later. Otherwise the disconnect would cancel
-                # the reaction.
+                # Keep the reaction running when the connection ends. The client disconnects on purpose and reads the
+                # answer later.
                 exchange.keeps_on = True
                 return JSONResponse(make_response(exchange.about, "queued", []))
             await exchange.follow(request)
@@ -235,7 +239,9 @@ class _OpenAIApi:
         )
 
     async def _stream_again(self, request: Request) -> Response:
-        """Stream a response from its beginning: the part in the ledger, and the rest while it arrives."""
+        """Stream a response from its beginning. The stream repeats the part that is in the ledger, and then continues
+        live.
+        """
         if "starting_after" in request.query_params:
             raise ApiProblem(
                 400,
@@ -251,8 +257,7 @@ class _OpenAIApi:
             following = conversations.follow(name_of(message.to), make_stored(message))
             question = await stack.enter_async_context(following)
             about = _describe_answering(message, question)
-            # The exchange takes over the stack. The timeout above applies only to the start, and must not end the
-            # stream.
+            # Move the stack to the exchange. The timeout above applies only to the start, and must not end the stream.
             exchange = Exchange(credentials, conversations.client, question, about, stack.pop_all())
         return EventStream(exchange, self._stream_response(exchange, ResponseStream(about)))
 
@@ -262,7 +267,7 @@ class _OpenAIApi:
             return JSONResponse(cut_page([show_input(message)], request.query_params))
 
     async def _read_response(self, conversations: Conversations, message: AnyMessage) -> dict[str, Any]:
-        """Return the current state of a response in the ledger."""
+        """Return a response with its current state in the ledger."""
         question = conversations.open(name_of(message.to), make_stored(message))
         answers, ended = await question.read_outcome()
         about = _describe_answering(message, question)
@@ -320,17 +325,20 @@ class _OpenAIApi:
     # --- asking an agent
 
     async def _start(self, request: Request, agent_request: AgentRequest) -> Exchange:
-        """Send the message of a request, unless it was already sent. The caller must leave the exchange's ``stack``."""
+        """Send the message of a request, unless it was already sent. The caller must close the ``stack`` of the
+        returned exchange.
+        """
         key = _read_key(request)
         credentials = _credentials(request)
         async with AsyncExitStack() as stack, asyncio.timeout(PATIENCE_S):
-            # Use a stack instead of a with-block, because the session must outlive this function if the response is a
-            # stream.
+            # Use a stack instead of a with-block. For a streamed response, the session must stay open after this
+            # function returns.
             conversations = await stack.enter_async_context(self._pool.conversations(credentials))
             client = conversations.client
             agent_id = await find_model(client, agent_request.model)
             message_id = key or ordered_id()
-            # OpenAI's clients repeat a request without a key, and count the attempts in this header.
+            # Detect retries by a header. OpenAI's clients repeat a request without a key, and count the attempts in
+            # this header.
             is_retry = key is None and request.headers.get("x-stainless-retry-count", "0") != "0"
 
             def is_awaited(seq: int) -> bool:
@@ -339,7 +347,7 @@ class _OpenAIApi:
             find = partial(find_place, client, agent_id, agent_request, message_id, is_awaited=is_awaited)
             place = await find(is_retry=is_retry)
             if is_retry and place.sent is not None and await is_cancelled(conversations, place.sent):
-                # The retry arrived after its reaction was cancelled, so ask again.
+                # Ask again. The reaction was cancelled before the retry arrived.
                 place = await find(is_retry=False)
             sent, question = place.sent, None
             if sent is None:
@@ -362,47 +370,50 @@ class _OpenAIApi:
                         )
                     )
                 except IdConflict:
-                    # The id belongs to another request, or to this request in a conversation that has continued since.
+                    # The id belongs to another request, or to this request in a conversation that has continued in the
+                    # meantime.
                     sent = await find_sent(client, agent_id, agent_request, message_id)
                     if sent is None:
                         raise
             if question is None:
                 assert sent is not None
-                # A key that was used for another question must fail. Otherwise the answer to the earlier question would
-                # look right.
+                # Refuse a key that was used for another question. Otherwise the client would get a wrong answer that
+                # looks right.
                 if read_own(sent).get("request") != agent_request.digest:
                     raise ApiProblem(409, "A different request was made with this Idempotency-Key.", code="id_conflict")
                 question = await stack.enter_async_context(conversations.follow(agent_id, make_stored(sent)))
             created_at = sent.sent_at // 1000 if sent is not None else int(time.time())
             about = Answering(question.stored.seq, agent_request.model, created_at, agent_request.echo)
             waiting = (client.agent_id, question.stored.seq)
-            # Count before the stack can be left. A retry of the same request must see that a connection waits.
+            # Count the connection before the stack can be closed. A retry of the same request must see that a
+            # connection is waiting.
             self._awaited[waiting] += 1
             exchange = Exchange(credentials, client, question, about, stack.pop_all())
             exchange.stack.callback(self._leave, exchange, waiting, keeps_on=key is not None)
         return exchange
 
     def _leave(self, exchange: Exchange, waiting: tuple[str, int], *, keeps_on: bool) -> None:
-        """Handle the end of a connection. Cancel an unfinished reaction, unless its client can return for the
+        """Handle the end of a connection. Cancel the reaction if it has not ended, unless its client can return for the
         answer.
         """
         self._awaited[waiting] -= 1
         if exchange.ended is None and not (keeps_on or exchange.keeps_on):
             self._spawn(self._cancel_later(exchange, waiting))
-        # Remove counts of zero, or each question would stay in memory for ever.
+        # Remove counters that are zero. Otherwise every question would stay in memory forever.
         elif not self._awaited[waiting]:
             del self._awaited[waiting]
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name="openai")
         self._cleanups.add(task)
-        # The event loop has only weak references to tasks. Without this set, a task could vanish before it has run.
+        # Keep the task in a set. The event loop has only weak references to tasks, so the task could be garbage
+        # collected.
         task.add_done_callback(self._cleanups.discard)
 
     async def _cancel_later(self, exchange: Exchange, waiting: tuple[str, int]) -> None:
-        # Cancelling at once would end a reaction that the client's automatic retry is about to continue.
+        # Wait first. The client's automatic retry may continue this reaction.
         await asyncio.sleep(STOP_AFTER_S)
-        # The client has repeated the request and waits for this reaction.
+        # Keep the reaction: the client has repeated the request and waits for the same answer.
         if self._awaited[waiting]:
             return
         del self._awaited[waiting]
@@ -418,7 +429,7 @@ class _OpenAIApi:
     async def _acknowledge(self, exchange: Exchange) -> None:
         """Acknowledge the answers that the client has received."""
         seqs = [answer.seq for answer in exchange.answers]
-        # An unfinished answer stays unacknowledged, so that the caller can still receive it.
+        # Do not acknowledge an unfinished answer, so that the caller can still receive it.
         if exchange.ended is None or not seqs:
             return
         try:
@@ -432,7 +443,7 @@ async def _answer(perform: Callable[[Request], Awaitable[Response]], request: Re
     try:
         return await perform(request)
     except ClientDisconnect:
-        return Response(status_code=400)  # nobody reads the response
+        return Response(status_code=400)  # the client has disconnected and reads no response
     except (RoundelayError, ApiProblem, TimeoutError) as error:
         problem = make_problem(error)
         return JSONResponse({"error": problem.body}, problem.status, problem.headers)
@@ -452,13 +463,13 @@ async def _read_body(request: Request) -> Any:
 
 
 async def _read_optional_body(request: Request) -> Any:
-    """Read a body like `_read_body`. Return None if there is none."""
+    """Read a body like `_read_body`. Return None if the request has no body."""
     has_body = "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
     return await _read_body(request) if has_body else None
 
 
 def _read_key(request: Request) -> str | None:
-    """Return the key with which a request may be repeated, or None. Raises `ApiProblem`."""
+    """Return the idempotency key of a request, or None. Raises `ApiProblem` for an invalid key."""
     key = request.headers.get("idempotency-key")
     if key is not None and not _KEY.fullmatch(key):
         raise ApiProblem(400, "The Idempotency-Key must be 1 to 128 visible ASCII characters.")
@@ -466,5 +477,5 @@ def _read_key(request: Request) -> str | None:
 
 
 def _choose_message_id(request: Request) -> str:
-    """Return the id of the message that a request sends: its key, or a new id."""
+    """Return the id of the message that a request sends: its idempotency key, or a new id."""
     return _read_key(request) or ordered_id()

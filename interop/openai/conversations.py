@@ -1,9 +1,9 @@
-"""OpenAI's conversations and their items, read from the ledger.
+"""OpenAI's conversations and their items, read from the ledger. The gateway stores nothing itself.
 
-A conversation is a name. For each agent it is one thread, and these threads together contain its items. Facts about the
-conversation itself are stored as notes, in a thread of the caller with itself under the same name. Notes record
-creation, metadata and deletion, and items that were added before an agent was asked. The gateway therefore stores
-nothing.
+A conversation is identified by its name. It has one thread with each agent that was asked, and the messages of these
+threads are its items. Facts about the conversation itself are stored as notes. Notes are messages of the caller to
+itself, in a thread with the same name. They record the creation, the metadata and the deletion of the conversation, and
+items that were added before an agent was asked.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ with needs("gateway"):
 
 
 OWN = "openai"
-"""Metadata key of a message. Its value describes the request for which the message was sent."""
+"""Key in the metadata of a message. Its value describes the request for which the message was sent."""
 NOTE = "openai_conversation"
 """Key in the content of the caller's notes about a conversation."""
 PAGE = 500
 MAX_LISTED = 100
 """Maximum number of items on a page, equal to OpenAI's limit."""
 MAX_ADDED = 20
-"""Maximum number of items that one request adds, equal to OpenAI's limit."""
+"""Maximum number of items that one request can add, equal to OpenAI's limit."""
 MAX_PAIRS, MAX_KEY_CHARS, MAX_VALUE_CHARS = 16, 64, 512
-"""Limits of a conversation's metadata, equal to OpenAI's limits."""
+"""Maximum number of metadata entries of a conversation, and maximum length of their keys and values. Equal to OpenAI's
+limits.
+"""
 
 
 class ConversationItem(NamedTuple):
-    """One item of a conversation or of a response's input."""
+    """One item of a conversation, or of the input of a response."""
 
     id: str
     role: str
@@ -61,7 +63,7 @@ class ConversationItem(NamedTuple):
 
 @dataclass(frozen=True)
 class ConversationRecord:
-    """The caller's notes about one conversation, in ledger order."""
+    """The caller's notes about one conversation, in the order of the ledger."""
 
     messages: Sequence[AnyMessage]
 
@@ -75,36 +77,39 @@ class ConversationRecord:
 
     @property
     def metadata(self) -> dict[str, str]:
-        # The newest note applies, because an update replaces all metadata, as at OpenAI.
+        # Use only the newest note. As in OpenAI's API, an update replaces all metadata.
         notes = [
             note for message in self.messages if isinstance(note := _read_record_note(message).get("metadata"), dict)
         ]
         return {str(key): str(value) for key, value in notes[-1].items()} if notes else {}
 
     def said_after(self, seq: int) -> tuple[SaidItem, ...]:
-        """Return the items that were added after the message ``seq``, the last question to the agent."""
+        """Return the items that were added after the message ``seq``, which is the last question to the agent."""
         return tuple(said for message in self.messages if message.seq > seq for said in read_added(message))
 
 
 async def read_record(client: NetworkClient, name: str) -> ConversationRecord | None:
-    """Return the caller's notes about a conversation, or None. Raises `ApiProblem` if the conversation was deleted."""
+    """Return the caller's notes about a conversation, or None if there are none. Raises `ApiProblem` if the
+    conversation was deleted.
+    """
     messages = await read_whole_thread(client, direct_thread(client.agent_id, client.agent_id, conversation_id(name)))
     own = [message for message in messages if _read_record_note(message)]
     if not own:
         return None
     record = ConversationRecord(own)
-    # A deleted conversation never returns under its name, because its notes stay in the ledger.
+    # A deleted conversation cannot be created again under its name, because its notes stay in the ledger.
     if record.is_deleted:
         raise _unknown(name)
     return record
 
 
 async def create_conversation(client: NetworkClient, body: object, message_id: str) -> dict[str, Any]:
-    """Create a conversation. Idempotent by ``message_id``."""
+    """Create a conversation. A repeated ``message_id`` creates no second conversation."""
     fields = _read_body(body, {"items", "metadata"})
     metadata = _read_metadata(fields.get("metadata"))
     items = _read_added(fields.get("items"), may_be_empty=True)
-    # Derive the name from the request's key, so that a repeat after a lost response creates no second conversation.
+    # Derive the name from the idempotency key. A request that is repeated after a lost response then finds the same
+    # conversation.
     name = f"conv_{hashlib.sha256(f'{client.agent_id}/{message_id}'.encode()).hexdigest()[:32]}"
     await _note(client, name, items, {"metadata": metadata}, message_id)
     return await show_conversation(client, name)
@@ -119,33 +124,31 @@ async def show_conversation(client: NetworkClient, name: str) -> dict[str, Any]:
         threads = await _find_threads(client, name)
         if not threads:
             raise _unknown(name)
-        # A conversation that began with a question has no note. Its oldest message dates it.
+        # Date the conversation by its oldest message. A conversation that began with a question has no note.
         created_at = min([(await read_whole_thread(client, thread))[0].sent_at // 1000 for thread in threads])
         metadata = {}
     return {"id": name, "object": "conversation", "created_at": created_at, "metadata": metadata}
 
 
 async def update_conversation(client: NetworkClient, name: str, body: object, message_id: str) -> dict[str, Any]:
-    """Replace a conversation's metadata."""
+    """Replace the metadata of a conversation."""
     fields = _read_body(body, {"metadata"})
     metadata = _read_metadata(fields.get("metadata"))
-    # Check before the note: a note under an unknown name would create that conversation.
+    # Check the name before sending the note. A note under an unknown name would create that conversation.
     await show_conversation(client, name)
     await _note(client, name, (), {"metadata": metadata}, message_id)
     return await show_conversation(client, name)
 
 
 async def delete_conversation(client: NetworkClient, name: str, message_id: str) -> dict[str, Any]:
-    """Delete a conversation. Its messages stay in the ledger, just as OpenAI keeps the items of a deleted
-    conversation.
-    """
+    """Delete a conversation. Its messages stay in the ledger. OpenAI keeps the items of a deleted conversation too."""
     await show_conversation(client, name)
     await _note(client, name, (), {"deleted": True}, message_id)
     return {"id": name, "object": "conversation.deleted", "deleted": True}
 
 
 async def add_items(client: NetworkClient, name: str, body: object, message_id: str) -> dict[str, Any]:
-    """Add items to a conversation. The next question to an agent contains them."""
+    """Add items to a conversation. The next question to an agent includes these items."""
     fields = _read_body(body, {"items"})
     items = _read_added(fields.get("items"), may_be_empty=False)
     await show_conversation(client, name)
@@ -154,12 +157,12 @@ async def add_items(client: NetworkClient, name: str, body: object, message_id: 
 
 
 async def list_items(client: NetworkClient, name: str, query: QueryParams) -> dict[str, Any]:
-    """Return one page of a conversation's items."""
+    """Return one page of the items of a conversation."""
     return cut_page(await _read_items(client, name), query)
 
 
 async def find_item(client: NetworkClient, name: str, item_id: str) -> dict[str, Any]:
-    """Return one item. Raises `ApiProblem`."""
+    """Return one item of a conversation. Raises `ApiProblem` if the item does not exist."""
     for item in await _read_items(client, name):
         if item.id == item_id:
             return item.show()
@@ -167,18 +170,21 @@ async def find_item(client: NetworkClient, name: str, item_id: str) -> dict[str,
 
 
 def add_unsent_items(request: AgentRequest, record: ConversationRecord | None, last_seq: int) -> AgentRequest:
-    """Return a request with the items that were added to its conversation since the last question to its agent."""
+    """Extend a request by the items that were added to its conversation since the last question to the agent."""
     unsent = record.said_after(last_seq) if record is not None else ()
     return replace(request, said=(*unsent, *request.said)) if unsent else request
 
 
 def show_input(message: AnyMessage) -> ConversationItem:
-    """Return the caller's question in a message as one item, without the instructions and the history in its text."""
+    """Return the caller's question in a message as one item. Instructions and history in the text of the message are
+    left out.
+    """
     content = message.content if isinstance(message.content, dict) else {}
     text, new_chars = message.text, _read_note(message).get("new_chars")
     if isinstance(content.get("text"), str):
         text = content["text"]
-    # The caller may have written the metadata through another protocol. A wrong length shows the whole text.
+    # Ignore an invalid length and show the whole text. The caller may have written the metadata through another
+    # protocol.
     if isinstance(new_chars, int) and 0 <= new_chars < len(text):
         text = text[len(text) - new_chars :]
     parts: list[dict[str, Any]] = [{"type": "input_text", "text": text}] if text else []
@@ -188,15 +194,17 @@ def show_input(message: AnyMessage) -> ConversationItem:
 
 
 def read_added(message: AnyMessage) -> list[SaidItem]:
-    """Return the items that a note of the caller adds."""
+    """Return the items that the caller added with a note."""
     try:
         return read_items(_list_objects(_read_record_note(message).get("items")), "items")
-    except ApiProblem:  # the caller may have written the note through another protocol
+    except ApiProblem:  # the caller may have sent this note through another protocol
         return []
 
 
 def cut_page(items: Sequence[ConversationItem], query: QueryParams) -> dict[str, Any]:
-    """Return the page of ``items`` (in ledger order) that a query requests. Raises `ApiProblem`."""
+    """Return the page of ``items`` that a query requests. ``items`` is in the order of the ledger. Raises `ApiProblem`
+    for an invalid query.
+    """
     order, limit, after = query.get("order", "desc"), query.get("limit", "20"), query.get("after")
     if order not in ("asc", "desc"):
         raise ApiProblem(400, f"order must be asc or desc, not {order[:80]!r}.", param="order")
@@ -227,16 +235,18 @@ def make_list(items: Sequence[ConversationItem], *, has_more: bool) -> dict[str,
 async def read_whole_thread(client: NetworkClient, thread_id: str) -> list[AnyMessage]:
     """Return all messages of a thread, oldest first. The list is empty if the thread does not exist."""
     messages: list[AnyMessage] = []
-    # The hub does not know a thread without messages. Treat it as empty here.
+    # Treat an unknown thread as empty. The hub does not know a thread without messages.
     with suppress(UnknownMessage):
         async for page in client.pages("network.history", {"thread_id": thread_id, "limit": PAGE}):
-            # Pages come newest first, and each page is in ledger order.
+            # Insert each page before the earlier ones, because pages arrive from the newest to the oldest.
             messages = [*map(message_from_wire, page["messages"]), *messages]
     return messages
 
 
 async def _read_items(client: NetworkClient, name: str) -> list[ConversationItem]:
-    """Return a conversation's items in ledger order. Raises `ApiProblem`."""
+    """Return all items of a conversation, in the order of the ledger. Raises `ApiProblem` if the conversation does not
+    exist.
+    """
     record, own = await read_record(client, name), client.agent_id
     threads = await _find_threads(client, name)
     if record is None and not threads:
@@ -251,10 +261,10 @@ async def _read_items(client: NetworkClient, name: str) -> list[ConversationItem
                 answers.setdefault(message.seq, 0)
                 placed.append((message.seq, 0, show_input(message)))
                 continue
-            # An answer names the question as the message that it replies to, or only as its cause.
+            # An answer names its question as the message to which it replies, or only as its cause.
             question = next((seq for seq in (message.reply_to, message.cause) if seq in answers), None)
             number = answers[question] if question is not None else 0
-            # Use the id that the item has in its response, because clients compare the two ids.
+            # Give the item the same id as in the response, because clients compare the two ids.
             item_id = f"msg_{question}_{number}" if question is not None else f"msg_{message.seq}"
             if question is not None:
                 answers[question] += 1
@@ -264,13 +274,14 @@ async def _read_items(client: NetworkClient, name: str) -> list[ConversationItem
 
 
 async def _find_threads(client: NetworkClient, name: str) -> list[str]:
-    """Return the caller's threads with agents under a conversation's name."""
+    """Return the ids of the caller's threads with agents that belong to a conversation."""
     own, wanted = client.agent_id, conversation_id(name)
     threads: list[str] = []
     async for page in client.pages("network.list_threads", {"limit": PAGE}):
         for thread in page["threads"]:
             thread_id = thread["thread_id"]
-            # One name may have a thread with each of several agents: a client may change the model in between.
+            # Collect all threads with this name. A client that changes the model talks to another agent in another
+            # thread.
             is_named = thread_id.startswith("direct:") and conversation_of(thread_id) == wanted
             if is_named and own in thread["readers"] and thread_id != direct_thread(own, own, wanted):
                 threads.append(thread_id)
@@ -280,10 +291,10 @@ async def _find_threads(client: NetworkClient, name: str) -> list[str]:
 async def _note(
     client: NetworkClient, name: str, items: Sequence[SaidItem], note: Mapping[str, Any], message_id: str
 ) -> int:
-    """Send a note about a conversation to the caller's thread with itself. Return its seq."""
+    """Send a note about a conversation to the caller itself. Return the seq of the note."""
     stored = await client.send(
         agent_address(client.agent_id),
-        # Send content instead of metadata, because the ledger then refuses a different note under the same id.
+        # Send the note as content, not as metadata. The ledger then refuses a different note under the same id.
         {NOTE: {"id": name, **note, **({"items": [_write_item(item) for item in items]} if items else {})}},
         conversation=conversation_id(name),
         message_id=message_id,
@@ -385,5 +396,5 @@ def _unknown(name: str) -> ApiProblem:
 
 
 def last_seq(messages: Iterable[AnyMessage]) -> int:
-    """Return the seq of the newest of these messages, or 0."""
+    """Return the highest seq of these messages, or 0 if there are none."""
     return max((message.seq for message in messages), default=0)

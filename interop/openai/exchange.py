@@ -1,7 +1,7 @@
-"""One question for one HTTP connection: its events, its end, and its stream.
+"""Follows one question for one HTTP connection, and streams its events.
 
-`api` starts an exchange and chooses the format of the response (`answers`). The exchange follows the question. Its
-``stack`` releases the question and the session when the connection ends.
+`api` starts an exchange and chooses the format of the response (`answers`). The exchange follows the question until the
+question ends. When the connection ends, the ``stack`` of the exchange releases the question and the session.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ with needs("gateway"):
 
 
 ANSWER_S = 590.0
-"""Maximum time until an answer, in seconds. The official clients wait for ten minutes."""
+"""Maximum time that a request waits for an answer, in seconds. OpenAI's official clients wait for ten minutes."""
 KEEPALIVE_S = 15.0
-"""Interval of keepalive comments in an idle stream, in seconds."""
+"""Interval between keepalive comments in an idle stream, in seconds."""
 STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""Headers that keep proxies from storing or buffering a stream."""
+"""HTTP headers that keep proxies from storing or buffering a stream."""
 KEEPALIVE = ": waiting\n\n"
 
 
 class Exchange:
-    """A question that is followed for one connection, and the part of its answer that the client has received."""
+    """A question that is followed for one connection, and the part of the answer that the client has received."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Exchange:
         self.answers: list[AnyMessage] = []
         self.ended: QuestionEnded | None = None
         self.keeps_on = False
-        """Whether the reaction continues if the connection ends first."""
+        """Whether the reaction continues if the connection ends before the reaction does."""
         self._client = client
 
     @property
@@ -66,7 +66,7 @@ class Exchange:
         return [answer.text for answer in self.answers]
 
     async def events(self) -> AsyncIterator[Any]:
-        """Yield the changes of the shown text, and None after `KEEPALIVE_S` seconds without a change. Raises
+        """Yield the changes of the shown text. Yield None after `KEEPALIVE_S` seconds without a change. Raises
         `ApiProblem` after `ANSWER_S` seconds.
         """
         loop = asyncio.get_running_loop()
@@ -79,7 +79,7 @@ class Exchange:
                 done, _ = await asyncio.wait({coming}, timeout=KEEPALIVE_S)
                 if not done:
                     if loop.time() > until:
-                        # The agent continues. Its answer stays in the ledger, where a later request finds it.
+                        # Let the agent continue. Its answer is stored in the ledger, where a later request finds it.
                         self.keeps_on = True
                         raise ApiProblem(
                             504,
@@ -104,11 +104,11 @@ class Exchange:
                 coming = asyncio.ensure_future(anext(events, None))
         finally:
             coming.cancel()
-            # Wait for the read to end, because the iterator cannot be closed while it runs.
+            # Wait until the read has ended, because the iterator cannot be closed while it runs.
             await asyncio.wait({coming})
 
     async def follow(self, request: Request) -> None:
-        """Wait until the question has ended. Raises `ClientDisconnect` if the client disconnects first."""
+        """Wait until the question has ended. Raises `ClientDisconnect` if the client disconnects before that."""
 
         async def read_all() -> None:
             async for changes in self.events():
@@ -128,7 +128,7 @@ class Exchange:
         return await read_usage(self._client, self.about.seq)
 
     async def make_response(self) -> dict[str, Any]:
-        """Return the OpenAI response object for a question that has ended."""
+        """Return the response object of OpenAI's API for a question that has ended."""
         assert self.ended is not None
         return make_response(
             self.about,
@@ -141,7 +141,9 @@ class Exchange:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events of an exchange. Leaves the exchange's stack at the end of the stream, even after an error."""
+    """Server-sent events of an exchange. Closes the stack of the exchange at the end of the stream, even after an
+    error.
+    """
 
     def __init__(self, exchange: Exchange, events: AsyncIterator[str]) -> None:
         super().__init__(events, media_type="text/event-stream", headers=STREAM_HEADERS)
@@ -153,8 +155,8 @@ class EventStream(StreamingResponse):
 
 
 def format_data(value: dict[str, Any]) -> str:
-    """Return a data line. Encode JSON in ASCII, because some clients end a line at characters other than a line
-    feed.
+    """Return a data line of an event stream. The JSON is encoded in ASCII, because some clients also end lines at other
+    characters than a line feed.
     """
     return f"data: {json.dumps(value)}\n\n"
 
@@ -164,7 +166,7 @@ def format_event(event: dict[str, Any]) -> str:
 
 
 def make_problem(error: RoundelayError | ApiProblem | TimeoutError) -> ApiProblem:
-    """Return an error in the form that OpenAI's clients understand."""
+    """Convert an error to the form that OpenAI's clients understand."""
     if isinstance(error, ApiProblem):
         return error
     if isinstance(error, TimeoutError):

@@ -1,8 +1,8 @@
-"""Finds the objects in the ledger that a request of OpenAI's API refers to: agents, responses, conversations and
+"""Finds the objects in the ledger to which a request of OpenAI's API refers: agents, responses, conversations and
 earlier requests.
 
-The gateway keeps no state. The metadata (`OWN`) of each message that it sends names the request for which it was sent.
-A repeated request thus finds its message, and a request with a history finds its thread.
+The gateway keeps no state. Each message that it sends names its request in the metadata (`OWN`). A repeated request
+therefore finds its message, and a request with a history finds its thread.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ from .conversations import OWN, ConversationRecord, last_seq, read_record
 from .requests import AgentRequest, ApiProblem, conversation_id, read_echo
 
 RETRIES_WITHIN_MS = 15 * 60_000
-"""Maximum age of a message that a client may repeat without a key, in ms."""
+"""Maximum age of a message that a client may repeat without an idempotency key, in ms."""
 MAX_THREADS = 1000
-"""Maximum number of the caller's newest threads that are searched for a conversation to continue."""
+"""Maximum number of threads that are searched for a conversation to continue. The caller's newest threads are searched
+first.
+"""
 MAX_CANDIDATES = 20
 """Maximum number of threads with a matching id whose messages are read."""
 LOOKED_BACK = 100
-"""Messages per page of a thread. Also the number of newest messages that decide whether a conversation continues."""
+"""Number of messages per page of a thread. The newest page also decides whether a request continues the
+conversation.
+"""
 
 
 class ConversationPlace(NamedTuple):
-    """Destination of a request: its conversation, and the message that was already sent for it, if any."""
+    """Destination of a request: its conversation, and the message that was already sent for the request, if any."""
 
     conversation: str
     is_new: bool = False
@@ -41,7 +45,7 @@ class ConversationPlace(NamedTuple):
     has_answer: bool = True
     sent: AnyMessage | None = None
     record: ConversationRecord | None = None
-    """The caller's notes about the conversation."""
+    """The caller's notes about the conversation, or None if there are none."""
     asked_last: int = 0
     """Seq of the caller's newest message in the conversation."""
 
@@ -57,8 +61,9 @@ async def find_place(
 ) -> ConversationPlace:
     """Return the conversation that a request continues or starts. Raises `ApiProblem`.
 
-    ``is_awaited`` takes the seq of a message and returns whether another connection waits for its answer. With
-    ``is_retry``, a recent message of the same request that no connection awaits is treated as the repeated request.
+    ``is_awaited`` gets the seq of a message, and returns whether another connection waits for the answer to it. With
+    ``is_retry``, the request may be a repeat of a recent message that has the same digest and that no connection
+    awaits.
     """
 
     def is_sent(message: AnyMessage) -> bool:
@@ -71,7 +76,7 @@ async def find_place(
             is_retry
             and read_own(message).get("request") == request.digest
             and now - message.sent_at < RETRIES_WITHIN_MS
-            # A client may send equal requests in parallel on purpose. A request that is still awaited is not lost.
+            # Skip a message that a connection still awaits. A client may send equal requests in parallel on purpose.
             and not is_awaited(message.seq)
         )
 
@@ -80,24 +85,22 @@ async def find_place(
     new = f"c-{request.family}-{hashlib.sha256(message_id.encode()).hexdigest()[:16]}"
     asked_before = request.asked_before
     if asked_before is None and not is_retry:
-        return ConversationPlace(
-            new, True
-        )  # the id is derived from the key, so the same key leads to the same conversation
+        return ConversationPlace(new, True)  # a repeated key leads to the same new conversation
     answer = request.earlier[-1].text.strip() if request.earlier else ""
-    # Clients send no conversation id here. Threads whose id contains the digest of the conversation's start are
-    # candidates. Several conversations may start alike, so the last request in each thread decides.
+    # Clients send no conversation id here. Search the threads whose id contains the digest of the conversation's start.
+    # Several conversations may start alike, so compare the last request in each thread.
     async for thread_id in _list_threads(client, _make_thread_prefix(client, agent_id, request)):
         messages = await _read_thread(client, thread_id)
         mine = [message for message in messages if message.sender_id == client.agent_id]
         if not mine:
             continue
-        # This request repeats the last question in the thread. Its answer is already there, or will follow.
+        # The request repeats the last question in the thread. The answer is already in the thread, or will follow.
         if is_sent(mine[-1]):
             return ConversationPlace(conversation_of(thread_id), sent=mine[-1])
         if read_own(mine[-1]).get("request") != asked_before:
             continue
-        # The history in the request must end with the answer in the ledger. Otherwise the client has edited the
-        # history, and the request starts a new thread.
+        # Compare the last answer in the request's history with the answer in the ledger. If they differ, the client has
+        # edited the history, and the request starts a new thread.
         texts = [message.text for message in messages if mine[-1].seq in (message.reply_to, message.cause)]
         stored = BETWEEN.join(texts).strip()
         if not stored or stored.startswith(answer) or answer.endswith(BETWEEN + stored):
@@ -133,8 +136,8 @@ async def _find_named_place(
 
 
 async def find_model(client: NetworkClient, model: str) -> str:
-    """Return the agent that a model name refers to: an id, alone or after the network's name or ``team``. Raises
-    `ApiProblem`.
+    """Return the id of the agent that a model name refers to. The name is the agent's id, alone or after the network's
+    name or ``team`` and a slash. Raises `ApiProblem`.
     """
     where, slash, name = model.rpartition("/")
     agent_id = name if slash and where in ("team", client.welcome.network.name) else model
@@ -149,11 +152,11 @@ async def find_model(client: NetworkClient, model: str) -> str:
 
 
 async def find_response(client: NetworkClient, response_id: str) -> AnyMessage:
-    """Return the caller's message with this response id. Raises `ApiProblem`."""
+    """Return the caller's message that corresponds to a response id. Raises `ApiProblem`."""
     match = re.fullmatch(r"resp_([1-9][0-9]{0,15})", response_id)
     try:
         chain = (await client.call("network.why", {"seq": int(match[1])}))["chain"] if match else []
-    except (UnknownMessage, InvalidArguments):  # InvalidArguments: the number is greater than every seq
+    except (UnknownMessage, InvalidArguments):  # InvalidArguments: the number exceeds the largest possible seq
         chain = []
     for entry in chain:
         if match and entry.get("seq") == int(match[1]) and entry.get("sender_id") == client.agent_id:
@@ -164,7 +167,7 @@ async def find_response(client: NetworkClient, response_id: str) -> AnyMessage:
 
 
 async def is_cancelled(conversations: Conversations, message: AnyMessage) -> bool:
-    """Return whether the reaction to a message was cancelled, for example because its client disconnected."""
+    """Return whether the reaction to a message was cancelled, for example because the client disconnected."""
     _, ended = await conversations.open(name_of(message.to), make_stored(message)).read_outcome()
     return ended is not None and ended.status == "cancelled"
 
@@ -174,7 +177,9 @@ def make_stored(message: AnyMessage) -> QuestionStored:
 
 
 async def find_sent(client: NetworkClient, agent_id: str, request: AgentRequest, message_id: str) -> AnyMessage | None:
-    """Return the caller's message with this id, if it was ever sent in a conversation of this request."""
+    """Return the caller's message with this id, if it was sent in a conversation to which the request may belong.
+    Return None otherwise.
+    """
     async for thread_id in _list_candidates(client, agent_id, request):
         try:
             async for page in client.pages("network.history", {"thread_id": thread_id, "limit": LOOKED_BACK}):
@@ -187,7 +192,7 @@ async def find_sent(client: NetworkClient, agent_id: str, request: AgentRequest,
 
 
 async def _list_candidates(client: NetworkClient, agent_id: str, request: AgentRequest) -> AsyncIterator[str]:
-    """Yield the threads in which a request may have been sent before."""
+    """Yield the ids of the threads in which a request may already have been sent."""
     if request.previous is not None:
         yield (await find_response(client, request.previous)).thread_id
     elif request.conversation is not None:
@@ -198,7 +203,7 @@ async def _list_candidates(client: NetworkClient, agent_id: str, request: AgentR
 
 
 def _make_thread_prefix(client: NetworkClient, agent_id: str, request: AgentRequest) -> str:
-    """Return the common prefix of the threads that may contain an unnamed conversation of this request."""
+    """Return the common prefix of the ids of all threads that may contain an unnamed conversation of this request."""
     return direct_thread(client.agent_id, agent_id, f"c-{request.family}-x").removesuffix("x")
 
 
@@ -211,7 +216,7 @@ async def _read_thread(client: NetworkClient, thread_id: str) -> list[AnyMessage
 
 
 async def _list_threads(client: NetworkClient, prefix: str) -> AsyncIterator[str]:
-    """Yield the caller's newest threads with this prefix."""
+    """Yield the ids of the caller's newest threads that start with a prefix."""
     looked_at, candidates = 0, 0
     async for page in client.pages("network.list_threads", {"limit": 500}):
         for thread in page["threads"]:
@@ -226,7 +231,7 @@ async def _list_threads(client: NetworkClient, prefix: str) -> AsyncIterator[str
 
 
 async def read_usage(client: NetworkClient, seq: int) -> Any:
-    """Return the recorded tokens of a question and of everything that it caused."""
+    """Return the recorded token usage of a question and of all messages that it caused."""
     return sum_usage((await client.call("network.spent", {"seq": seq}))["of_root"])
 
 
@@ -234,8 +239,8 @@ async def read_usage(client: NetworkClient, seq: int) -> Any:
 
 
 def make_own(request: AgentRequest, sent: AgentRequest) -> dict[str, Any]:
-    """Return the metadata of a message. ``sent`` is the request with only those items that its agent does not know
-    yet.
+    """Return the metadata of the message for a request. ``sent`` is the request without the items that the agent
+    already knows.
     """
     echo = {name: value for name, value in request.echo.items() if value}
     own = {"request": request.digest, "instructions": digest_text(request.instructions), "model": request.model}

@@ -1,8 +1,8 @@
-"""Requests of OpenAI's API, parsed: the agent, the conversation and the messages.
+"""Parses requests of OpenAI's API into the agent, the conversation and the messages.
 
-Pure. `IGNORED` and `REFUSED` list the parameters that are not used (docs/openai.md has the table). All text that a
-client sends counts as the caller's own text. Its instructions and its history become marked parts of the caller's
-message, and never part of an agent's prompt.
+This module performs no IO. `IGNORED` and `REFUSED` list the parameters that the gateway does not use (docs/openai.md
+has the table). All text that a client sends counts as the caller's own text. The client's instructions and history
+become marked parts of the caller's message. They never become part of an agent's prompt.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ IGNORED = frozenset(
         "verbosity",
     ]
 )
-"""Parameters without effect: the agent configures its own model, and messages stay in the ledger."""
+"""Parameters that have no effect. The agent configures its own model, and messages always stay in the ledger."""
 
 _OWN_TOOLS = "An agent uses its own tools, and calls none of its client: leave {} out."
 _TEXT_ONLY = "An agent answers in plain text: leave {} out."
@@ -70,13 +70,13 @@ REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "prompt": ((), "There are no stored prompts here: leave {} out."),
     "moderation": ((), "There is no moderation here: leave {} out."),
 }
-"""Parameters that would change the meaning of an answer. Each has its values without effect, and the error for all
-other values.
+"""Parameters that would change the meaning of an answer. For each parameter, the tuple contains the harmless values and
+the error message for all other values.
 """
 
 
 class ApiProblem(Exception):
-    """Error response in the form of OpenAI's API. ``is_final``: repeating the request cannot succeed."""
+    """Error response in the form of OpenAI's API. ``is_final`` means that repeating the request cannot succeed."""
 
     def __init__(
         self,
@@ -109,20 +109,20 @@ class SaidItem:
 
 @dataclass(frozen=True, slots=True)
 class AgentRequest:
-    """A request in the terms of the network. ``said`` contains all messages of the client, its instructions first."""
+    """A request in terms of the network. ``said`` contains all messages of the client. The instructions come first."""
 
     model: str
     said: tuple[SaidItem, ...]
     is_streamed: bool
     conversation: str | None = None
-    """The client's name for the conversation."""
+    """Name of the conversation, chosen by the client."""
     previous: str | None = None
     has_history: bool = True
     """Whether ``said`` is the client's copy of the whole conversation."""
     wants_usage: bool = False
     is_background: bool = False
     echo: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the request that the response repeats."""
+    """Values of the request that its response repeats."""
 
     @property
     def digest(self) -> str:
@@ -144,15 +144,17 @@ class AgentRequest:
 
     @property
     def asked_before(self) -> str | None:
-        """The `digest` of the request whose answer ends the history, or None without a history."""
-        # Without the last answer, the history equals the client's earlier request. Its digest leads to the earlier
-        # message.
+        """The `digest` of the earlier request that got the last answer in the history, or None if there is no
+        history.
+        """
+        # The history without its last answer equals the client's earlier request. The digest of that request finds the
+        # earlier message in the ledger.
         return digest_of(self.earlier[:-1]) if self.earlier and self.has_history else None
 
     @property
     def family(self) -> str:
-        """Digest of the conversation's start. It is equal for all requests of one conversation."""
-        # Later requests repeat this beginning unchanged, whatever the client appends after the first answer.
+        """Digest of the beginning of the conversation. All requests of one conversation have the same digest."""
+        # Use only the messages before the first answer. Later requests repeat these messages unchanged.
         first = next((index for index, item in enumerate(self.said) if item.role == "assistant"), len(self.said))
         return digest_of(self.said[:first])[:16]
 
@@ -162,9 +164,9 @@ class AgentRequest:
 
     @property
     def new_chars(self) -> int:
-        """Length of the user's new text, which comes last in the text of the message (`compose`)."""
-        # Store the length with the message: instructions and history precede the question, and must not be shown as its
-        # text.
+        """Length of the user's new text, which is at the end of the message's text (see `compose`)."""
+        # Store this length with the message. Instructions and history precede the question, and must not be shown as
+        # its text.
         return len(_join(item.text for item in self.new if item.role == "user"))
 
 
@@ -206,8 +208,8 @@ class _Echo(BaseModel):
 
 
 def read_echo(stored: object) -> dict[str, Any]:
-    """Read `AgentRequest.echo` from a message's metadata. Drop invalid values, because the caller may have sent the
-    message through another protocol.
+    """Read `AgentRequest.echo` from the metadata of a message. Invalid values are dropped, because the caller may have
+    sent the message through another protocol.
     """
     try:
         return _Echo.model_validate(stored or {}).model_dump(exclude_unset=True)
@@ -220,7 +222,7 @@ def read_chat(body: object) -> AgentRequest:
     chat = _read(_ChatBody, body)
     items = [_read_message(message, f"messages[{number}]") for number, message in enumerate(chat.messages)]
     _check_last(items, "messages")
-    # Clients send an empty text for a value that is not set.
+    # Treat an empty text as no value, because clients send it for a value that is not set.
     name = (chat.metadata or {}).get("conversation") or chat.user or None
     options = chat.stream_options or {}
     return AgentRequest(
@@ -239,7 +241,7 @@ def read_response(body: object) -> AgentRequest:
         raise ApiProblem(400, "conversation must be a text, or an object with a text as its id.", param="conversation")
     if conversation and fields.previous_response_id:
         raise ApiProblem(400, "Give either conversation or previous_response_id.", param="previous_response_id")
-    # A background request returns at once, so nobody could read its stream.
+    # Refuse the combination. A background request returns at once, so nobody could read its stream.
     if fields.background and fields.stream:
         raise ApiProblem(400, "A background response cannot be streamed. Read it by its id.", param="background")
     previous = fields.previous_response_id or None
@@ -252,7 +254,7 @@ def read_response(body: object) -> AgentRequest:
         "user": fields.user or None,
     }
     name = conversation or (fields.metadata or {}).get("conversation") or None
-    # `previous_response_id` already leads to a thread. The name of a user must not lead to a different one.
+    # Do not use the user's name if there is a previous response, which already determines the thread.
     if name is None and previous is None:
         name = fields.user or None
     if conversation:
@@ -263,7 +265,7 @@ def read_response(body: object) -> AgentRequest:
         bool(fields.stream),
         name,
         previous,
-        # In both cases the server has the history, and the client sends only what is new.
+        # In both cases, the server has the history, and the client sends only new messages.
         has_history=previous is None and not conversation,
         is_background=bool(fields.background),
         echo=echo,
@@ -271,13 +273,14 @@ def read_response(body: object) -> AgentRequest:
 
 
 def conversation_id(name: str) -> str:
-    """Return the id of a conversation with this name."""
-    # Clients choose any text as a name. The digest turns it into an id, and the same name always finds the same thread.
+    """Return the id of the conversation with this name."""
+    # Clients may choose any text as a name. Hash a text that is not a valid id, so that the same name always leads to
+    # the same thread.
     return name if is_id(name) else f"x-{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 def digest_of(said: Sequence[SaidItem]) -> str:
-    # Strip texts, because white space at their ends must not prevent the history from being recognized.
+    # Strip the texts. White space at their ends must not prevent the history from being recognized.
     items = [[item.role, item.text.strip(), list(item.images), list(item.files)] for item in said]
     return hashlib.sha256(json.dumps(items, sort_keys=True).encode()).hexdigest()[:32]
 
@@ -285,16 +288,18 @@ def digest_of(said: Sequence[SaidItem]) -> str:
 def compose(
     request: AgentRequest, *, is_new: bool, has_instructions: bool, has_answer: bool = True
 ) -> str | dict[str, Any]:
-    """Return the content of the caller's message: everything that the conversation lacks, followed by the new text.
+    """Return the content of the message to send. It consists of the parts of the conversation that the agent does not
+    know, followed by the user's new text.
 
-    A new conversation lacks the history. A conversation without an answer lacks the text that the client has as the
-    answer. The client's instructions are added unless the conversation already contains them.
+    In a new conversation, the agent does not know the history. In a conversation without an answer, the agent does not
+    know the text that the client has as the answer. The client's instructions are added unless the conversation already
+    contains them.
     """
     parts = []
     if instructions := _instructions(request.new if has_instructions else request.said):
         parts.append(f"Instructions of my client, a part of this message:\n{_quote(instructions)}")
-    # Send only the part that the agent lacks. A repeated history would cost tokens, and would look as if it had been
-    # said twice.
+    # Send only what the agent does not know. A repeated history would cost tokens, and would look as if everything had
+    # been said twice.
     missing = request.earlier if is_new or not request.has_history else () if has_answer else request.earlier[-1:]
     history = [item for item in missing if item.role != "system" and item.text]
     if history:
@@ -304,7 +309,7 @@ def compose(
     text = _join([*parts, *(item.text for item in questions)])
     images = [dict(image) for item in (*history, *questions) for image in item.images]
     files = [dict(file) for item in (*history, *questions) for file in item.files]
-    # Plain text stays text: agents and screens show it without knowing this API.
+    # Keep plain text as text, so that agents and screens can show it without knowing this API.
     if not (images or files):
         return text
     return {"text": text, **({"images": images} if images else {}), **({"files": files} if files else {})}
@@ -318,11 +323,12 @@ def _read(shape: type[BodyT], body: object) -> BodyT:
     if not isinstance(body, dict):
         raise ApiProblem(400, "The body must be a JSON object.")
     for name, value in body.items():
-        # Clients send null for a value that is not set, so null is never an unsupported value.
+        # Ignore null, because clients send it for a value that is not set.
         if name in shape.model_fields or name in IGNORED or value is None:
             continue
         harmless, sentence = REFUSED.get(name, ((), "There is no parameter {} here."))
-        # Refuse instead of ignoring. The answer would look right, but lack something that the client relies on.
+        # Refuse the parameter instead of ignoring it. Otherwise the answer would look right, but lack something that
+        # the client relies on.
         if value not in harmless:
             code = "unsupported_parameter" if name in REFUSED else "unknown_parameter"
             raise ApiProblem(400, sentence.format(repr(name)), code=code, param=name)
@@ -335,12 +341,12 @@ def _read(shape: type[BodyT], body: object) -> BodyT:
 
 
 def read_items(items: Sequence[Mapping[str, Any]], param: str) -> list[SaidItem]:
-    """Parse the messages in a response's input, or the items of a conversation. Raises `ApiProblem`."""
+    """Parse the messages in the input of a response, or the items of a conversation. Raises `ApiProblem`."""
     return [_read_item(item, f"{param}[{number}]") for number, item in enumerate(items)]
 
 
 def _read_item(item: Mapping[str, Any], place: str) -> SaidItem:
-    """Parse one item of a response's input."""
+    """Parse one item of the input of a response. Raises `ApiProblem` if the item is not a message."""
     kind = item.get("type", "message")
     if kind != "message":
         raise ApiProblem(400, f"{place}: an agent accepts messages, and no items of type {kind!r}.", param=place)
@@ -349,7 +355,8 @@ def _read_item(item: Mapping[str, Any], place: str) -> SaidItem:
 
 def _read_message(message: Mapping[str, Any], place: str) -> SaidItem:
     role = _ROLES.get(str(message.get("role")))
-    # Dropping a tool call would leave its result without a question, and the agent would misread the history.
+    # Refuse tool calls. Dropping a call would leave its result without a request, and the agent would misread the
+    # history.
     if role is None or message.get("tool_calls") or message.get("function_call"):
         raise ApiProblem(400, f"{place}: {_OWN_TOOLS.format('calls and their results')}", param=place)
     texts: list[str] = []
@@ -361,7 +368,7 @@ def _read_message(message: Mapping[str, Any], place: str) -> SaidItem:
         match part:
             case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
                 texts.append(text)
-            # A refusal is an answer too. Without it, the history would have a question with no answer.
+            # Treat a refusal as an answer. Otherwise the history would contain a question without an answer.
             case {"type": "refusal", "refusal": str(text)}:
                 texts.append(text)
             case {"type": "image_url", "image_url": {"url": str(url)}} | {"type": "input_image", "image_url": str(url)}:
@@ -371,7 +378,7 @@ def _read_message(message: Mapping[str, Any], place: str) -> SaidItem:
                 "file_data": str(data),
                 **rest,
             }:
-                # Clients send both forms: a data URL with its media type, or bare base64.
+                # Accept both forms that clients send: a data URL with its media type, and bare base64.
                 where = "url" if data.startswith("data:") else "data"
                 files.append({"name": str(rest.get("filename", "file")), where: data})
             case _:

@@ -1,1 +1,1 @@
-"""Signed webhooks: registrations, delivery, and their HTTP endpoints."""
+"""Signed webhooks: their registration, their delivery, and the HTTP endpoints that manage them."""

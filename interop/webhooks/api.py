@@ -1,4 +1,6 @@
-"""Endpoints to register, check, show, test, resume and remove a webhook, as rows in the form of `http.api`."""
+"""HTTP endpoints that register, check, show, test, resume and remove webhooks. They are rows in the form of
+`http.api`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from .posts import MAX_URL_CHARS
 
 
 class NewWebhook(BaseModel):
-    """A receiver for the caller's messages."""
+    """A webhook to register for the caller's messages."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -25,7 +27,7 @@ class NewWebhook(BaseModel):
 
 
 class WebhookStatus(BaseModel):
-    """State of a webhook."""
+    """State of a webhook, without its secret."""
 
     participant: str
     url: str
@@ -37,13 +39,13 @@ class WebhookStatus(BaseModel):
 
 
 class RegisteredWebhook(WebhookStatus):
-    """A webhook with its secret, which is not shown again."""
+    """A newly registered webhook with its secret. The secret is not shown again."""
 
     secret: str
 
 
 class CheckedWebhook(BaseModel):
-    """The URL and the secret are valid, but were not registered."""
+    """Result of a check: the URL and the secret are valid. The webhook was not registered."""
 
     would_be_taken: bool
 
@@ -74,7 +76,7 @@ class WebhookOf(WhoseWebhook):
 
 
 def make_webhook_endpoints(webhooks: Webhooks) -> tuple[Endpoint[Any], ...]:
-    """Return the endpoints of these webhooks."""
+    """Return the HTTP endpoints that manage these webhooks."""
 
     def find_owner(call: HttpCall) -> str:
         named: str = call.arguments.participant or call.credentials.agent_id

@@ -1,9 +1,9 @@
-"""Webhooks: each message that is delivered to a participant is posted, signed, to the URL that the participant
-registered.
+"""Webhooks: the gateway signs each message that is delivered to a participant, and posts it to the participant's URL.
 
-The ledger is the queue. A webhook peeks at its oldest unhandled message, posts it, and acknowledges it when the
-receiver has answered 2xx. Only after that does it read the next message. Only the registrations are therefore stored,
-in one private file. A message whose response was lost is posted again with the same ``webhook-id``.
+The ledger serves as the queue. A webhook peeks at the oldest unhandled message of its participant and posts it. It
+acknowledges the message when the receiver has answered 2xx, and only then reads the next message. The gateway therefore
+stores only the registrations, in one private file. If the response to a post was lost, the message is posted again with
+the same ``webhook-id``.
 """
 
 from __future__ import annotations
@@ -45,14 +45,16 @@ from .posts import PostAnswer, Posted, WebhookPoster, WebhookUrl, sign_as_standa
 _logger = logging.getLogger(__name__)
 
 MAX_WEBHOOKS = 256
-"""Maximum number of webhooks. Each webhook has one session with the node, and sends one post at a time."""
+"""Maximum number of webhooks of one gateway. Each webhook has one session with the node, and sends one post
+at a time.
+"""
 PAGE = 20
 WAIT_MS = 25_000
 NODE_RETRY_S = 5.0
 DELIVERY_BACKOFF = Backoff(5.0, 3600.0, factor=6.0)
 MAX_DEAD_IN_ROW = 3
-"""Number of consecutive dead letters after which a webhook is paused, because the receiver is probably broken, not
-the messages.
+"""Number of consecutive dead letters after which a webhook is paused. After so many failures, the receiver is probably
+broken, not the messages.
 """
 
 State = Literal["on", "paused", "gone"]
@@ -60,21 +62,21 @@ State = Literal["on", "paused", "gone"]
 
 @dataclass(frozen=True)
 class WebhookPace:
-    """Delays between the attempts to reach a receiver."""
+    """Delays between attempts to reach a receiver."""
 
     backoff: Backoff = DELIVERY_BACKOFF
     give_up_s: float = 3 * 86_400.0
-    """Time after which a receiver that has accepted nothing is paused, in seconds."""
+    """Time after which a webhook is paused if its receiver has accepted nothing, in seconds."""
 
     def find_delay_s(self, failures: int, wanted_s: float) -> float:
-        """Return the delay after ``failures`` consecutive failures. It is longer if the receiver requests more, up
-        to the maximum.
+        """Return the delay after ``failures`` consecutive failures, in seconds. A receiver may request a longer delay
+        (``wanted_s``), up to the maximum of the backoff.
         """
         return max(self.backoff.delay_s(failures), min(wanted_s, self.backoff.max_s))
 
 
 class Registration(Struct):
-    """A participant's webhook, as stored in the file."""
+    """Registration of a participant's webhook, as stored in the file."""
 
     participant: str
     token: str
@@ -83,20 +85,20 @@ class Registration(Struct):
     created_at: int
     state: State = "on"
     why: str = ""
-    """Text of the last failure. Empty if the last attempt succeeded."""
+    """Text of the last failure, or an empty string if the last post succeeded."""
     failing_since: int | None = None
     dead_in_row: int = 0
 
     def describe(self) -> dict[str, Any]:
-        """Return the fields that its owner and operators may see: all except token and secret."""
+        """Return the fields that the owner and operators may see: everything except the token and the secret."""
         hidden = ("token", "secret")
         return {name: value for name, value in msgspec.structs.asdict(self).items() if name not in hidden}
 
 
 class Webhooks:
-    """The webhooks of one gateway. Use it as ``async with Webhooks(...) as webhooks``, which locks the file.
+    """The webhooks of one gateway. Use this class as ``async with Webhooks(...) as webhooks``, which locks the file.
 
-    ``allowed_hosts`` may have private addresses, and their URLs may use http://.
+    URLs with a host in ``allowed_hosts`` may have a private address and may use http://.
     """
 
     def __init__(
@@ -125,9 +127,10 @@ class Webhooks:
     # --- requests of callers
 
     async def register(self, credentials: Credentials, client: NetworkClient, url: str, secret: str | None) -> str:
-        """Post the caller's deliveries to this URL from now on. Return the secret, which is not shown again.
+        """Register a URL to which the caller's messages are posted. Return the secret, which is not shown again.
 
-        Raises `InvalidArguments`, `Forbidden`, `TooLarge` or `NotStored`. After an error, nothing has changed.
+        Raises `InvalidArguments`, `Forbidden`, `TooLarge` or `NotStored`. After an error, all registrations are
+        unchanged.
         """
         if client.welcome.is_operator:
             raise Forbidden(
@@ -136,7 +139,7 @@ class Webhooks:
             )
         chosen = secret if secret is not None else f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
         await self.check(url, chosen)
-        # Do not await from here on. Otherwise concurrent registrations could exceed the limit.
+        # Do not await below this line. Otherwise concurrent registrations could exceed the limit.
         agent_id = credentials.agent_id
         if agent_id not in self._webhooks and len(self._webhooks) >= MAX_WEBHOOKS:
             raise TooLarge(f"This gateway has {MAX_WEBHOOKS} webhooks, the maximum. Remove one.")
@@ -146,14 +149,14 @@ class Webhooks:
         return chosen
 
     async def check(self, url: str, secret: str | None) -> None:
-        """Perform the same checks as `register`. Raises `InvalidArguments`."""
+        """Check a URL and a secret in the same way as `register`. Raises `InvalidArguments`."""
         target = WebhookUrl.read(url, self._allowed_hosts)
         await target.find_addresses()
         if secret is not None:
             _check_secret(secret)
 
     def find(self, agent_id: str) -> Registration:
-        """Return a participant's webhook. Raises `UnknownMessage` if there is none."""
+        """Return a participant's webhook. Raises `UnknownMessage` if the participant has none."""
         webhook = self._webhooks.get(agent_id)
         if webhook is None:
             raise UnknownMessage(
@@ -165,21 +168,21 @@ class Webhooks:
         return [webhook.describe() for _, webhook in sorted(self._webhooks.items())]
 
     async def remove(self, agent_id: str) -> None:
-        """Remove a webhook. Raises `UnknownMessage` or `NotStored`. After an error, nothing has changed."""
+        """Remove a webhook. Raises `UnknownMessage` or `NotStored`. After an error, all registrations are unchanged."""
         self.find(agent_id)
-        # Save first. After its owner was informed, a removed webhook must not return after a restart.
+        # Save first. Otherwise a gateway that is killed here would restore the removed webhook.
         self._save_all({name: webhook for name, webhook in self._webhooks.items() if name != agent_id})
         await self._tasks.cancel(agent_id)
 
     def resume(self, agent_id: str) -> Registration:
-        """Retry at once, even if the webhook waits or is paused. Raises `UnknownMessage`."""
+        """Post again at once, even if the webhook is waiting or paused. Raises `UnknownMessage`."""
         webhook = self.find(agent_id)
         self._update(webhook, state="on", why="", failing_since=None, dead_in_row=0)
         self._start(webhook)
         return webhook
 
     async def test(self, agent_id: str) -> Posted:
-        """Post a test value. Raises `UnknownMessage` and `InvalidArguments`."""
+        """Post a test event to the receiver. Raises `UnknownMessage` and `InvalidArguments`."""
         webhook = self.find(agent_id)
         async with WebhookPoster(
             WebhookUrl.read(webhook.url, self._allowed_hosts), sign_as_standard(webhook.secret)
@@ -193,11 +196,11 @@ class Webhooks:
         self._tasks.start(webhook.participant, lambda: self._serve_forever(webhook), f"webhook-{webhook.participant}")
 
     async def _serve_forever(self, webhook: Registration) -> None:
-        """Serve one webhook until it is cancelled, or paused with a warning."""
+        """Serve one webhook until it is cancelled or paused. Failures of the node are retried."""
         while True:
             try:
                 return await self._serve(webhook)
-            except (ConnectError, RetryLater) as error:  # a failure of the node, not of the receiver
+            except (ConnectError, RetryLater) as error:  # the node failed, not the receiver
                 _logger.warning("a webhook waits for the node: %s", error, extra={"agent_id": webhook.participant})
             except RoundelayError as error:
                 return self._update(webhook, state="paused", why=str(error))
@@ -207,7 +210,7 @@ class Webhooks:
 
     async def _serve(self, webhook: Registration) -> None:
         async with AsyncExitStack() as stack:
-            # the allowed hosts may have changed in the meantime
+            # Check the URL again, because the allowed hosts may have changed since the registration.
             target = WebhookUrl.read(webhook.url, self._allowed_hosts)
             poster = await stack.enter_async_context(WebhookPoster(target, sign_as_standard(webhook.secret)))
             client = NetworkClient(webhook.participant, self._url, kind=None, token=webhook.token, deliver=False)
@@ -216,8 +219,9 @@ class Webhooks:
             while True:
                 args = {"after": after, "limit": PAGE, "wait_ms": WAIT_MS, "peek": True}
                 page = await client.call("network.receive", args)
-                # Damaged rows can never be handled, and would end each wait at once. Wait above them for a new message,
-                # then read from the ack cursor again, because older messages may have been put off.
+                # Skip damaged rows: they can never be handled, and would end each wait at once. After the next message
+                # has arrived above them, read from the ack cursor again, because older messages may be due for another
+                # attempt.
                 after = page["next"] if after is None and page.get("damaged") and not page["messages"] else None
                 if after is not None or args["after"] is not None:
                     continue
@@ -239,25 +243,29 @@ class Webhooks:
         message: Mapping[str, Any],
         failures: int,
     ) -> float | None:
-        """Post one message. Return the delay until the next attempt, or None if the next message may follow."""
+        """Post one message. Return the delay until the next attempt in seconds, or None if the next message may be
+        posted.
+        """
         seq = message["seq"]
         posted = await poster.post(*make_event(webhook.participant, client.welcome.network.name, message))
         match posted.answer:
             case PostAnswer.TAKEN:
-                # Acknowledge after the receiver's 2xx, never before. A kill in between repeats the post with the same
-                # id.
+                # Acknowledge only after the receiver has responded with 2xx. If the gateway is killed before that, the
+                # message is posted again with the same id.
                 await client.call("network.acknowledge", {"seqs": [seq]})
                 self._update(webhook, why="", failing_since=None, dead_in_row=0)
                 return None
             case PostAnswer.REFUSED:
-                # The hub counts the failures of this message, even across restarts of the gateway.
+                # Report the failure to the hub, which counts the failures of each message across restarts of the
+                # gateway.
                 args = {"seq": seq, "reason": f"The webhook refused it: {posted.reason}.", "retry_after_ms": 0}
                 failed = await client.call("network.nack", args)
                 dead = webhook.dead_in_row + failed["is_dead"]
                 self._update(webhook, why=f"#{seq}: {posted.reason}", failing_since=None, dead_in_row=dead)
                 if dead >= MAX_DEAD_IN_ROW:
                     self._update(webhook, state="paused", why=f"{dead} messages in a row were refused; {posted.reason}")
-                # A dead letter no longer blocks the queue. Operators can find it and deliver it again.
+                # Continue after a dead letter, which no longer blocks the queue. Operators can find it and deliver it
+                # again.
                 return None if failed["is_dead"] else self._pace.backoff.delay_s(failed["attempts"])
             case PostAnswer.GONE:
                 self._update(webhook, state="gone", why=posted.reason)
@@ -271,7 +279,7 @@ class Webhooks:
                 return self._pace.find_delay_s(failures + 1, posted.retry_after_s)
 
     def _update(self, webhook: Registration, **changes: Any) -> None:
-        """Change a registration in memory and in the file. Do nothing if nothing changes."""
+        """Change fields of a registration in memory and in the file."""
         if all(getattr(webhook, name) == value for name, value in changes.items()):
             return
         state = webhook.state
@@ -279,7 +287,7 @@ class Webhooks:
             setattr(webhook, name, value)
         try:
             self._save_all(self._webhooks)
-        except NotStored as error:  # the next attempt finds the same state again
+        except NotStored as error:  # the next attempt computes the same state again
             _logger.warning("the state of a webhook is not stored: %s", error, extra={"agent_id": webhook.participant})
         if webhook.state != state:
             level = logging.INFO if webhook.state == "on" else logging.WARNING
@@ -287,14 +295,14 @@ class Webhooks:
             _logger.log(level, "a webhook is %s: %s", webhook.state, webhook.why, extra=details)
 
     def _save_all(self, webhooks: dict[str, Registration]) -> None:
-        # Save before the change in memory. If the disk refuses, nothing has changed.
+        # Save before the change in memory. If the write fails, nothing has changed.
         self._file.save(list(webhooks.values()))
         self._webhooks = webhooks
 
 
 def make_event(agent_id: str, network: str, message: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the id and the body of a message's post. Every attempt and every gateway computes the same id."""
-    # Do not use the seq. After the ledger was restored from a backup, another message may have the same seq.
+    """Return the id and the body of the post for a message. Every attempt and every gateway computes the same id."""
+    # Do not derive the id from the seq. After a restore from a backup, another message may have the same seq.
     identity = "\0".join((network, agent_id, message["sender_id"], message["message_id"]))
     value = {
         "type": "message",

@@ -1,7 +1,8 @@
-"""One signed request to a receiver: allowed addresses, the signature, and the meaning of the response.
+"""Sends one signed request to a receiver: checks the addresses, signs the body, and interprets the response.
 
-A host name is resolved once per request. All its addresses are checked, and the connection uses a checked address. A
-name that changes in between (DNS rebinding) therefore has no effect. Redirects are not followed, and no proxy is used.
+A host name is resolved once per request. All its addresses are checked, and the connection uses one of the checked
+addresses. A name whose address changes between check and connection (DNS rebinding) therefore has no effect. Redirects
+are not followed, and no proxy is used.
 """
 
 from __future__ import annotations
@@ -33,16 +34,20 @@ with needs("gateway"):
 
 MAX_URL_CHARS = 2000
 TIMEOUT_S = 15.0
-"""Maximum time from resolving the name to the header of the response, in seconds."""
+"""Maximum time from resolving the host name to receiving the header of the response, in seconds."""
 BODY_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 64 * 1024
-"""Maximum length of a response body that is read, so that its connection can be reused. The content is ignored."""
+"""Maximum number of bytes that are read from a response body. The content is ignored. It is read only so that the
+connection can be reused.
+"""
 ABOUT_THE_MESSAGE = frozenset({400, 409, 413, 415, 422, 500, 501})
-"""Statuses that refuse only this message. Any other status except 2xx and 410 means that the receiver is away."""
+"""HTTP statuses that refuse only this message. Any other status except 2xx and 410 means that the receiver is
+unavailable.
+"""
 _GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
-"""IPv6 addresses of the internet (RFC 4291, 2.4). Addresses outside of this range belong to local networks, or
-translators map them to IPv4.
+"""IPv6 addresses of the internet (RFC 4291, section 2.4). Addresses outside of this range belong to local networks, or
+are translated to IPv4.
 """
 _SPECIAL_V4 = tuple(
     map(
@@ -75,17 +80,20 @@ _SPECIAL_V6 = tuple(
         ["2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3ffe::/16", "3fff::/20"],
     )
 )
-"""IANA's special-purpose registries (https://www.iana.org/assignments/iana-ipv4-special-registry and
-iana-ipv6-special-registry), plus multicast. Python's own lists are older, and treat 6to4 relays as public.
+"""IPv6 networks that are not public. Both lists contain IANA's special-purpose registries
+(https://www.iana.org/assignments/iana-ipv4-special-registry and iana-ipv6-special-registry) and multicast. Python's own
+lists are older, and treat 6to4 relays as public.
 """
 
 
 Sign: TypeAlias = Callable[[str, datetime, bytes], Mapping[str, str]]
-"""Returns the signature headers of a post. Arguments: its id, the time and the body."""
+"""Function that returns the signature headers of a post. Its arguments are the id of the post, the time and
+the body.
+"""
 
 
 def sign_as_standard(secret: str) -> Sign:
-    """Return a function that signs like Standard Webhooks, with a secret that the receiver knows."""
+    """Return a function that signs posts as Standard Webhooks requires. The receiver knows the secret."""
     signer = Webhook(secret)
 
     def sign(webhook_id: str, now: datetime, body: bytes) -> Mapping[str, str]:
@@ -99,7 +107,7 @@ def sign_as_standard(secret: str) -> Sign:
 
 
 class PostAnswer(Enum):
-    """Meaning of a response for the message."""
+    """Meaning of a receiver's response: whether the message was accepted, or why it was not."""
 
     TAKEN = "taken"
     REFUSED = "refused"
@@ -109,7 +117,7 @@ class PostAnswer(Enum):
 
 @dataclass(frozen=True)
 class Posted:
-    """Result of one post. ``reason`` explains the result to people, without any text of the receiver."""
+    """Result of one post. ``reason`` explains the result to people. It never contains text from the receiver."""
 
     answer: PostAnswer
     reason: str
@@ -118,17 +126,19 @@ class Posted:
 
 @dataclass(frozen=True)
 class WebhookUrl:
-    """A URL whose text is allowed. Its addresses are checked at each post."""
+    """A URL whose form was checked. The addresses of its host are checked at each post."""
 
     url: str
     host: str
     port: int
     is_allowed: bool
-    """Whether the configuration names this host. Such a host may have private addresses and use http://."""
+    """Whether the configuration lists this host in ``webhook_hosts``. Such a host may have a private address, and its
+    URL may use http://.
+    """
 
     @classmethod
     def read(cls, url: str, allowed_hosts: frozenset[str]) -> Self:
-        """Check a URL. Raises `InvalidArguments`, which says what is allowed."""
+        """Check a URL. Raises `InvalidArguments`, whose text explains what is allowed."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port or {"https": 443, "http": 80}[parts.scheme]
@@ -151,10 +161,10 @@ class WebhookUrl:
         return cls(url, host, port, is_allowed)
 
     async def find_addresses(self) -> list[str]:
-        """Resolve the host. Raises `InvalidArguments` if there is no address, or if one of the addresses is not
-        allowed.
+        """Resolve the host name. Raises `InvalidArguments` if the name has no address, or if one of its addresses is
+        not allowed.
 
-        The two errors have the same text, so that callers cannot discover the internal names of a network.
+        The error has the same text in both cases, so that callers cannot discover the internal names of a network.
         """
         try:
             addresses = await _look_up(self.host, self.port)
@@ -162,7 +172,7 @@ class WebhookUrl:
             if self.is_allowed:
                 raise InvalidArguments(f"The host {self.host} cannot be found.") from error
             addresses = []
-        # Check all addresses. The connection may use any of them, and an attacker may choose the list.
+        # Check all addresses. An attacker may control the list, and the connection may use any address in it.
         if not self.is_allowed and not (addresses and all(map(is_public, addresses))):
             raise InvalidArguments(
                 f"{self.host} is unknown, or has an address that is not public. An operator may allow it in webhook_hosts."
@@ -171,10 +181,10 @@ class WebhookUrl:
 
 
 async def _look_up(host: str, port: int) -> list[str]:
-    """Return the addresses of a name. Raises `OSError`.
+    """Return the addresses of a host name. Raises `OSError`.
 
-    Each call uses a daemon thread. In the shared thread pool, names whose server does not answer could block all
-    threads, and a stop would wait for them.
+    Each call uses its own daemon thread. In a shared thread pool, names whose DNS server does not answer could block
+    all threads, and a shutdown would wait for these threads.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[list[str]] = loop.create_future()
@@ -190,7 +200,7 @@ async def _look_up(host: str, port: int) -> list[str]:
             addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
         except OSError as error:
             failed = error
-        with suppress(RuntimeError):  # the loop may be closed by now
+        with suppress(RuntimeError):  # the event loop may be closed by now
             loop.call_soon_threadsafe(resolve, addresses, failed)
 
     threading.Thread(target=work, name="webhook-name", daemon=True).start()
@@ -198,10 +208,10 @@ async def _look_up(host: str, port: int) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is on the public internet: not on this machine, in a local network or inside a
+    """Return whether an address is on the public internet, and not on this machine, in a local network or inside a
     tunnel.
     """
-    # Drop the zone of a link-local address (``fe80::1%eth0``), because only the address matters.
+    # Drop the zone of a link-local address (``fe80::1%eth0``), which does not affect the check.
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         return ip in _GLOBAL_UNICAST and not any(ip in network for network in _SPECIAL_V6)
@@ -209,14 +219,15 @@ def is_public(address: str) -> bool:
 
 
 class WebhookPoster:
-    """Posts to one receiver over separate connections. Use it as ``async with``."""
+    """Sends posts to one receiver over its own connections. Use this class with ``async with``."""
 
     def __init__(self, target: WebhookUrl, sign: Sign) -> None:
         self._target = target
         self._sign = sign
         self._http = httpx2.AsyncClient(
             verify=_trust.context,
-            # Ignore the environment's proxy: it would resolve the name again and connect to an unchecked address.
+            # Ignore the proxy of the environment. A proxy would resolve the name again and connect to an unchecked
+            # address.
             trust_env=False,
             follow_redirects=False,
             timeout=httpx2.Timeout(TIMEOUT_S, connect=CONNECT_TIMEOUT_S),
@@ -230,7 +241,7 @@ class WebhookPoster:
         await self._http.aclose()
 
     async def post(self, webhook_id: str, value: Mapping[str, Any]) -> Posted:
-        """Post a value with its id, signed now. Return the meaning of the response. Failures of the receiver do not
+        """Sign a value and post it under an id. Return the meaning of the response. Failures of the receiver do not
         raise.
         """
         body = msgspec.json.encode(value)
@@ -253,7 +264,8 @@ class WebhookPoster:
         return _interpret(response.status_code, response.headers.get("retry-after", ""))
 
     async def _post_to_any(self, addresses: list[str], headers: dict[str, str], body: bytes) -> httpx2.Response:
-        # Try the next address only after a failed connection. After any other failure, the receiver may have the post.
+        # Try the next address only after a failed connection. After any other failure, the receiver may already have
+        # the post.
         for address in addresses[:-1]:
             with suppress(
                 httpx2.ConnectError, httpx2.ConnectTimeout
@@ -262,15 +274,15 @@ class WebhookPoster:
         return await self._post_to(addresses[-1], headers, body)
 
     async def _post_to(self, address: str, headers: dict[str, str], body: bytes) -> httpx2.Response:
-        # Connect to the checked address. With the name, the client would resolve it again.
+        # Connect to the checked address. If the URL contained the name, the HTTP client would resolve the name again.
         url = httpx2.URL(self._target.url).copy_with(host=address.partition("%")[0], port=self._target.port)
-        extensions = {"sni_hostname": self._target.host}  # the name that the certificate must have
+        extensions = {"sni_hostname": self._target.host}  # the certificate must be valid for this name
         request = self._http.build_request("POST", url, headers=headers, content=body, extensions=extensions)
         return await self._http.send(request, stream=True)
 
 
 async def _read_rest(response: httpx2.Response) -> None:
-    """Read the body within limits and close the response."""
+    """Read the response body within limits, and close the response."""
     read = 0
     try:
         with suppress(TimeoutError, OSError, httpx2.HTTPError):
@@ -305,7 +317,7 @@ def _interpret(status: int, retry_after: str) -> Posted:
 
 
 class _TrustStore:
-    """The certificates that this machine trusts. All receivers share them, because reading them takes a while."""
+    """The certificates that this machine trusts. Loading them is slow, so all receivers share one TLS context."""
 
     @cached_property
     def context(self) -> ssl.SSLContext:
