@@ -13,12 +13,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from roundelay.network.core.rows import Row
+from roundelay.network.core.rows import MessageHead, Row
 from roundelay.network.core.tables import OpenReaction
 from roundelay.network.core.visibility import may_read
 from roundelay.network.errors import InvalidArguments, UnknownRecipient
 from roundelay.network.frames import Seq
-from roundelay.network.mod import Change, Mod, operation
+from roundelay.network.mod import Change, Mod, Undelivered, operation
 
 MAX_ASKED_BY_ONE, MAX_ASKED = 50, 500
 """Maximum number of open requests of one participant, and of all participants."""
@@ -77,14 +77,11 @@ class NotifyWhen(Mod):
         return {"is_cancelled": bool(cancelled)}
 
     def ended(self, change: Change, reaction: OpenReaction) -> None:
-        key, trigger = f"end/{reaction.agent_id}/{reaction.trigger}", reaction.trigger_head
-        if not (entries := change.get(key)):
-            return
-        for [asker] in entries:
-            if change.state.present(asker) is not None and may_read(change.state, asker, trigger):
-                change.answer(asker, f"{reaction.agent_id} has finished its work on #{reaction.trigger}.")
-        requests = _read_requests(change)
-        _remove_requests(change, requests, [request for request in requests if request.key == key])
+        _notify_of_end(change, reaction.agent_id, reaction.trigger_head, "has finished its work on")
+
+    def undelivered(self, change: Change, failed: Undelivered) -> None:
+        if failed.message is not None:
+            _notify_of_end(change, failed.agent_id, failed.message, "failed too often at")
 
     def removed(self, change: Change, agent_id: str) -> None:
         """Remove the requests of a removed participant, and those that only this participant could fulfill."""
@@ -116,6 +113,18 @@ class NotifyWhen(Mod):
             _remove_requests(
                 change, requests, [request for request in requests if request.key == key and request.entry in notified]
             )
+
+
+def _notify_of_end(change: Change, agent_id: str, trigger: MessageHead, how: str) -> None:
+    """Notify everyone who waits for the end of an agent's work on a message."""
+    key = f"end/{agent_id}/{trigger.seq}"
+    if not (entries := change.get(key)):
+        return
+    for [asker] in entries:
+        if change.state.present(asker) is not None and may_read(change.state, asker, trigger):
+            change.answer(asker, f"{agent_id} {how} #{trigger.seq}.")
+    requests = _read_requests(change)
+    _remove_requests(change, requests, [request for request in requests if request.key == key])
 
 
 class _Request(Struct, array_like=True, frozen=True):

@@ -17,7 +17,7 @@ from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.state import State
 from roundelay.network.core.visibility import may_read
 from roundelay.network.errors import Forbidden, InvalidArguments, UnknownRecipient
-from roundelay.network.mod import Change
+from roundelay.network.mod import Change, Reading
 from roundelay.network.units import DAY_MS
 
 MAX_TASKS, MAX_UNFINISHED_BY_ONE, MAX_HELD_BY_ONE = 4000, 500, 50
@@ -154,8 +154,8 @@ def unknown_task(number: int) -> InvalidArguments:
 # --- the store
 
 
-def load_task(change: Change, number: int) -> SharedTask | None:
-    value = change.get(f"task/{number:010d}")
+def load_task(context: Change | Reading, number: int) -> SharedTask | None:
+    value = context.get(f"task/{number:010d}")
     return msgspec.convert(value, SharedTask) if value is not None else None
 
 
@@ -365,6 +365,23 @@ def end_claim(change: Change, task: SharedTask, why: str, cause: int | None, *, 
         change.notify(task.creator, f"{task.name} is open again: {why}.", cause=cause)
 
 
+def end_work(
+    change: Change, agent_id: str, trigger: int, reactions: Collection[str], unfinished: str, unclaimed: str
+) -> None:
+    """Open the tasks again that an agent claimed in reactions to a message, and the task that the message woke it for.
+    The last two arguments are the reasons that the creators get."""
+    for number in change.get(f"held/{agent_id}") or ():
+        task = load_task(change, number)
+        if task is not None and task.claim is not None and task.claim.reaction in reactions:
+            log_change(change, task)
+            end_claim(change, task, unfinished, trigger)
+    number = change.get(f"woken/{trigger}")
+    task = load_task(change, number) if number is not None else None
+    if task is not None and task.state == "open" and task.assignee == agent_id:
+        log_change(change, task)
+        end_claim(change, task, unclaimed, trigger)
+
+
 def replace_reviewer(change: Change, task: SharedTask) -> None:
     """Let the creator review a task whose reviewer was removed. The creator's own result is accepted, and every result
     without a creator."""
@@ -414,12 +431,18 @@ def log_change(change: Change, task: SharedTask) -> None:
     change.log({"task": task.id, "state": task.state})
 
 
-def describe_task(task: SharedTask) -> dict[str, Any]:
-    """Return the short form of a task."""
+def describe_task(context: Change | Reading, task: SharedTask, listeners: Collection[str] = ()) -> dict[str, Any]:
+    """Return the short form of a task. It names only tasks that the caller and the listeners may see."""
+    state = context.hub.state if isinstance(context, Reading) else context.state
+    dependencies = [
+        number
+        for number in task.depends_on
+        if (other := load_task(context, number)) and is_visible(state, context.origin, other, listeners)
+    ]
     fields = {
         "assignee": task.assignee,
         "holder": task.holder,
-        "depends_on": task.depends_on,
+        "depends_on": dependencies,
         "due": task.due,
         "conversation": task.root,
     }

@@ -19,7 +19,7 @@ from roundelay.network.core.access import check_member, find_channel
 from roundelay.network.core.tables import OpenReaction
 from roundelay.network.errors import Forbidden, InvalidArguments, UnknownRecipient
 from roundelay.network.frames import Seq
-from roundelay.network.mod import Change, Mod, Reading, operation
+from roundelay.network.mod import Change, Mod, Reading, Undelivered, operation
 from roundelay.network.operations.paging import take_page
 from roundelay.network.operations.views import find_audience
 
@@ -45,6 +45,7 @@ from .task_rules import (
     describe_task,
     drop_claim,
     end_claim,
+    end_work,
     find_held_task,
     find_own_task,
     find_task,
@@ -132,7 +133,7 @@ class Tasks(Mod):
         link_tasks(change, task, depends_on)
         task.log(change.stamp, me, "created")
         make_ready(change, task, cause)
-        return describe_task(task)
+        return describe_task(change, task)
 
     @operation("change")
     def update(
@@ -166,7 +167,7 @@ class Tasks(Mod):
             make_ready(change, found, cause)
         else:
             save_task(change, found)
-        return describe_task(found)
+        return describe_task(change, found)
 
     @operation("change")
     def claim(
@@ -185,11 +186,11 @@ class Tasks(Mod):
             change.notify(found.holder, f"{me} has taken over {found.name}.", cause=cause)
             end_claim(change, found, f"{me} has taken it over", cause, offer=False)
         elif found.holder != me and not may_claim(found, me):
-            return {**describe_task(found), "is_claimed": False}
+            return {**describe_task(change, found), "is_claimed": False}
         else:
             log_change(change, found)
         take_task(change, found, cause, minutes * 60_000)
-        return {**describe_task(found), "is_claimed": True}
+        return {**describe_task(change, found), "is_claimed": True}
 
     @operation("change")
     def progress(self, change: Change, *, task: TaskId, note: Note, cause: Seq | None = None) -> dict[str, Any]:
@@ -198,7 +199,7 @@ class Tasks(Mod):
         log_change(change, found)
         found.log(change.stamp, change.origin.agent_id, note)
         save_task(change, found)
-        return describe_task(found)
+        return describe_task(change, found)
 
     @operation("change")
     def complete(
@@ -220,12 +221,12 @@ class Tasks(Mod):
         if (found.state == "done" and me in (found.result.by, found.reviewer)) or (
             found.state == "review" and me == found.result.by != reviewer
         ):
-            return describe_task(found)
+            return describe_task(change, found)
         if found.state == "review" and (me == reviewer or change.origin.is_operator):
             log_change(change, found)
             found.log(change.stamp, me, result or "accepted")
             finish_task(change, found, "done", cause)
-            return describe_task(found)
+            return describe_task(change, found)
         found = find_held_task(change, task, cause)
         log_change(change, found)
         found.result = TaskResult(me, result, messages, references)
@@ -240,20 +241,20 @@ class Tasks(Mod):
         else:
             found.log(change.stamp, me, "completed")
             finish_task(change, found, "done", cause)
-        return describe_task(found)
+        return describe_task(change, found)
 
     @operation("change")
     def fail(self, change: Change, *, task: TaskId, reason: Note, cause: Seq | None = None) -> dict[str, Any]:
         """Report that a task that you hold cannot be done."""
         found, me = find_task(change, task, cause), change.origin.agent_id
         if found.state == "failed" and found.result.by == me:
-            return describe_task(found)
+            return describe_task(change, found)
         found = find_held_task(change, task, cause)
         log_change(change, found)
         found.result = TaskResult(me, reason)
         found.log(change.stamp, me, "failed")
         finish_task(change, found, "failed", cause)
-        return describe_task(found)
+        return describe_task(change, found)
 
     @operation("change")
     def release(self, change: Change, *, task: TaskId, reason: Note = "", cause: Seq | None = None) -> dict[str, Any]:
@@ -267,7 +268,7 @@ class Tasks(Mod):
         elif me == found.assignee and found.state == "open":
             log_change(change, found)
             end_claim(change, found, f"{me} has declined it{f': {reason}' if reason else ''}", cause)
-        return describe_task(found)
+        return describe_task(change, found)
 
     @operation("change")
     def cancel(self, change: Change, *, task: TaskId, reason: Note = "", cause: Seq | None = None) -> dict[str, Any]:
@@ -280,7 +281,7 @@ class Tasks(Mod):
             found.result = TaskResult("", reason)
             found.log(change.stamp, change.origin.agent_id, "cancelled")
             finish_task(change, found, "cancelled", cause)
-        return describe_task(found)
+        return describe_task(change, found)
 
     @operation("change")
     def reopen(self, change: Change, *, task: TaskId, reason: Note = "", cause: Seq | None = None) -> dict[str, Any]:
@@ -300,7 +301,7 @@ class Tasks(Mod):
             found.tried, found.result = (), TaskResult()
             found.log(change.stamp, me, f"reopened: {reason}")
             make_ready(change, found, cause, reason)
-        return describe_task(found)
+        return describe_task(change, found)
 
     @operation("read")
     async def list(
@@ -330,7 +331,7 @@ class Tasks(Mod):
                     and (not assignee or assignee in (task.assignee, task.holder))
                     and conversation in (None, task.root)
                 ):
-                    found.append(describe_task(task))
+                    found.append(describe_task(reading, task, listeners))
             if key:
                 await reading.take_turns()
         tasks, has_more = take_page(found, limit, reading.hub.limits.max_result_bytes)
@@ -345,7 +346,7 @@ class Tasks(Mod):
         if found is None or not is_visible(reading.hub.state, reading.origin, found, listeners):
             raise unknown_task(task)
         return {
-            **describe_task(found),
+            **describe_task(reading, found, listeners),
             "body": reading.get(f"body/{task}") or "",
             "result": found.result.text,
             "messages": found.result.messages,
@@ -358,16 +359,14 @@ class Tasks(Mod):
 
     def ended(self, change: Change, reaction: OpenReaction) -> None:
         """End the claims that were made in the reaction."""
-        for number in change.get(f"held/{reaction.agent_id}") or ():
-            task = load_task(change, number)
-            if task is not None and task.claim is not None and task.claim.reaction == reaction.reaction:
-                log_change(change, task)
-                end_claim(change, task, f"{task.holder}'s work ended without completing it", reaction.trigger)
-        number = change.get(f"woken/{reaction.trigger}")
-        task = load_task(change, number) if number is not None else None
-        if task is not None and task.state == "open" and task.assignee == reaction.agent_id:
-            log_change(change, task)
-            end_claim(change, task, f"{task.assignee} did not claim it", reaction.trigger)
+        agent_id, names = reaction.agent_id, (reaction.reaction,)
+        unfinished = f"{agent_id}'s work ended without completing it"
+        end_work(change, agent_id, reaction.trigger, names, unfinished, f"{agent_id} did not claim it")
+
+    def undelivered(self, change: Change, failed: Undelivered) -> None:
+        """End the claims of the reactions to a dead letter, and the assignment of the task that it woke an agent for."""
+        why = f"{failed.agent_id} failed at it too often"
+        end_work(change, failed.agent_id, failed.seq, failed.reactions, why, why)
 
     def removed(self, change: Change, agent_id: str) -> None:
         """Offer the tasks of a removed participant to others, and let its creators review what it had to review."""

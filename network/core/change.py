@@ -155,7 +155,9 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
                 mod.apply(self, row)
         self.mod_id = own
 
-    def run_hooks(self, hook: Literal["ended", "removed"], subject: object, *, as_mod: bool = False) -> None:
+    def run_hooks(
+        self, hook: Literal["ended", "undelivered", "removed"], subject: object, *, as_mod: bool = False
+    ) -> None:
         """Run a hook of every mod that cannot refuse. Each hook has its own change, which is dropped if the hook
         raises."""
         for mod in getattr(self.rules, f"{hook}_hooks"):

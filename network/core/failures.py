@@ -27,6 +27,7 @@ from .entries import (
     SessionLost,
 )
 from .faults import record_failure
+from .mod import Undelivered
 from .quiet import close_delivery, close_handled
 from .sending import Rules, check_session
 from .state import State
@@ -106,6 +107,7 @@ def count_lost_reactions(change: ChangeSet, lost: Participant) -> None:
             at_work.setdefault(reaction.trigger, reaction)
     for trigger, reaction in at_work.items():
         reason = f"The agent's process was lost during the reaction {reaction.reaction}."
+        change.facts.heads[trigger] = reaction.trigger_head  # for the hooks of a dead letter
         count_failure(change, agent_id, trigger, reaction.trigger_head.sender_id, reason, None)
 
 
@@ -214,4 +216,6 @@ def count_failure(
     change.effects.append(MarkHandled(agent_id, seq))
     recipients = frozenset((agent_id,))
     change.effects.append(SendNotice(recipients, "dead_letter", None, body, to_operators=True, sender_id=sender_id))
+    failed = Undelivered(agent_id, seq, tuple(open_reactions), change.facts.heads.get(seq))
+    change.run_hooks("undelivered", failed, as_mod=True)
     return failures

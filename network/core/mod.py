@@ -6,6 +6,7 @@ A mod is written once, on the hub. Agents get its operations as tools. The whole
 - ``apply(change, message)``: step 6, synchronous, no IO. Changes the mod's own state and sends messages, in the
   message's commit.
 - ``ended(change, reaction)``: like ``apply``, but when an agent's reaction ends.
+- ``undelivered(change, failed)``: like ``apply``, but when a message becomes a dead letter.
 - ``deleted(change, message)``: like ``apply``, but when a message is deleted. It gets the head of the message.
 - ``removed(change, agent_id)``: like ``apply``, but when a participant is removed.
 - ``due(change, key)``: like ``apply``, but when a time has come that the mod has scheduled with ``change.schedule``.
@@ -53,6 +54,17 @@ class Incoming(Struct, frozen=True):
 
     origin: Origin
     frame: SendFrame
+
+
+class Undelivered(Struct, frozen=True):
+    """A message that has become a dead letter of its recipient, as the hook ``undelivered`` sees it."""
+
+    agent_id: str
+    seq: int
+    reactions: tuple[str, ...] = ()
+    """Reactions to the message that were open. They are closed without a last record, so ``ended`` does not run."""
+    message: MessageHead | None = None
+    """Head of the message. None if the message is deleted."""
 
 
 class Change(Protocol):
@@ -338,6 +350,10 @@ class Mod:
     def ended(self, change: Change, reaction: OpenReaction) -> None:
         """React to the end of an agent's reaction, in the commit of its last record. Messages of the change are sent as
         that agent. If the hook raises, its change is dropped and the reaction still ends."""
+
+    def undelivered(self, change: Change, failed: Undelivered) -> None:
+        """React to a dead letter, in the commit of the recipient's fifth failure. Messages of the change are sent as the
+        mod. If the hook raises, its change is dropped and the message is still a dead letter."""
 
     def deleted(self, change: Change, message: MessageHead) -> None:
         """React to the deletion of a message, in its commit. If the hook raises, the deletion is refused."""

@@ -64,6 +64,7 @@ class Rules(Struct, frozen=True):
     before_hooks: tuple[Mod, ...] = ()
     apply_hooks: tuple[Mod, ...] = ()
     ended_hooks: tuple[Mod, ...] = ()
+    undelivered_hooks: tuple[Mod, ...] = ()
     deleted_hooks: tuple[Mod, ...] = ()
     removed_hooks: tuple[Mod, ...] = ()
     registration: Registration = "local"

@@ -103,6 +103,7 @@ class Hub:
             before_hooks=tuple(mod for mod in mods if mod.overrides("before")),
             apply_hooks=tuple(mod for mod in mods if mod.overrides("apply")),
             ended_hooks=tuple(mod for mod in mods if mod.overrides("ended")),
+            undelivered_hooks=tuple(mod for mod in mods if mod.overrides("undelivered")),
             deleted_hooks=tuple(mod for mod in mods if mod.overrides("deleted")),
             removed_hooks=tuple(mod for mod in mods if mod.overrides("removed")),
             registration=registration,

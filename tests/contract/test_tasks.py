@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,6 +18,7 @@ from roundelay.mods import task_rules
 from roundelay.mods import tasks as tasks_module
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import Forbidden, InvalidArguments, UnknownMessage, UnknownRecipient
+from roundelay.simulation.links import Delay
 from roundelay.simulation.network import Simulation, simulate
 
 MODS = ["channels", "discovery", "tasks"]
@@ -300,6 +302,48 @@ def test_creator_learns_that_a_woken_agent_did_not_claim() -> None:
     simulate(main, mods=MODS)
 
 
+@pytest.mark.parametrize("claims", [True, False])
+def test_task_opens_again_when_its_agent_fails_too_often(claims: bool) -> None:
+    """An agent whose process ends five times gets a dead letter. Then the next member of the pool is woken."""
+
+    def script(request: ModelRequest) -> Action:
+        return call("tasks_claim", task=1) if claims and request.turn == 1 else say("I think about it.")
+
+    async def main(simulation: Simulation) -> None:
+        lead, ann = [(await simulation.join_person(name)).client for name in ("lead", "ann")]
+        await simulation.start_agent(worker(script))
+        await lead.call("tasks.create", {"title": "T", "pool": ["bob", "ann"]})
+        await asyncio.sleep(1.5 if claims else 0.05)
+        for _ in range(5):
+            await simulation.restart("bob")
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1)
+        found = await lead.call("tasks.get", {"task": 1})
+        assert (found["state"], found["assignee"]) == ("open", "ann")
+        notices = [it.content for it in simulation.messages if it.to == "agent:lead"]
+        assert notices == ["Task 1 (T) is open again: bob failed at it too often."]
+        assert (await ann.call("tasks.complete", {"task": 1}))["state"] == "done"
+
+    simulate(main, mods=MODS, model_delay=Delay(1000, 1000))
+
+
+def test_task_opens_again_when_its_message_was_refused_five_times() -> None:
+    async def main(simulation: Simulation) -> None:
+        lead, bob = (await simulation.join_person("lead")).client, await simulation.network.join("bob")
+        asked = await lead.send_text("bob", "Please help.")
+        await lead.call("tasks.create", {"title": "T", "assignee": "bob", "cause": asked.seq})
+        for _ in range(6):  # the request once, and the message of the task five times
+            with suppress(RuntimeError):
+                async with bob.receive() as message:
+                    if message.sender_id == "tasks":
+                        raise RuntimeError("No.")
+        notice = await simulation.wait_for(lambda it: it.to == "agent:lead")
+        assert notice.content == "Task 1 (T) is open again: bob failed at it too often."
+        assert notice.root == asked.seq
+
+    simulate(main, mods=MODS)
+
+
 def test_killed_agent_resumes_and_completes_its_task_once() -> None:
     def script(request: ModelRequest) -> Action:
         actions = (call("tasks_claim", task=1), call("tasks_complete", task=1, result="42"))
@@ -497,6 +541,21 @@ async def test_cycle_names_no_tasks_of_others(network: Network) -> None:
     with pytest.raises(InvalidArguments) as refused:
         await ann.call("tasks.update", {"task": own, "depends_on": [between]})
     assert f"{own} -> {between} -> a task of others -> {own}" in str(refused.value)
+
+
+async def test_task_names_no_dependencies_of_others(network: Network) -> None:
+    lead, ann, eve = [await network.join(name) for name in ("lead", "ann", "eve")]
+    hidden = await create(lead, "Secret", assignee="ann")
+    shared = await create(lead, "Shared", pool=["ann", "eve"])
+    task = await create(lead, "Public", pool=["ann", "eve"], depends_on=[hidden, shared])
+    for reader, expected in ((lead, [hidden, shared]), (ann, [hidden, shared]), (eve, [shared])):
+        [listed] = [it for it in (await reader.call("tasks.list", {}))["tasks"] if it["task"] == task]
+        for found in (
+            listed,
+            await reader.call("tasks.get", {"task": task}),
+            await reader.call("tasks.claim", {"task": task}),
+        ):
+            assert found["depends_on"] == expected
 
 
 async def test_ended_task_names_no_waiting_tasks_of_others(network: Network) -> None:

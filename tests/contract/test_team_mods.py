@@ -126,6 +126,18 @@ async def test_the_end_of_an_agents_work_is_told_once_to_who_may_read_what_it_wo
         assert [it["content"] for it in page["messages"]] == [f"bob has finished its work on #{seq}."]
 
 
+async def test_failed_work_on_a_message_is_notified_once() -> None:
+    async with Network.open(mods=MODS) as network:
+        ann, bob = await network.join("ann"), await network.join("bob")
+        seq = (await ann.send_text("bob", "Sum it up.")).seq
+        await ann.call("notify_when.finished", {"seq": seq, "agent_id": "bob"})
+        for _ in range(5):
+            delivery = await anext(bob.deliveries())
+            await delivery.nack("No.", retry_after_ms=0)
+        async with ann.receive() as message:
+            assert message.text == f"bob failed too often at #{seq}."
+
+
 async def test_what_is_asked_to_be_told_has_bounds_ends_and_is_taken_back_as_a_whole() -> None:
     now = [1_000_000]
     async with Network.open(mods=MODS, clock=lambda: now[0]) as network:
