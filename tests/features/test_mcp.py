@@ -24,6 +24,7 @@ from tests.support.fake_openai import Reply, calls, text
 from tests.support.loops import facts
 
 SHOP = Path(__file__).parents[1] / "support" / "mcp_shop.py"
+SDK_SHOP = SHOP.with_name("mcp_sdk_shop.py")
 
 
 def shop(tmp_path: Path, **options: Any) -> McpServers:
@@ -91,72 +92,29 @@ async def test_arguments_are_held_against_the_servers_schema(network: Network, t
 
 
 async def test_resources_and_prompts_are_usable(network: Network, tmp_path: Path) -> None:
+    """The server lists each kind in pages of one."""
     used = use(
         ("shop_list_resources", {}), ("shop_read_resource", {"uri": "shop://opening"}),
         ("shop_list_prompts", {}), ("shop_get_prompt", {"name": "greeting", "arguments": {"name": "Zoe"}}),
     )  # fmt: skip
     _, requests = await ask(network, shop(tmp_path), used)
     listed, read, prompts, prompt = results(requests[1])
-    assert json.loads(listed)[0]["uri"] == "shop://opening"
+    assert [it["uri"] for it in json.loads(listed)] == ["shop://opening", "shop://address"]
     assert read == "always"
-    assert json.loads(prompts) == [{"name": "greeting", "about": "A greeting.", "takes": ["name"]}]
+    greeting, farewell = json.loads(prompts)
+    assert greeting == {"name": "greeting", "about": "A greeting.", "takes": ["name"]}
+    assert farewell["name"] == "farewell"
     assert prompt == "user: Greet Zoe warmly."
 
 
-PAGED = """
-import asyncio
-import mcp_types as types
-from mcp.server.lowlevel import Server
-from mcp.server.stdio import stdio_server
-
-
-def page(params, kind):
-    at = int(params.cursor or 0) if params else 0
-    return [kind(at)], str(at + 1) if at < 2 else None
-
-
-async def list_tools(context, params):
-    tools, after = page(params, lambda at: types.Tool(name=f"t{at}", input_schema={"type": "object"}))
-    return types.ListToolsResult(tools=tools, next_cursor=after)
-
-
-async def list_resources(context, params):
-    resources, after = page(params, lambda at: types.Resource(name=f"r{at}", uri=f"paged://{at}"))
-    return types.ListResourcesResult(resources=resources, next_cursor=after)
-
-
-async def list_prompts(context, params):
-    prompts, after = page(params, lambda at: types.Prompt(name=f"p{at}"))
-    return types.ListPromptsResult(prompts=prompts, next_cursor=after)
-
-
-async def main():
-    server = Server("paged", on_list_tools=list_tools, on_list_resources=list_resources, on_list_prompts=list_prompts)
-    async with stdio_server() as streams:
-        await server.run(*streams, server.create_initialization_options())
-
-
-asyncio.run(main())
-"""
-
-
-async def test_what_a_server_lists_in_pages_is_all_there(network: Network, tmp_path: Path) -> None:
-    script = tmp_path / "paged.py"
-    script.write_text(PAGED)
-    servers = McpServers({"paged": ServerOptions(command=sys.executable, args=(str(script),))})
-    _, requests = await ask(network, servers, use(("paged_list_resources", {}), ("paged_list_prompts", {})))
-    assert {"paged_t0", "paged_t1", "paged_t2"} <= set(names(requests[0]))
-    resources, prompts = map(json.loads, results(requests[1]))
-    assert [it["name"] for it in resources] == ["r0", "r1", "r2"]
-    assert [it["name"] for it in prompts] == ["p0", "p1", "p2"]
-
-
-async def test_a_tool_that_a_server_adds_is_there_in_the_next_turn_or_soon(network: Network, tmp_path: Path) -> None:
-    servers = shop(tmp_path)
+async def test_what_an_sdk_server_changes_while_it_runs_shows_soon(network: Network) -> None:
+    servers = McpServers({"shop": ServerOptions(command=sys.executable, args=(str(SDK_SHOP),))})
     more = [use(("shop_price", {"article": f"a{n}"})) for n in range(4)]
     _, requests = await ask(network, servers, use(("shop_grow", {})), *more)
     assert "shop_discount" not in names(requests[0])
     assert "shop_discount" in names(requests[-1])
+    said = [head_of(it)[1].splitlines()[-2].rpartition(" ")[2] for it in requests]
+    assert (said[0], said[1:].count("francs.") + said[1:].count("euros."), said[-1]) == ("euros.", 5, "francs.")
 
 
 async def test_progress_is_told(network: Network, tmp_path: Path) -> None:
@@ -245,13 +203,6 @@ async def test_what_a_server_says_otherwise_when_it_is_back_shows_in_the_next_tu
     assert fourth == fifth == (first[0], first[1].replace("euros", "francs"))
 
 
-async def test_what_a_server_says_otherwise_while_it_runs_shows_soon(network: Network, tmp_path: Path) -> None:
-    more = [use(("shop_price", {"article": f"a{n}"})) for n in range(4)]
-    _, requests = await ask(network, shop(tmp_path), use(("shop_change_currency", {})), *more)
-    said = [head_of(it)[1].splitlines()[-2].rpartition(" ")[2] for it in requests]
-    assert (said[0], said[1:].count("francs.") + said[1:].count("euros."), said[-1]) == ("euros.", 5, "francs.")
-
-
 async def test_a_server_that_comes_later_shows_in_the_reaction_that_finds_it(
     network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,16 +277,13 @@ async def test_a_server_that_is_not_ours_is_used(network: Network) -> None:
 
 
 @asynccontextmanager
-async def serving_http(tmp_path: Path) -> AsyncIterator[str]:
+async def serving_http() -> AsyncIterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        str(SHOP),
-        str(port),
+        *(sys.executable, str(SDK_SHOP), str(port)),
         stderr=asyncio.subprocess.PIPE,
-        env={"SHOP_ORDERS": str(tmp_path / "orders")},
     )
     assert process.stderr is not None
     while b"Uvicorn running" not in (line := await process.stderr.readline()):
@@ -350,8 +298,8 @@ async def serving_http(tmp_path: Path) -> AsyncIterator[str]:
         await draining
 
 
-async def test_a_server_over_http_is_used_and_its_loss_is_an_answer(network: Network, tmp_path: Path) -> None:
-    async with serving_http(tmp_path) as url:
+async def test_a_server_over_http_is_used_and_its_loss_is_an_answer(network: Network) -> None:
+    async with serving_http() as url:
         servers = McpServers({"shop": ServerOptions(url=url)})
         _, requests = await ask(
             network, servers, use(("shop_price", {"article": "pear"})), use(("shop_die", {})), use(("shop_price", {"article": "fig"}))

@@ -1,97 +1,98 @@
-"""An MCP server for tests, over stdio, or over HTTP: ``python mcp_shop.py [PORT]``. Its stock is an order in itself; it can add a tool, say
-something else of its use, die and hang. ``SHOP_ABOUT`` names a file with what it says of its use at its start."""
+"""An MCP server over stdio, in pages of one item: ``python mcp_shop.py``. It can order, show progress, fail, hang and die.
+
+``SHOP_ABOUT`` names a file with its instructions; ``SHOP_ORDERS`` one that receives the orders. The SDK is not used: its
+imports take most of a second in each process. `mcp_sdk_shop.py` is a server of the SDK.
+"""
 
 from __future__ import annotations
 
-import asyncio
+import json
 import os
 import sys
 from pathlib import Path
-
-from mcp.server.mcpserver import Context, MCPServer
-from mcp.server.mcpserver.exceptions import ToolError
-from mcp_types import ToolAnnotations
+from typing import Any
 
 ABOUT = os.environ.get("SHOP_ABOUT")
-server = MCPServer("shop", instructions=Path(ABOUT).read_text("utf-8") if ABOUT else "Prices are in euros.")
+ARTICLE = {"type": "string"}
+TOOLS = [
+    {
+        "name": "price", "description": "Give the price of an article.",
+        "inputSchema": {"type": "object", "properties": {"article": ARTICLE, "count": {"type": "integer"}}, "required": ["article"]},
+    },
+    {"name": "order", "inputSchema": {"type": "object", "properties": {"article": ARTICLE}, "required": ["article"]}},
+    *({"name": name, "inputSchema": {"type": "object"}} for name in ("fail", "hang", "die", "count")),
+]  # fmt: skip
+RESOURCES = [{"name": "opening", "uri": "shop://opening"}, {"name": "address", "uri": "shop://address"}]
+PROMPTS = [
+    {"name": "greeting", "description": "A greeting.", "arguments": [{"name": "name", "required": True}]},
+    {"name": "farewell"},
+]
 
 
-@server.tool(annotations=ToolAnnotations(read_only_hint=True))
-def price(article: str, count: int = 1) -> str:
-    """Give the price of an article."""
-    return f"{count} {article}: {count * 3} EUR"
+def send(**message: Any) -> None:
+    print(json.dumps({"jsonrpc": "2.0", **message}), flush=True)
 
 
-@server.tool()
-def order(article: str) -> str:
-    """Order something."""
-    with open(os.environ["SHOP_ORDERS"], "a", encoding="utf-8") as orders:
-        print(article, file=orders)
-    return f"ordered {article}"
+def list_page(kind: str, items: list[dict[str, Any]], params: dict[str, Any]) -> dict[str, Any]:
+    at = int(params.get("cursor", 0))
+    return {kind: [items[at]], **({"nextCursor": str(at + 1)} if at + 1 < len(items) else {})}
 
 
-@server.tool()
-def fail() -> str:
-    """Fail."""
-    raise ToolError("out of stock")
+def call(name: str, arguments: dict[str, Any], params: dict[str, Any]) -> str:
+    """Return the text of a tool's result. Raise `ValueError` if the tool fails."""
+    if name == "price":
+        count = arguments.get("count", 1)
+        return f"{count} {arguments['article']}: {count * 3} EUR"
+    if name == "order":
+        with open(os.environ["SHOP_ORDERS"], "a", encoding="utf-8") as orders:
+            print(arguments["article"], file=orders)
+        return f"ordered {arguments['article']}"
+    if name == "count":
+        token = params["_meta"]["progressToken"]
+        for number in (1, 2):
+            progress = {"progressToken": token, "progress": number, "total": 2, "message": f"shelf {number}"}
+            send(method="notifications/progress", params=progress)
+        return "12 pears"
+    if name == "die":
+        os._exit(3)
+    raise ValueError("out of stock")
 
 
-@server.tool(annotations=ToolAnnotations(read_only_hint=True))
-async def hang() -> str:
-    """Never answer."""
-    await asyncio.sleep(3600)
-    return ""
+def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the result of a request, or None for an unknown method."""
+    match method:
+        case "initialize":
+            return {
+                "protocolVersion": params["protocolVersion"],
+                "capabilities": {"tools": {}, "resources": {}, "prompts": {}},
+                "serverInfo": {"name": "shop", "version": "1"},
+                "instructions": Path(ABOUT).read_text("utf-8") if ABOUT else "Prices are in euros.",
+            }
+        case "tools/list":
+            return list_page("tools", TOOLS, params)
+        case "resources/list":
+            return list_page("resources", RESOURCES, params)
+        case "prompts/list":
+            return list_page("prompts", PROMPTS, params)
+        case "resources/read":
+            return {"contents": [{"uri": params["uri"], "text": "always"}]}
+        case "prompts/get":
+            text = f"Greet {params['arguments']['name']} warmly."
+            return {"messages": [{"role": "user", "content": {"type": "text", "text": text}}]}
+        case "tools/call":
+            try:
+                result = call(params["name"], params.get("arguments", {}), params)
+            except ValueError as error:
+                return {"content": [{"type": "text", "text": str(error)}], "isError": True}
+            return {"content": [{"type": "text", "text": result}]}
+    return None
 
 
-@server.tool()
-def die() -> str:
-    """End the server in the middle of the call."""
-    os._exit(3)
-
-
-@server.tool(annotations=ToolAnnotations(read_only_hint=True))
-async def grow(context: Context) -> str:
-    """Offer one more tool."""
-
-    @server.tool(annotations=ToolAnnotations(read_only_hint=True))
-    def discount() -> str:
-        """Give the discount."""
-        return "10 %"
-
-    await context.notify_tools_changed()
-    return "there is a new tool"
-
-
-@server.tool(annotations=ToolAnnotations(read_only_hint=True))
-async def change_currency(context: Context) -> str:
-    """Say something else of its use, and that there is news."""
-    server._lowlevel_server.instructions = "Prices are in francs."
-    await context.notify_tools_changed()
-    return "there is another currency"
-
-
-@server.tool(annotations=ToolAnnotations(read_only_hint=True))
-async def count(context: Context) -> str:
-    """Count the stock."""
-    for number in (1, 2):
-        await context.report_progress(number, 2, f"shelf {number}")
-    return "12 pears"
-
-
-@server.resource("shop://opening")
-def opening() -> str:
-    """When it is open."""
-    return "always"
-
-
-@server.prompt()
-def greeting(name: str) -> str:
-    """A greeting."""
-    return f"Greet {name} warmly."
-
-
-if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        server.run("streamable-http", port=int(sys.argv[1]))
-    else:
-        server.run()
+for line in sys.stdin:
+    request = json.loads(line)
+    parameters = request.get("params", {})
+    if "id" not in request or parameters.get("name") == "hang":
+        continue
+    result = answer(request["method"], parameters)
+    error = {"code": -32601, "message": "Method not found"}
+    send(id=request["id"], **({"error": error} if result is None else {"result": result}))

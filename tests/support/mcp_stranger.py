@@ -1,37 +1,45 @@
-"""An MCP server over stdio that offers whatever a JSON file says: ``python mcp_stranger.py FILE``. The file has ``instructions``, ``tools``
-as the protocol has them, and the ``results`` of calls by the tool's name. A call is noted in ``FILE.calls``."""
+"""An MCP server over stdio that offers what a JSON file says: ``python mcp_stranger.py FILE``.
+
+The file has ``instructions``, ``tools`` as the protocol has them, and the ``results`` of calls by the name of the tool.
+Each call is written to ``FILE.calls``. The SDK is not used: its imports take most of a second in each process.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-import mcp_types as types
-from mcp.server.lowlevel import Server
-from mcp.server.stdio import stdio_server
-
 FILE = Path(sys.argv[1])
 SAYS: dict[str, Any] = json.loads(FILE.read_text("utf-8"))
+CALLED = {"content": [{"type": "text", "text": "called"}]}
+UNKNOWN_METHOD = -32601
 
 
-async def list_tools(context: Any, params: Any) -> types.ListToolsResult:
-    return types.ListToolsResult.model_validate({"tools": SAYS["tools"], "resultType": "complete"})
+def answer(method: str, params: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the result of a request, or None for an unknown method."""
+    if method == "initialize":
+        return {
+            "protocolVersion": params["protocolVersion"],
+            "capabilities": {"tools": {}},
+            "serverInfo": {"name": "stranger", "version": "1"},
+            "instructions": SAYS.get("instructions", ""),
+        }
+    if method == "tools/list":
+        return {"tools": SAYS["tools"]}
+    if method == "tools/call":
+        with FILE.with_suffix(".calls").open("a") as calls:
+            print(params["name"], file=calls)
+        result: dict[str, Any] = SAYS.get("results", {}).get(params["name"], CALLED)
+        return result
+    return None
 
 
-async def call_tool(context: Any, params: Any) -> types.CallToolResult:
-    with FILE.with_suffix(".calls").open("a") as noted:
-        print(params.name, file=noted)
-    given = SAYS.get("results", {}).get(params.name, {"content": [{"type": "text", "text": "called"}]})
-    return types.CallToolResult.model_validate(given)
-
-
-async def main() -> None:
-    server = Server("stranger", instructions=SAYS.get("instructions"), on_list_tools=list_tools, on_call_tool=call_tool)
-    async with stdio_server() as streams:
-        await server.run(*streams, server.create_initialization_options())
-
-
-asyncio.run(main())
+for line in sys.stdin:
+    request = json.loads(line)
+    if "id" in request:
+        result = answer(request["method"], request.get("params", {}))
+        error = {"code": UNKNOWN_METHOD, "message": "Method not found"}
+        reply = {"error": error} if result is None else {"result": result}
+        print(json.dumps({"jsonrpc": "2.0", "id": request["id"], **reply}), flush=True)
