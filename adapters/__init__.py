@@ -6,7 +6,7 @@ No other part of Roundelay imports this package. Each framework is imported only
 
 from __future__ import annotations
 
-if __name__ == "adapters":  # a clone's folder, found in the current directory
+if __name__ == "adapters":  # the current directory is the clone's folder
     raise ImportError(
         "Import this package as roundelay.adapters (from roundelay.adapters import ...). Under the name adapters "
         "it would be a second copy with classes of its own."

@@ -1,9 +1,10 @@
 """Build the documentation site: ``./dev docs``.
 
-The pages in docs/ link to files of the repository, such as examples. A site has only pages, so this program copies docs/
-to build/docs and adds each linked file as a page: Markdown as it is, anything else as one code block. Then Zensical
-builds build/site, strictly: a broken link or anchor fails the build. Before, the program checks that the navigation has
-every page of docs/. Afterwards it checks that no page loads anything from another host.
+The pages in docs/ link to files of the repository, such as examples. A site can contain only pages. This program
+therefore copies docs/ to build/docs and adds each linked file as a page. A Markdown file is copied, and any other file
+becomes one code block. Then Zensical builds build/site in strict mode, so that a broken link or anchor fails the build.
+Before the build, the program checks that the navigation lists every page of docs/. After the build, it checks that no
+page loads anything from another host.
 """
 
 from __future__ import annotations
@@ -25,16 +26,18 @@ from prose import read_markdown, split_sentences
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 REPOSITORY = "repository"
-"""Folder of the site with the linked files of the repository."""
+"""Folder of the site that contains the linked files of the repository."""
 GENERATED = ("api.md",)
-"""Pages that a program writes. Limits of size do not apply to them."""
+"""Pages that a program generates. The size limits do not apply to them."""
 MAX_LINE = 160
-"""Maximum characters of a line outside of code blocks and tables."""
+"""Maximum length of a line outside of code blocks and tables, in characters."""
 MAX_START_SENTENCE = 32
-"""Maximum words of a sentence in docs/start, which new users read."""
+"""Maximum number of words in a sentence in docs/start, which new users read."""
 MAX_MEDIAN_KB = 6.0
 MAX_WORDS = 93_000
-"""Maximum words of all pages outside of code blocks, without generated pages and decisions. Lower this when you cut."""
+"""Maximum number of words on all pages. Code blocks, generated pages and decisions do not count. Lower the limit when
+you shorten the documentation.
+"""
 REPOSITORY_LINK = """<a href="{{ config.repo_url }}" class="md-source">
   <div class="md-source__repository">{{ config.repo_name }}</div>
 </a>
@@ -48,7 +51,7 @@ _LOADED = re.compile(
 
 
 def list_nav(nav: list[Any], section: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (section, page) of each page in the navigation, in its order."""
+    """Yield the section and the name of each page in the navigation, in order."""
     for item in nav:
         if isinstance(item, str):
             yield section, item
@@ -110,7 +113,9 @@ class Stage:
             self._waiting.append(source)
 
     def _rewrite(self, source: Path, target: Path) -> str:
-        """Return the text of a page with its links as they are on the site. Raises `SystemExit` for a broken link."""
+        """Return the text of a page, with its links changed to paths on the site. Raises `SystemExit` for a broken
+        link.
+        """
 
         def replace(match: re.Match[str]) -> str:
             link, hash_mark, anchor = match["target"].partition("#")
@@ -133,7 +138,7 @@ class Stage:
                 + anchor
             )
 
-        # Links in code blocks are text.
+        # Leave code blocks unchanged, because links in them are text.
         parts = re.split(r"(^```.*?^```$)", source.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
         return "".join(part if part.startswith("```") else _LINK.sub(replace, part) for part in parts)
 
@@ -143,13 +148,13 @@ class Stage:
 
 
 def locate_page(source: Path) -> str:
-    """Return the path of a repository file's page, below the folder of pages."""
+    """Return the path of the page for a repository file, relative to the folder of pages."""
     name = source.relative_to(ROOT).as_posix()
     if source.is_dir():
         readme = source / "README.md"
         return locate_page(readme) if readme.exists() else f"{REPOSITORY}/{name}/index.md"
     if source.suffix == ".md":
-        # README.md would become index.html of its folder, and so does a folder's list.
+        # Zensical would build README.md as the index.html of its folder, like the list of a folder's files.
         return f"{REPOSITORY}/{name}".replace("README.md", "index.md")
     return f"{REPOSITORY}/{name}.md"
 
@@ -170,7 +175,9 @@ def read_title(page: Path) -> str:
 
 
 def write_llms(config: dict[str, Any], folder: Path) -> None:
-    """Write llms.txt (https://llmstxt.org), and all pages as one text for those who read them whole."""
+    """Write llms.txt (https://llmstxt.org), and a file with the text of all pages for readers that want everything at
+    once.
+    """
     pages = list(list_nav(config["nav"]))
     lines = [f"# {config['site_name']}", "", f"> {config['site_description']}."]
     section = ""
@@ -185,7 +192,9 @@ def write_llms(config: dict[str, Any], folder: Path) -> None:
 
 
 def find_orphans(config: dict[str, Any]) -> list[str]:
-    """Return pages of docs/ that the navigation does not name, except decisions: those have a list of their own."""
+    """Return the pages of docs/ that the navigation does not list. Decisions are excluded, because they have their own
+    list.
+    """
     named = {page for _, page in list_nav(config["nav"])}
     pages = {it.relative_to(DOCS).as_posix() for it in DOCS.rglob("*.md")}
     return sorted(page for page in pages - named if not page.startswith("decisions/"))
@@ -202,7 +211,7 @@ def find_foreign_requests(site: Path) -> list[str]:
 
 
 def build(out: Path, *, site_url: str = "", repository: str = "", has_versions: bool = False) -> Path:
-    """Build ``out/site`` and return its path. Raises `SystemExit` if anything is broken."""
+    """Build ``out/site`` and return its path. Raises `SystemExit` if a link or a page is broken."""
     config = read_config()
     if orphans := find_orphans(config):
         raise SystemExit(f"docs: no page leads to {', '.join(orphans)}. Add each to `nav` in zensical.toml.")
@@ -213,13 +222,13 @@ def build(out: Path, *, site_url: str = "", repository: str = "", has_versions: 
     if repository:
         extra += f'repo_url = "{repository}"\nedit_uri = "edit/main/docs"\n'
         text = text.replace("[project.theme]\n", '[project.theme]\ncustom_dir = "overrides"\n')
-        # The theme's own link makes every page ask api.github.com for stars and releases.
+        # Replace the theme's own repository link, which makes every page ask api.github.com for stars and releases.
         (out / "overrides/partials").mkdir(parents=True, exist_ok=True)
         (out / "overrides/partials/source.html").write_text(REPOSITORY_LINK, encoding="utf-8")
         text = text.replace('"content.code.copy"', '"content.action.edit",\n  "content.code.copy"')
     if has_versions:
         text += '\n[project.extra.version]\nprovider = "mike"\n'
-    # Zensical reads and writes only below the folder of its file.
+    # Write the configuration into the output folder. Zensical reads and writes only below the folder of this file.
     config_file = out / "zensical.toml"
     config_file.write_text(text.replace("[project]\n", f"[project]\n{extra}", 1), encoding="utf-8")
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "--config-file", str(config_file)]
@@ -231,9 +240,10 @@ def build(out: Path, *, site_url: str = "", repository: str = "", has_versions: 
 
 
 def publish(site: Path, folder: Path, version: str) -> None:
-    """Copy the built site into ``folder/version`` of a folder that a web server shows, and list it first in versions.json.
+    """Copy the built site into ``folder/version``, and list the version first in versions.json. A web server serves
+    ``folder``.
 
-    The page's version selector reads versions.json. The folder's index.html leads to the newest version.
+    The version selector of the pages reads versions.json. The index.html of the folder redirects to the newest version.
     """
     folder.mkdir(parents=True, exist_ok=True)
     listed = folder / "versions.json"
@@ -251,7 +261,7 @@ def publish(site: Path, folder: Path, version: str) -> None:
 
 
 def list_sizes() -> list[tuple[float, int, str]]:
-    """Return KB, words outside of code blocks, and name of each page, largest first."""
+    """Return the size in KB, the number of words outside of code blocks and the name of each page, largest first."""
     sizes = []
     for page in DOCS.rglob("*.md"):
         text = page.read_text(encoding="utf-8")
@@ -264,12 +274,14 @@ def list_sizes() -> list[tuple[float, int, str]]:
 
 
 def sum_sizes(sizes: list[tuple[float, int, str]]) -> tuple[float, int]:
-    """Return the median size in KB, and all words."""
+    """Return the median size in KB, and the total number of words."""
     return sorted(size for size, _, _ in sizes)[len(sizes) // 2], sum(words for _, words, _ in sizes)
 
 
 def find_long_text() -> list[str]:
-    """Return what is longer than the limits of this module: lines, sentences for new users, the median page, all pages."""
+    """Return a message for each exceeded limit of this module: line length, length of sentences for new users, size of
+    the median page, and words on all pages.
+    """
     found = []
     for page in sorted(DOCS.rglob("*.md")):
         name = page.relative_to(DOCS).as_posix()
@@ -295,7 +307,9 @@ def find_long_text() -> list[str]:
 
 
 def print_sizes() -> None:
-    """Print each page's size in KB and words, largest first, then the median size and all words."""
+    """Print the size in KB and the words of each page, largest first. Then print the median size and the
+    total words.
+    """
     sizes = list_sizes()
     for size, words, name in sizes:
         print(f"{size:7.1f} KB {words:7,} words  {name}")

@@ -24,9 +24,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_WORDS = 32
-"""Words of a sentence that is not yet called long. Aim for 25 when writing."""
+"""Maximum number of words in a sentence that does not count as long. Aim for at most 25 words when you write."""
 MAX_SUBJECT = 72
-"""Characters of a commit subject; longer ones are cut in lists."""
+"""Maximum length of a commit subject, in characters. Tools that list commits cut off longer subjects."""
 
 PATTERNS = {
     "starts with a relative clause": r"^(?:Who|Whoever|Whose|Whatever|Where|Wherever|What|How|One (?:who|that)|Those (?:who|that)|That which)\b(?!.*\?$)",
@@ -61,19 +61,21 @@ class Sentence:
     text: str
 
     def find_patterns(self) -> list[str]:
-        """Return the names of the patterns that match."""
+        """Return the names of the patterns that match the sentence."""
         return [name for name, pattern in COMPILED.items() if pattern.search(self.text)]
 
 
 def split_sentences(text: str) -> Iterator[str]:
-    """Split at sentence ends, colons and semicolons before a capital; drop parts of fewer than three words."""
+    """Split a text into sentences. A colon or semicolon before a capital letter also ends a sentence. Parts with fewer
+    than three words are dropped.
+    """
     for part in re.split(r"(?<=[.!?:;])\s+(?=[A-Z`\"'(*])", " ".join(text.split())):
         if len(part.split()) >= 3:
             yield part.strip("-* ")
 
 
 def read_python(source: str) -> Iterator[tuple[int, str]]:
-    """Yield line and text of each docstring, attribute docstring and block of comments."""
+    """Yield the line number and the text of each docstring, attribute docstring and block of comments."""
     for node in ast.walk(ast.parse(source)):
         for child in body if isinstance(body := getattr(node, "body", None), list) else ():
             if (
@@ -98,14 +100,14 @@ def read_python(source: str) -> Iterator[tuple[int, str]]:
 
 
 def read_script(source: str) -> Iterator[tuple[int, str]]:
-    """Yield each line that is a comment."""
+    """Yield the line number and the text of each comment line."""
     for number, line in enumerate(source.splitlines(), 1):
         if (comment := re.match(r"\s*(?://+|/?\*+)\s?(.*?)(?:\*/)?$", line)) and comment[1].strip():
             yield number, comment[1]
 
 
 def read_markdown(source: str) -> Iterator[tuple[int, str]]:
-    """Yield each paragraph, list item and long table cell outside of code blocks."""
+    """Yield the line number and the text of each paragraph, list item and long table cell outside of code blocks."""
     paragraph: list[str] = []
     first, in_code = 0, False
     for number, line in enumerate([*source.splitlines(), ""], 1):
@@ -128,7 +130,7 @@ READERS = {".py": read_python, ".md": read_markdown, ".js": read_script, ".ts": 
 
 
 def list_sentences(paths: list[Path]) -> Iterator[Sentence]:
-    """Yield every sentence under ``paths``, files in order of their names; symbolic links to folders are not followed."""
+    """Yield every sentence in the files under ``paths``, sorted by file name. Linked folders are not followed."""
     for root in paths:
         for path in [root] if root.is_file() else sorted(root.rglob("*")):
             if path.suffix in READERS and path.is_file() and not SKIPPED & {*path.parts}:
@@ -137,7 +139,7 @@ def list_sentences(paths: list[Path]) -> Iterator[Sentence]:
 
 
 def check_message(message: str) -> list[str]:
-    """Return what is wrong with a commit message, by the rules of CONTRIBUTING.md."""
+    """Return the problems of a commit message, according to the rules of CONTRIBUTING.md."""
     subject, _, rest = message.partition("\n")
     faults = []
     if len(subject) > MAX_SUBJECT:
@@ -156,7 +158,7 @@ def check_message(message: str) -> list[str]:
 
 
 def list_messages(commits: str) -> list[tuple[str, str]]:
-    """Return (abbreviated hash, message) of each commit of a range, newest first; merges are left out."""
+    """Return the abbreviated hash and the message of each commit in a range, newest first. Merges are left out."""
     command = ["git", "-C", str(ROOT), "log", "--no-merges", "--format=%h%x00%B%x01", commits]
     log = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     return [

@@ -1,12 +1,12 @@
-"""Build the release, and check that what was built works without the clone.
+"""Build the release, and check that the built archives work without the clone.
 
     ./dev release --check            # everything below; nothing leaves this machine
     ./dev release --build DIR        # the sdist and the wheel of HEAD, and their sha256 sums
     python tools/release.py --check --only wheel,demo
 
-`--check` builds HEAD twice and compares the bytes, reads the archives, then installs the wheel into empty environments and
-uses it there. Each check prints one line; the exit code is 1 if any of them failed. Publishing is done by
-.github/workflows/release.yml, which runs the same two commands.
+`--check` builds HEAD twice and compares the bytes. It then reads the archives, installs the wheel into empty
+environments, and uses it there. Each check prints one line. The exit code is 1 if any check failed. The workflow
+.github/workflows/release.yml runs the same two commands and publishes the release.
 """
 
 from __future__ import annotations
@@ -38,18 +38,24 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 VERSION: str = PYPROJECT["project"]["version"]
 
 MAX_WHEEL_BYTES = 3_000_000
-"""Several times what peers ship (openai-agents: 0.4 MB), and enough for the page and the documents."""
+"""Maximum size of the wheel in bytes. The page and the documents fit into it, but comparable packages are smaller
+(openai-agents: 0.4 MB).
+"""
 
 BUILD = "from setuptools import build_meta; build_meta.build_{0}({1!r})"
 
 UNINSTALLABLE_EXTRAS = frozenset({"dev", "all", "local"})
-"""Extras that the check does not install: `dev` is the tests' own, `all` holds it, and `local` is 130 MB of weights."""
+"""Extras that the check does not install. `dev` is for the tests, `all` contains the other extras, and `local` needs
+130 MB of weights.
+"""
 
 TOOLS = ("twine>=6", "griffe>=1.7", "check-jsonschema>=0.33")
-"""Tools of the check, installed into an environment of its own."""
+"""Tools that the check itself uses. They are installed into a separate environment."""
 
 NEED_A_PACKAGE = {"roundelay.agents.features.schema_worker": "jsonschema", "roundelay.pytest_plugin": "pytest"}
-"""Modules without an extra's message: a program that the extra `mcp` starts by its path, and one that pytest loads."""
+"""Modules that need a package, but whose error names no extra. The extra `mcp` starts the first one by its path, and
+pytest loads the second one.
+"""
 
 IMPORT_ALL = """
 import importlib, json, pkgutil, sys, roundelay
@@ -66,19 +72,19 @@ print(json.dumps(failures))
 
 
 class CheckFailed(Exception):
-    """A check found something that keeps the release from being published."""
+    """A check found a problem that prevents the release from being published."""
 
 
 @dataclass(frozen=True)
 class Archives:
-    """The two files of a release."""
+    """The two archive files of a release."""
 
     sdist: Path
     wheel: Path
 
 
 def run(*command: str | Path, cwd: Path, timeout_s: float = 900, **environment: str) -> str:
-    """Run a command and return its output. Raises `CheckFailed` with the output's end if it fails."""
+    """Run a command and return its output. Raises `CheckFailed` with the end of the output if the command fails."""
     known = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
     done = subprocess.run(
         [*map(str, command)], cwd=cwd, env=known | environment, capture_output=True, text=True, timeout=timeout_s
@@ -93,7 +99,9 @@ def run(*command: str | Path, cwd: Path, timeout_s: float = 900, **environment: 
 
 
 def build(folder: Path, revision: str = "HEAD") -> Archives:
-    """Build the sdist and the wheel of a commit into ``folder``. The same commit gives the same bytes."""
+    """Build the sdist and the wheel of a commit into ``folder``. Two builds of the same commit produce the
+    same bytes.
+    """
     source = folder / "source"
     source.mkdir(parents=True)
     packed = folder / "source.tar"
@@ -103,7 +111,8 @@ def build(folder: Path, revision: str = "HEAD") -> Archives:
     run(sys.executable, "-c", BUILD.format("sdist", str(folder)), cwd=source, SOURCE_DATE_EPOCH=epoch)
     [sdist] = folder.glob("roundelay-*.tar.gz")
     normalize_sdist(sdist, int(epoch))
-    # From the sdist, as an installer does it: a file that the sdist lacks is then missing here too.
+    # Build the wheel from the sdist, as an installer does. A file that the sdist lacks is then also missing in the
+    # wheel.
     unpacked = folder / "unpacked"
     run("mkdir", "-p", unpacked, cwd=folder)
     run("tar", "-xzf", sdist, "-C", unpacked, "--strip-components=1", cwd=folder)
@@ -116,7 +125,9 @@ def build(folder: Path, revision: str = "HEAD") -> Archives:
 
 
 def normalize_sdist(path: Path, epoch: int) -> None:
-    """Rewrite an sdist with sorted members, one time and no owner: setuptools stores those of the build."""
+    """Rewrite an sdist with sorted members, a fixed time and no owner. Setuptools stores the time and the owner of the
+    build, which would make each build different.
+    """
     content = io.BytesIO()
     with tarfile.open(path) as read, tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as written:
         for member in sorted(read.getmembers(), key=lambda member: member.name):
@@ -135,7 +146,7 @@ def hash_file(path: Path) -> str:
 
 
 class Release:
-    """The archives of HEAD, built once, and the environments that checks share."""
+    """The archives of HEAD, which are built once, and the environments that several checks share."""
 
     def __init__(self, work: Path) -> None:
         self._work = work
@@ -160,13 +171,15 @@ class Release:
 
     @property
     def tools(self) -> Path:
-        """The Python of the environment that holds the check's own tools."""
+        """Path of the Python interpreter in the environment with the tools of the checks."""
         if self._tools is None:
             self._tools = self.make_environment("tools", *TOOLS)
         return self._tools
 
     def make_environment(self, name: str, *wanted: str) -> Path:
-        """Make an environment with packages and return its Python. uv is used where it is on PATH."""
+        """Create an environment with packages, and return the path of its Python interpreter. Uses uv if uv is
+        installed.
+        """
         home = self._work / name
         if shutil.which("uv"):
             run("uv", "venv", "--quiet", "--python", sys.executable, home, cwd=self._work)
@@ -179,7 +192,7 @@ class Release:
         return python
 
     def install_wheel(self, name: str, extra: str = "") -> Path:
-        """Install the wheel with an extra into an environment of its own and return its Python."""
+        """Install the wheel with an extra into a new environment, and return the path of its Python interpreter."""
         target = f"{self.archives.wheel}[{extra}]" if extra else str(self.archives.wheel)
         return self.make_environment(name, target)
 
@@ -275,14 +288,15 @@ def check_wheel(release: Release) -> str:
     if said != f"roundelay {VERSION}":
         raise CheckFailed(f"`roundelay --version` of the wheel says {said!r}")
     failures = json.loads(run(python, "-c", IMPORT_ALL, cwd=empty))
-    # A module that needs an extra says so. Anything else is a dependency that pyproject.toml does not name.
+    # A module that needs an extra names the extra in its error. Any other error is a dependency that pyproject.toml
+    # does not list.
     if other := {name: text for name, text in failures.items() if not is_expected(name, text)}:
         raise CheckFailed("modules that cannot be imported:\n" + "\n".join(f"  {it}" for it in other.items()))
     return f"every module imports, or names its extra ({len(failures)})"
 
 
 def is_expected(module: str, failure: str) -> bool:
-    """Whether a module that cannot be imported without extras says what it needs."""
+    """Return whether a failed import is expected, because the error names the missing extra or package."""
     return "roundelay[" in failure or failure.endswith(f"'{NEED_A_PACKAGE.get(module, '')}'")
 
 
@@ -339,7 +353,7 @@ CHECKS: dict[str, Callable[[Release], str]] = {
 
 
 def check(names: Sequence[str]) -> int:
-    """Run checks in order, all of them even if one fails. Return the exit code."""
+    """Run all of these checks in order, even if one fails. Return the exit code."""
     failed = 0
     with tempfile.TemporaryDirectory(prefix="roundelay-release-") as work:
         release = Release(Path(work))

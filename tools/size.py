@@ -1,7 +1,7 @@
-"""Print the size of the code base: lines, classes, files, comments and prose, each beside its limit.
+"""Print the size of the code base: lines, classes, files, comments and prose, each with its limit.
 
-``./dev size`` prints it. tests/unit/test_size.py holds the limits of what a later change could break without a sign: large
-classes, large files, and folders of ``roundelay/`` that import each other in a circle.
+``./dev size`` runs this program. tests/unit/test_size.py enforces the limits that a change could exceed without anybody
+noticing: large classes, large files, and folders of ``roundelay/`` that import each other in a circle.
 """
 
 from __future__ import annotations
@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(
-    0, str(ROOT / "tools")
-)  # also when tests import this module; a folder `tools` may be another package there
+sys.path.insert(0, str(ROOT / "tools"))  # tests import this module, and may find another package named `tools`
 
 from prose import NOT_PROSE, PATHS, SKIPPED, list_sentences  # noqa: E402
 
@@ -28,7 +26,9 @@ MAX_METHODS, MAX_ATTRIBUTES, MAX_FILE_LINES = 30, 20, 600
 
 @dataclass(frozen=True)
 class ClassSize:
-    """Methods that a class defines, and attributes that its methods or its body assign (inherited ones do not count)."""
+    """Number of methods that a class defines, and of attributes that its methods or its body assign. Inherited methods
+    and attributes do not count.
+    """
 
     name: str
     file: str
@@ -41,13 +41,15 @@ class ClassSize:
 
 
 def list_files(folders: Iterable[str], *suffixes: str) -> list[Path]:
-    """Return the files of these folders by name, without vendored ones."""
+    """Return the files in these folders with these suffixes, sorted by name. Vendored files are left out."""
     found = (path for folder in folders for suffix in suffixes for path in (ROOT / folder).rglob(f"*{suffix}"))
     return sorted({path for path in found if path.is_file() and not SKIPPED & {*path.parts}})
 
 
 def count_python(source: str) -> tuple[int, int]:
-    """Return (lines of code, lines with a comment); a docstring is neither, and a line with both counts for both."""
+    """Return the number of lines with code, and the number of lines with a comment. A line with both counts twice. A
+    docstring does not count.
+    """
     docstrings = set[int]()
     for node in ast.walk(ast.parse(source)):
         for child in body if isinstance(body := getattr(node, "body", None), list) else ():
@@ -68,7 +70,9 @@ def count_python(source: str) -> tuple[int, int]:
 
 
 def count_script(source: str) -> int:
-    """Return the lines of JavaScript or TypeScript that are neither blank nor a comment alone."""
+    """Return the number of lines of JavaScript or TypeScript that contain code. Blank lines and comment lines do not
+    count.
+    """
     code, in_comment = 0, False
     for line in map(str.strip, source.splitlines()):
         if in_comment or line.startswith("/*"):
@@ -94,12 +98,12 @@ def list_classes(source: str, file: str) -> Iterator[ClassSize]:
                 if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store)
                 if isinstance(child.value, ast.Name) and child.value.id == "self"
             }
-            # A record's fields are its contract; only what a class with behavior holds is counted from its body.
+            # Count the attributes in the body only for a class with behavior. The fields of a record are its interface.
             yield ClassSize(node.name, file, len(methods), len(assigned | (declared if assigned else set())))
 
 
 def find_large_classes() -> list[ClassSize]:
-    """Return the classes over a limit, largest first."""
+    """Return the classes that exceed a limit, largest first."""
     classes = (size for path in list_files(PRODUCT, ".py") for size in list_classes(path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))))  # fmt: skip
     return sorted(
         (size for size in classes if size.is_large), key=lambda size: (-size.methods, -size.attributes, size.name)
@@ -107,7 +111,7 @@ def find_large_classes() -> list[ClassSize]:
 
 
 def find_large_files() -> list[tuple[str, int]]:
-    """Return (file, lines) of the product's Python files over the limit, largest first."""
+    """Return the path and the number of lines of the product's Python files that exceed the limit, largest first."""
     sizes = [
         (str(path.relative_to(ROOT)), len(path.read_text(encoding="utf-8").splitlines()))
         for path in list_files(PRODUCT, ".py")

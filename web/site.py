@@ -1,8 +1,8 @@
-"""Prepares the page's files for the node: hashed names, an import map, and the browser's permissions.
+"""Prepares the files of the page for the node: hashed names, an import map, and the permissions of the browser.
 
-`read_site` reads the folder ``page`` once. Each request is looked up by its whole path among these files, so no request
-opens a file. The hub's server has already checked Host and Origin (`roundelay.network.hub`). This module does not
-depend on the page's content.
+`read_site` reads the folder ``page`` once. Each request path is looked up among these files, so no request opens a
+file. The hub's server has already checked the headers Host and Origin (`roundelay.network.hub`). This module does not
+depend on the content of the page.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ FOLDER = Path(__file__).parent / "page"
 PREFIX = "/web/"
 ENTRY = "ui/main.js"
 PLACE = "<!-- files -->"
-"""The line of index.html that is replaced by the stylesheets, import map and modules."""
+"""Line of index.html that is replaced by the stylesheets, the import map and the modules."""
 STYLE = "style.css"
-"""The first stylesheet. The other stylesheets of the page's folder follow by name."""
+"""Name of the first stylesheet. The other stylesheets in the page's folder follow, sorted by name."""
 VENDORED = "vendor/vendored.json"
 HASH_DIGITS = 12
 GZIP_FROM_BYTES = 500
@@ -36,7 +36,7 @@ TYPES = {
     ".png": "image/png",
     ".woff2": "font/woff2",
 }
-"""Types of the served files. Every other file of the folder is for developers."""
+"""Media types of the files that are served, by suffix. All other files in the folder are only for developers."""
 _PACKED = ("text/", "image/svg")
 
 HARMLESS = {
@@ -56,12 +56,14 @@ POLICY = (
     "connect-src 'self'; object-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""``hash`` is that of the import map, the only inline script. The last two directives keep text from becoming HTML or a
-script, even for the page's own code, in browsers that support trusted types."""
+"""Content-Security-Policy of the page. ``hash`` is the hash of the import map, which is the only inline script. The
+last two directives make sure that even the page's own code cannot turn text into HTML or into a script. They work only
+in browsers that support trusted types.
+"""
 
 
 class PageFile:
-    """A file of the page, plain and compressed."""
+    """A file of the page, in plain and compressed form."""
 
     def __init__(self, body: bytes, content_type: str, headers: Mapping[str, str]) -> None:
         self._body = body
@@ -81,7 +83,9 @@ class PageFile:
 
 
 class PageSite:
-    """`Site` of the page. With ``is_reloaded``, the files are read again at each request for the page, for developers."""
+    """Implements `Site` with the files of the page. With ``is_reloaded``, which is meant for developers, the files are
+    read again whenever the page is requested.
+    """
 
     def __init__(self, folder: Path = FOLDER, *, is_reloaded: bool = False) -> None:
         self._folder = folder
@@ -96,7 +100,9 @@ class PageSite:
 
 
 def read_site(folder: Path) -> dict[str, PageFile]:
-    """Return the page's files by request path. Raises `OSError`, or `ValueError` if index.html lacks the insertion point."""
+    """Return the files of the page by request path. Raises `OSError` if a file cannot be read, and `ValueError` if
+    index.html has no insertion point.
+    """
     contents = read_contents(folder)
     paths = {name: _hashed_path(name, body) for name, body in contents.items()}
     for_ever = {"Cache-Control": "public, max-age=31536000, immutable", **HARMLESS}
@@ -106,7 +112,7 @@ def read_site(folder: Path) -> dict[str, PageFile]:
 
 
 def read_contents(folder: Path) -> dict[str, bytes]:
-    """Return every file of the page except index.html, by its name in the folder."""
+    """Return the contents of every file of the page except index.html, by the file's name in the folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.suffix in TYPES and path.is_file())
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
@@ -117,7 +123,7 @@ def _hashed_path(name: str, body: bytes) -> str:
 
 
 def _make_index(folder: Path, contents: Mapping[str, bytes], paths: Mapping[str, str]) -> PageFile:
-    """Return index.html with its stylesheets, import map, preloaded modules and entry."""
+    """Return index.html with links to its stylesheets, import map, preloaded modules and entry module."""
     imports = list_imports(folder, paths)
     import_map = json.dumps({"imports": imports}, separators=(",", ":")).replace("<", "\\u003c")
     lines = [f'<link rel="stylesheet" href="{escape(paths[it])}">' for it in list_styles(paths)]
@@ -133,7 +139,7 @@ def _make_index(folder: Path, contents: Mapping[str, bytes], paths: Mapping[str,
 
 
 def fill_template(folder: Path, lines: Iterable[str]) -> str:
-    """Return index.html with these lines in its head. Raises `ValueError` if it lacks the insertion point."""
+    """Return index.html with these lines in its head. Raises `ValueError` if index.html has no insertion point."""
     template = (folder / "index.html").read_text(encoding="utf-8")
     if template.count(PLACE) != 1:
         raise ValueError(f"index.html has no line {PLACE}, or more than one")
@@ -141,17 +147,17 @@ def fill_template(folder: Path, lines: Iterable[str]) -> str:
 
 
 def list_styles(names: Iterable[str]) -> list[str]:
-    """Return the stylesheets of the page's folder, in order."""
+    """Return the names of the page's stylesheets, in the order in which the page loads them."""
     return sorted(
         (name for name in names if name.endswith(".css") and "/" not in name), key=lambda name: (name != STYLE, name)
     )
 
 
 def list_imports(folder: Path, paths: Mapping[str, str]) -> dict[str, str]:
-    """Return the import map from module names to paths.
+    """Return the import map, which maps module names to paths.
 
-    It contains the page's modules (``#core/state.js``), and names that vendored modules import (``preact``, from
-    vendored.json).
+    The map contains the modules of the page (``#core/state.js``), and the names that vendored modules import
+    (``preact``, from vendored.json).
     """
     imports = {f"#{name}": path for name, path in paths.items() if name.endswith(".js")}
     vendored = folder / VENDORED
@@ -165,9 +171,10 @@ _QUOTED = re.compile(rb"""["'](#?[\w@][\w./@-]*)["']""")
 
 
 def list_modules(contents: Mapping[str, bytes], imports: Mapping[str, str]) -> list[str]:
-    """Return the modules that the entry imports, directly or indirectly.
+    """Return all modules that the entry module imports, directly or indirectly.
 
-    With this list, the browser fetches all modules at once instead of one level after the other.
+    With this list, the browser fetches all modules at once. Otherwise it would fetch one level of imports after the
+    other.
     """
     by_path = {imports[f"#{name}"]: body for name, body in contents.items() if f"#{name}" in imports}
     found: dict[str, str] = {}

@@ -1,19 +1,21 @@
 /**
- * Handled deliveries, and the acks that are due. Follows `Acks` in network/client/acks.py. No IO, no clock.
+ * Tracks which deliveries were handled, and which acks must be sent. Follows `Acks` in network/client/acks.py. No IO,
+ * no clock.
  *
- * The prefix is the seq up to which every delivery was handled or refused. It never decreases, and one `ack` covers it. A delivery that
- * comes again at or below the prefix is late: it is acknowledged alone. While a late one is open the prefix is not sent, because it
- * would cover that delivery.
+ * The prefix is the seq up to which every delivery was handled or refused. The prefix never decreases, and one `ack`
+ * covers all deliveries up to it. A delivery at or below the prefix that arrives again is late. It is acknowledged
+ * separately. While a late delivery is open, the prefix is not sent, because it would also cover that delivery.
  */
 
-// Handled seqs, to recognize deliveries that a new session repeats. A killed hub loses at most the acks of the last second (docs/protocol.md,
-// Delivery), or more if it is killed several times within a second.
+// Maximum number of handled seqs to remember. They identify deliveries that a new session repeats. A hub that is killed
+// loses at most the acks of the last second (docs/protocol.md, Delivery), or more if it is killed several times within
+// a second.
 const MAX_REMEMBERED = 65_536;
 
 export class Acks {
   constructor() {
     this.prefix = 0;
-    /** Whether the hub has another history now. */
+    /** Whether the hub now has a different history. */
     this.isStale = false;
     /** @type {number[]} deliveries above the prefix, in order of arrival */
     this._order = [];
@@ -23,9 +25,9 @@ export class Acks {
     this._handled = new Set();
     /** @type {Set<number>} open deliveries at or below the prefix */
     this._late = new Set();
-    /** @type {Set<number>} late deliveries that were handled since */
+    /** @type {Set<number>} late deliveries that were handled and must be acknowledged separately */
     this._named = new Set();
-    /** @type {Set<number>} seqs to acknowledge alone, unless the prefix covers them */
+    /** @type {Set<number>} seqs to acknowledge separately, unless the prefix covers them */
     this._single = new Set();
     /** @type {number[]} seqs that the prefix has passed since it was last sent */
     this._covered = [];
@@ -33,9 +35,9 @@ export class Acks {
     this._sessionTop = 0;
   }
 
-  /** Start a session, which repeats all unacknowledged deliveries from `cursor`. @param {number} cursor */
+  /** Start a session. The session repeats all unacknowledged deliveries from `cursor` on. @param {number} cursor */
   beginSession(cursor) {
-    // The new session repeats every open delivery, so handled ones need no place in the order any more.
+    // The new session repeats every open delivery, so remove the handled ones from the order.
     this._order = this._order.filter((seq) => this._open.has(seq));
     this._single.clear();
     this._named.clear();
@@ -45,7 +47,8 @@ export class Acks {
     this._isPrefixDue = false;
   }
 
-  /** Record a delivery. Return false if it is open, or was handled; in the latter case it is only acknowledged again.
+  /** Record a delivery, and return whether it must be handled. A delivery that was already handled is only acknowledged
+   * again.
    * @param {number} seq */
   take(seq) {
     this._sessionTop = Math.max(this._sessionTop, seq);
@@ -68,7 +71,8 @@ export class Acks {
       if (this._handled.size <= MAX_REMEMBERED) break;
       this._handled.delete(oldest);
     }
-    // The prefix is above it already, and would not say that this one was handled.
+    // Acknowledge a late delivery separately. The prefix is already above it, so an ack of the prefix does not report
+    // it.
     if (this._late.delete(seq)) this._named.add(seq);
     this._settle(seq);
     return true;
@@ -83,10 +87,12 @@ export class Acks {
     return true;
   }
 
-  /** Return the acks to send now, and count them as sent: everything up to a seq (or null), and single seqs. */
+  /** Return the acks that must be sent now, and count them as sent: everything up to `prefix` (or null), and `single`
+   * seqs. */
   takeDue() {
-    const isDue = this._isPrefixDue && this.prefix <= this._sessionTop; // the hub refuses an ack above what this session was delivered
-    const isSaid = isDue && !this._late.size; // the prefix would acknowledge the late ones too
+    // The hub refuses an ack above the newest delivery of the session.
+    const isDue = this._isPrefixDue && this.prefix <= this._sessionTop;
+    const isSaid = isDue && !this._late.size; // the prefix would also acknowledge open late deliveries
     const passed = isDue ? this._covered : [];
     const alone = [...passed, ...this._single].filter((check) => !isSaid || check > this.prefix);
     const single = [...new Set([...alone, ...this._named])];

@@ -1,13 +1,14 @@
 /**
- * One participant's connection to a hub: roundelay.v1 (docs/protocol.md) over a WebSocket, kept alive.
+ * A participant's connection to a hub. It speaks roundelay.v1 (docs/protocol.md) over a WebSocket, and reconnects after
+ * a loss.
  *
- * It joins, reconnects after a loss, and sends each message exactly once: under its own id, repeated until it is `stored`.
- * It repeats calls and records without an answer, and acknowledges handled deliveries. Frames go to `onEvent` unchanged, each
- * with `at` (ms).
+ * Each message is sent exactly once: the connection repeats it under the same id until the hub has stored it. Calls and
+ * records without an answer are repeated too, and handled deliveries are acknowledged. Frames are passed to `onEvent`
+ * unchanged, each with its arrival time `at` (ms).
  *
- * The WebSocket, clock, randomness, timers and storage are parameters; there is no DOM. It is a `source` of `#ui/store.js`:
- * {connect(onEvent), call(op, args), send(message), signal(kind, body, where), retry, discard, wake, close}. The client in
- * clients/typescript is built on it.
+ * The WebSocket, clock, randomness, timers and storage are parameters. There is no DOM. A connection is a `source` of
+ * `#ui/store.js`: {connect(onEvent), call(op, args), send(message), signal(kind, body, where), retry, discard, wake,
+ * close}. The client in clients/typescript uses this module too.
  */
 
 import { Acks } from "#core/acks.js";
@@ -22,30 +23,30 @@ import { Refused } from "#core/refused.js";
 const SUBPROTOCOL = "roundelay.v1";
 const FIRST_DELAY_MS = 100;
 const MAX_DELAY_MS = 10_000;
-const STEADY_MS = 2_000; // a session that lasted this long resets the delay
+const STEADY_MS = 2_000; // a session of at least this duration resets the reconnect delay
 const WELCOME_TIMEOUT_MS = 20_000;
-const LED_TIMEOUT_MS = 3_000; // for a leader that another node named: it may not be reachable from here
-const MAX_LED = 3; // named leaders to try before all configured addresses were tried
+const LED_TIMEOUT_MS = 3_000; // shorter wait for a leader that another node named, because it may be unreachable
+const MAX_LED = 3; // maximum number of named leaders to try before the next configured address
 const COME_BACK = 4503;
-const AS_OF_MS = 5_000; // interval at which a read replica is asked how recent its data is
-const QUIET_MS = 25_000; // silence after which the hub is asked for a sign of life
+const AS_OF_MS = 5_000; // interval between questions to a read replica about the age of its data
+const QUIET_MS = 25_000; // after this time without a frame, check whether the hub is alive
 const ANSWER_TIMEOUT_MS = 15_000;
 const BYE_TIMEOUT_MS = 2_000;
-const MAX_LOSSES = 3; // connections that may end at a request before the request is given up
+const MAX_LOSSES = 3; // number of connections that may end at one request before the request fails
 const BLAMING_CODES = [1002, 1003, 1007, 1009, 1011, 4400, 4413];
-const MAX_READS = 32; // calls without an answer, unless the hub allows fewer
-const MAX_CALLS = 1000; // waiting calls
+const MAX_READS = 32; // maximum number of unanswered calls, unless the hub allows fewer
+const MAX_CALLS = 1000; // maximum number of waiting calls
 const MAX_OUTBOX = 200;
 const MAX_OUTBOX_CHARS = 2 ** 20;
-const MAX_FRAME_CHARS = 2 ** 24; // of one frame from the hub
-const MAX_REASON_CHARS = 2000; // that the hub stores of a reason
+const MAX_FRAME_CHARS = 2 ** 24; // maximum length of one frame from the hub
+const MAX_REASON_CHARS = 2000; // maximum length of a reason that the hub stores
 const ACK_DELAY_MS = 20;
-const MAX_BUFFERED = 2 ** 18; // unsent bytes at which signals are dropped
+const MAX_BUFFERED = 2 ** 18; // signals are dropped if more bytes than this are unsent
 const CHECK = "check the addresses, or connect again.";
 const LATER = ["rate_limited", "overloaded"];
 
 /**
- * The parts of a WebSocket that are used. The browser's, Node's own and that of the package ws have them.
+ * The parts of a WebSocket that this module uses. The WebSockets of browsers, of Node and of the package ws have them.
  * @typedef {{
  *   readonly readyState: number, readonly bufferedAmount: number, send(text: string): void, close(): void, terminate?: () => void,
  *   onopen: any, onmessage: any, onclose: any, onerror: any, on?: (name: string, run: (request: any, response: any) => void) => void,
@@ -65,15 +66,22 @@ const LATER = ["rate_limited", "overloaded"];
 
 export class Connection {
   /**
-   * `url` may name several nodes of one network, separated by commas; one of them serves. An address without a welcome gives way to
-   * the next. `newToken`: `token` is a one-time login code, and the hub binds this token by it. `storage` (localStorage's methods)
-   * keeps unsent messages over a restart. `random` returns numbers from 0 to 1, `now` milliseconds. `hello` adds fields to that frame.
-   * `resume` is where delivery starts; without it, and without `staysInPlace`, the hub chooses the place at each reconnect.
-   * `handlesAtOnce`: a delivery counts as handled once `onEvent` returns; otherwise `ack` and `nack` decide. At most `maxUnanswered`
-   * messages wait for an answer; with more than one, a message that the hub delays may be overtaken. `welcomeTimeout` (ms) bounds the
-   * wait for the first welcome; several addresses share it. `goesToLeader`: follow a node that names another leader, also to an
-   * address that is not in `url`, with the same encryption. Without it, and with `?read_only=1` in `url`, stay at a read replica;
-   * messages wait until that node leads.
+   * Options:
+   * - `url` may contain the addresses of several nodes of one network, separated by commas. Only one node serves. If an
+   *   address sends no welcome, the next one is tried.
+   * - `newToken` is set if `token` is a login code. The hub then binds `newToken` to the participant.
+   * - `storage` has the methods of localStorage, and keeps unsent messages across restarts.
+   * - `random` returns numbers from 0 to 1, and `now` returns milliseconds.
+   * - `hello` contains additional fields for the first frame.
+   * - `resume` is the position at which delivery starts. Without `resume` and without `staysInPlace`, the hub chooses
+   *   the position at each reconnect.
+   * - With `handlesAtOnce`, a delivery counts as handled when `onEvent` returns. Otherwise `ack` and `nack` decide.
+   * - `maxUnanswered` limits the messages that wait for an answer. With more than one, a later message may overtake a
+   *   message that the hub delays.
+   * - `welcomeTimeout` (ms) limits the wait for the first welcome. Several addresses share this time.
+   * - With `goesToLeader`, the connection follows a node that names another leader, even to an address that is not in
+   *   `url`. The encryption stays the same. Without `goesToLeader`, and with `?read_only=1` in `url`, the connection
+   *   stays at a read replica, and messages wait until that node leads.
    * @param {ConnectionOptions} options
    */
   constructor({
@@ -92,24 +100,24 @@ export class Connection {
     this.welcome = null;
     this.isOver = false;
     this._urls = url.split(",");
-    /** Addresses without a welcome since the last welcome, or since all were tried. */
+    /** Number of addresses that sent no welcome since the last welcome, or since all addresses were tried. */
     this._passed = 0;
     this._goesToLeader = goesToLeader;
-    /** The current address. */
+    /** The address of the current attempt or session. */
     this._url = "";
-    /** The next address, before all others. */
+    /** The address to try next, before all others. Empty if there is none. */
     this._led = "";
-    /** The leader that was named last, or that welcomed this client. Tried after the configured addresses. */
+    /** The leader that was named last, or that welcomed this client. It is tried after the configured addresses. */
     this._lastNamed = "";
-    /** The leader that the last refusing node named. */
+    /** The leader that the node of the current attempt named when it refused this client. */
     this._named = "";
-    /** Named leaders that were tried since the last welcome, or since all were tried. */
+    /** Addresses of named leaders that were tried since the last welcome, or since all addresses were tried. */
     this._ledTo = new Set();
     /** The address of the last session. */
     this._joinedUrl = "";
-    /** Why a node was left after its welcome, since all were tried. */
+    /** Reason for leaving a node after its welcome. Shown once all addresses were tried. */
     this._left = "";
-    /** Whether the next hello omits the fencing token, because a hub did not know it. */
+    /** Whether the next hello omits the fencing token, because a hub did not know the token. */
     this._isUnfenced = false;
     /** @type {Record<string, unknown>} */
     this._hello = { type: "hello", protocol: 1, agent_id: agentId, kind, role: "observer", client, ...hello };
@@ -126,7 +134,7 @@ export class Connection {
     this._welcomeTimeout = welcomeTimeout;
     /** @type {Set<string>} ids of sent messages without an answer */
     this._sent = new Set();
-    /** @type {Map<string, number>} lost connections, by the message that was in flight */
+    /** @type {Map<string, number>} number of connections that were lost while a message was in flight, by message id */
     this._losses = new Map();
     /** @type {Map<string, Request>} calls and records by id, oldest first */
     this._calls = new Map();
@@ -146,7 +154,7 @@ export class Connection {
     this._onEvent = () => {};
   }
 
-  /** Connect, and pass every event to `onEvent` from now on, starting with the messages in the storage.
+  /** Connect, and pass every event to `onEvent` from now on. The first events are the messages in the storage.
    * @param {(event: any) => void} onEvent */
   connect(onEvent) {
     this._onEvent = onEvent;
@@ -154,7 +162,7 @@ export class Connection {
     this._open();
   }
 
-  /** Open deliveries of the current history. A hub that lost or replaced its ledger starts another history. */
+  /** The open deliveries of the current history. A hub that has lost or replaced its ledger starts a new history. */
   get acks() {
     return this._acks;
   }
@@ -165,22 +173,22 @@ export class Connection {
     return this._request("call", callId, { type: "call", call_id: callId, op, args });
   }
 
-  /** Store a turn record and return its `stored` frame. Repeated as a call is. @param {string} recordId @param {string} reaction
-   * @param {string} kind @param {any} body @returns {Promise<any>} */
+  /** Store a turn record and return its `stored` frame. If the connection is lost, the record is sent again.
+   * @param {string} recordId @param {string} reaction @param {string} kind @param {any} body @returns {Promise<any>} */
   record(recordId, reaction, kind, body) {
     return this._request("record", recordId, { type: "record", record_id: recordId, reaction, kind, body });
   }
 
-  /** Give up a call or record: do not send it, or not again.
+  /** Give up a call or record, so that it is not sent, or not sent again.
    * @param {"call" | "record"} type @param {string} id */
   abandon(type, id) {
     this._calls.delete(`${type} ${id}`);
     this._sendWaiting();
   }
 
-  /** Send a message ({to, content, reply_to?, cause?, requires_response?, metadata?, text_representation?, conversation?,
-   * exclude_agent_ids?, message_id?}) and return its id. Messages go out once and in order, also after a restart. Throws `Refused` if
-   * too many messages wait. @param {Outgoing} message */
+  /** Send a message ({to, content, reply_to?, cause?, requires_response?, metadata?, text_representation?,
+   * conversation?, exclude_agent_ids?, message_id?}), and return its id. Each message is sent once and in order, even
+   * after a restart. Throws `Refused` if too many messages are waiting. @param {Outgoing} message */
   send(message) {
     const order = this.newId();
     const givenId = message.message_id;
@@ -193,7 +201,8 @@ export class Connection {
     return entry.message_id;
   }
 
-  /** Send a message again whose id is already in the outbox. Refuse a different message under that id. @param {Entry} entry */
+  /** Send a message again that is already in the outbox. Throws `Refused` if its id belongs to a different message.
+   * @param {Entry} entry */
   _resend(entry) {
     if (!this._outbox.isSame(entry)) throw new Refused("id_conflict", "Another message with this id is on its way already.");
     this.retry(entry.message_id);
@@ -207,7 +216,7 @@ export class Connection {
     this._sendWaiting();
   }
 
-  /** Give up a refused or unsent message. Return false if it is in flight or unknown.
+  /** Remove a refused or unsent message from the outbox. Return false if the message is in flight or unknown.
    * @param {string} messageId */
   discard(messageId) {
     if (this._sent.has(messageId) || !this._outbox.entries.has(messageId)) return false;
@@ -216,7 +225,7 @@ export class Connection {
     return true;
   }
 
-  /** Send a signal; it is lost without a connection. `where`: {to} or {thread_id, trigger?}.
+  /** Send a signal. Without a connection, the signal is dropped. `where` is {to} or {thread_id, trigger?}.
    * @param {string} kind @param {any} body @param {{to?: string, thread_id?: string, trigger?: number}} where */
   signal(kind, body, where) {
     if (!this._isWelcome || this._isAtFollower() || this._socket === null || this._socket.bufferedAmount > MAX_BUFFERED) return;
@@ -229,7 +238,8 @@ export class Connection {
     if (this._acks.handle(seq)) this._acknowledgeSoon();
   }
 
-  /** Report a failed delivery; the hub delivers it again. @param {number} seq @param {string} reason @param {number} [retryAfterMs] */
+  /** Report that handling a delivery failed, so that the hub delivers it again. @param {number} seq @param {string}
+   * reason @param {number} [retryAfterMs] */
   nack(seq, reason, retryAfterMs) {
     this._acknowledge();
     if (!this._acks.drop(seq)) return;
@@ -237,14 +247,16 @@ export class Connection {
     if (this._isWelcome) this._sendFrame(frame);
   }
 
-  /** Reconnect at once, or check that the connection is alive. For when the network may be back, or somebody looks. */
+  /** Reconnect at once, or check that the connection is alive. Call this when the network may be back, or when a person
+   * opens the page. */
   wake() {
     if (this.isOver) return;
     if (this._socket === null) this._open();
     else if (this._isWelcome) this._ping();
   }
 
-  /** Say goodbye. Requests without an answer are rejected; messages stay in the storage. Resolves when the connection is closed.
+  /** End the session. Unanswered requests are rejected, and unsent messages stay in the storage. Resolves when the
+   * connection is closed.
    * @returns {Promise<void>} */
   async close() {
     if (this.isOver) return;
@@ -279,14 +291,15 @@ export class Connection {
     const socket = new this._WebSocket(this._url, SUBPROTOCOL);
     this._socket = socket;
     this._error = null;
-    // A socket that was given up may still report. Its events must not change the state of the next one.
+    // Ignore events of a socket that was given up. They must not change the state of the next socket.
     const isMine = () => this._socket === socket;
     socket.onopen = () => isMine() && this._sendFrame(this._makeHello());
     socket.onmessage = (/** @type {{data: unknown}} */ { data }) => isMine() && this._readFrame(data);
     socket.onclose = (/** @type {{code: number, reason: string}} */ { code, reason }) => isMine() && this._handleClose(code, reason);
     socket.onerror = () => {}; // a close event follows
     if (this._goesToLeader) {
-      socket.on?.("unexpected-response", (_, { headers }) => { // the package ws; other sockets hide the response
+      // Only the package ws shows the response of a refused connection.
+      socket.on?.("unexpected-response", (_, { headers }) => {
         if (isMine()) this._named = readAddress(headers[LEADER]);
         hangUp(socket);
       });
@@ -299,8 +312,8 @@ export class Connection {
     const fence = this._isUnfenced ? undefined : this._fence;
     const hello = { ...this._hello, token: this._token, new_token: this._newToken, fence, resume: this._resume };
     if (this.welcome !== null && this._staysInPlace) {
-      // From the prefix on, not from the newest delivery: what is open comes again, and `Acks` recognizes what was
-      // handled.
+      // Resume at the prefix, not at the newest delivery. The hub then delivers open messages again, and `Acks`
+      // recognizes the handled ones.
       hello.resume = { epoch: this.welcome.network.epoch, cursor: this._acks.prefix };
     }
     return hello;
@@ -322,9 +335,11 @@ export class Connection {
     this._giveUpRepeated(code);
     const refusal = this._findFinalRefusal(code, reason, wasWelcome ? null : error);
     if (refusal !== null && code === 4403 && !wasWelcome && this._fence !== undefined && !this._isUnfenced) {
-      this._isUnfenced = true; // the hub's ledger was replaced and never issued it; a superseded session gets 4409 instead
+
+      // The hub has a new ledger, which never issued this token. A superseded session would get 4409.
+      this._isUnfenced = true;
     } else if (refusal !== null && code === 4401 && !wasWelcome && this._isElsewhere()) {
-      // One network accepts a token at all of its addresses, so this address belongs to another network.
+      // All addresses of one network accept the same tokens, so this address belongs to a different network.
       this._left = `${this._url} holds another network than ${this._joinedUrl}, which has let in ${this.agentId}: ${CHECK} (${refusal.message})`;
     } else if (refusal !== null) return this._endForGood("refused", refusal);
     this._followLeader(code === COME_BACK ? readReason(reason) : this._named);
@@ -333,9 +348,9 @@ export class Connection {
     this._passed = 0;
     this._ledTo.clear();
     if (wasWelcome && this.now() - this._joinedAt >= STEADY_MS) this._delay = FIRST_DELAY_MS;
-    // Spread the reconnects: all clients of a restarted hub would come at the same moment.
+    // Spread the reconnects. Otherwise all clients of a restarted hub would come back at the same moment.
     let wait = this._delay * (0.5 + this.random() / 2);
-    // Never earlier than the hub asks, and spread beyond it: everybody who was refused got the same time.
+    // Wait at least as long as the hub requests. Add a random part, because all refused clients got the same time.
     if (error?.retry_after_ms) wait = Math.max(wait, error.retry_after_ms * (1 + this.random() / 2));
     this._delay = Math.min(this._delay * 2, this.maxDelay);
     this._emitConnection("offline", { code: String(code), message: this._left || (error?.message ?? reason) });
@@ -343,7 +358,7 @@ export class Connection {
     if (!this.isOver) this._startTimer("retry", wait, () => this._open());
   }
 
-  /** Follow the leader that a node named, unless it was tried. @param {string} leader */
+  /** Connect to the leader that a node named, unless that leader was already tried. @param {string} leader */
   _followLeader(leader) {
     const url = `${this._url.split("://")[0]}://${leader}/`;
     if (!this._goesToLeader || !leader || this._ledTo.has(url) || this._ledTo.size >= MAX_LED) return;
@@ -351,17 +366,18 @@ export class Connection {
     this._led = this._lastNamed = url;
   }
 
-  /** Try the next address at once. Return false if all were tried. */
+  /** Try the next address at once. Return false if all addresses were tried. */
   _goToNext() {
     if (this._led) {
       this._open();
       return true;
     }
-    // Rotate the list: the next attempt begins at another node, also after a wait.
+    // Rotate the list, so that the next attempt starts at another node, even after a wait.
     this._urls.push(/** @type {string} */ (this._urls.shift()));
     this._passed += 1;
     if (this._passed >= this._urls.length) {
-      // The leader that was named last may have taken over a moment ago, and the node that named it may be gone.
+      // Try the leader that was named last. It may have become the leader only now, after the node that named it has
+      // stopped.
       if (!this._lastNamed || this._ledTo.has(this._lastNamed)) return false;
       this._led = this._lastNamed;
     }
@@ -369,7 +385,8 @@ export class Connection {
     return true;
   }
 
-  /** Return why no further attempt helps, or null. @param {number} code @param {string} reason @param {Refused | null} error */
+  /** Return the refusal if no further attempt can succeed, or null. @param {number} code @param {string} reason @param
+   * {Refused | null} error */
   _findFinalRefusal(code, reason, error) {
     if (code === 4409) return new Refused("superseded", "Another session has replaced this one.");
     if (code === 4401 || code === 4403 || code === 4400) {
@@ -379,14 +396,15 @@ export class Connection {
     return null;
   }
 
-  /** Give up the request at which connections keep ending: it would block every request behind it.
+  /** Give up a request at which connections end repeatedly. Otherwise it would block all later requests.
    * @param {number} code */
   _giveUpRepeated(code) {
     const why = "The connection ended repeatedly at this request. Whether the hub accepted it is unknown.";
     if (BLAMING_CODES.includes(code)) {
       const oldest = [...this._calls.values()].find((call) => call.isSent);
       const [message] = this._sent;
-      // The oldest request is the likeliest cause. Blaming all of them would give up requests that do no harm.
+      // Blame only the oldest request, which is the most likely cause. Blaming all requests would give up harmless
+      // ones.
       if (oldest !== undefined) {
         oldest.losses += 1;
         if (oldest.losses >= MAX_LOSSES) this._settleRequest(oldest.type, oldest.id, (request) => request.reject(new Refused("internal", why)));
@@ -396,7 +414,8 @@ export class Connection {
         if (losses >= MAX_LOSSES) this._refuse(message, { code: "internal", message: why });
       }
     }
-    // Sent again under the same ids after the next welcome. The hub recognizes what it has stored.
+    // Send all requests again under the same ids after the next welcome. The hub recognizes the ones that it has
+    // stored.
     for (const call of this._calls.values()) call.isSent = false;
     const unanswered = [...this._sent];
     this._sent.clear();
@@ -418,7 +437,7 @@ export class Connection {
     const calls = [...this._calls.values()];
     this._calls.clear();
     this._emitConnection(state, { code: error.code, message: error.message });
-    // Rejected last: code that handles a rejection must find the connection closed.
+    // Reject the calls last. Code that handles a rejection must find the connection closed.
     for (const call of calls) call.reject(error);
   }
 
@@ -437,12 +456,13 @@ export class Connection {
     } catch (error) {
       return this._endForGood("refused", /** @type {Refused} */ (error));
     }
-    // Any frame is a sign of life, also one of a type that this client does not know.
+    // Every frame shows that the hub is alive, even a frame of an unknown kind.
     this._restartQuietTimer();
     if (frame !== null) this._handleFrame(frame);
   }
 
-  /** Reject the calls in flight, because one of their answers is over the frame limit and would come again. */
+  /** Reject all calls in flight. The answer to one of them exceeds the frame limit, and would be sent again after a
+   * reconnect. */
   _rejectOversized() {
     const error = new Refused("too_large", "The hub's answer to a call in flight is too large; ask for less at a time.");
     for (const call of [...this._calls.values()]) {
@@ -480,7 +500,7 @@ export class Connection {
     if (this._isElsewhere() && this.welcome.network.epoch !== frame.network.epoch) return this._leave(frame.network.name);
     if (this.welcome !== null && this.welcome.network.epoch !== frame.network.epoch) {
       this._acks.isStale = true;
-      this._acks = new Acks(); // another history has other seqs
+      this._acks = new Acks(); // the seqs of a new history name other messages
     }
     this.welcome = frame;
     [this._joinedUrl, this._left, this._isUnfenced] = [this._url, "", false];
@@ -491,9 +511,9 @@ export class Connection {
     this._joinedAt = this.now();
     this._acks.beginSession(frame.cursor);
     this._fence = frame.fence;
-    // Only for the first join. From now on the acks know the place.
+    // Use `resume` only for the first join. From now on, the acks know the position.
     this._resume = undefined;
-    // The hub has bound the new token. The login code works once only.
+    // The hub has bound the new token, so use it from now on. The login code works only once.
     if (this._newToken !== undefined) [this._token, this._newToken] = [this._newToken, undefined];
     this._stopTimer("welcome");
     this._emit(frame);
@@ -501,13 +521,15 @@ export class Connection {
     this._sendWaiting();
   }
 
-  /** Whether this address differs from that of the last session. Another epoch at another address is another network, which must not
-   * get this client's messages. At the same address the hub has lost its ledger. */
+  /** Return whether the current address differs from the address of the last session. A different epoch at a different
+   * address means a different network, which must not get this client's messages. A different epoch at the same address
+   * means that the hub has lost its ledger. */
   _isElsewhere() {
     return this.welcome !== null && new URL(this._url).host !== new URL(this._joinedUrl).host;
   }
 
-  /** Leave a different network and try the next address. Only the hello was sent here. @param {string} name */
+  /** Leave a different network and try the next address. Only the hello frame was sent to that network. @param {string}
+   * name */
   _leave(name) {
     const socket = this._socket;
     this._isUnfenced = false;
@@ -518,7 +540,7 @@ export class Connection {
 
   /** @param {any} frame */
   _handleDelivery(frame) {
-    // A repeated delivery is acknowledged again: its first ack may have been lost with its connection.
+    // Acknowledge a repeated delivery again, because its first ack may have been lost with the connection.
     if (!this._acks.take(frame.message.seq)) return this._acknowledgeSoon();
     this._emit(frame);
     if (this._handlesAtOnce) this.ack(frame.message.seq);
@@ -528,7 +550,8 @@ export class Connection {
   _handleStored(frame) {
     if (frame.record_id !== undefined) return this._settleRequest("record", frame.record_id, (request) => request.resolve(frame));
     this._forgetMessage(frame.message_id);
-    // Before the entry leaves the outbox: a listener replaces it by the stored message without a gap.
+    // Emit the event before the entry leaves the outbox. A listener can then replace the entry by the stored message
+    // without a gap.
     this._emit(frame);
     this._outbox.remove(frame.message_id);
     this._sendWaiting();
@@ -590,7 +613,7 @@ export class Connection {
 
   _acknowledge() {
     this._stopTimer("ack");
-    if (!this._isWelcome) return; // the next session delivers it again and can acknowledge it
+    if (!this._isWelcome) return; // the next session delivers the messages again, and acknowledges them
     const { prefix, single } = this._acks.takeDue();
     if (prefix !== null) this._sendFrame({ type: "ack", seq: prefix });
     for (const seq of single) this._sendFrame({ type: "ack", seq, only: true });
@@ -613,7 +636,7 @@ export class Connection {
 
   _sendWaiting() {
     if (!this._isWelcome) return;
-    // The hub refuses reads beyond its limit, and a refused one would only be repeated.
+    // Send at most as many calls as the hub allows. The hub would refuse further calls, and they would be repeated.
     let room = Math.min(MAX_READS, this.welcome.limits.max_reads ?? MAX_READS);
     for (const call of this._calls.values()) {
       if (room <= 0) break;
@@ -626,10 +649,11 @@ export class Connection {
       call.isSent = true;
       room -= 1;
     }
-    // A read replica stores nothing. Messages wait until its node leads, or until this client is elsewhere.
+    // A read replica stores nothing, so messages wait until the node leads or until this client is connected to another
+    // node.
     if (this._isAtFollower() && !this._goesToLeader) return;
     for (const entry of this._outbox.entries.values()) {
-      // Keep the order: a delayed message blocks the messages after it.
+      // Keep the order of the messages: a delayed message blocks the messages after it.
       if (this._sent.size >= this._maxUnanswered || this._timersByName.has("send")) return;
       if (entry.state !== "waiting") continue;
       const text = this._outbox.frameOf(entry.message_id);
@@ -638,7 +662,7 @@ export class Connection {
         continue;
       }
       this._sent.add(entry.message_id);
-      this._send(text); // before the event: a listener may send more
+      this._send(text); // send before the event, because a listener may send more messages
       this._updateEntry({ ...entry, state: "sent" });
     }
   }
@@ -646,7 +670,7 @@ export class Connection {
   /** @param {string} text */
   _isTooLarge(text) {
     const most = this.welcome?.limits.max_frame_bytes;
-    // A character takes at most three bytes here, so short texts need no encoding.
+    // A character takes at most three bytes in UTF-8, so a short text need not be encoded.
     return most !== undefined && text.length * 3 > most && new TextEncoder().encode(text).length > most;
   }
 
@@ -673,16 +697,16 @@ export class Connection {
     this._startTimer("quiet", QUIET_MS, () => this._ping());
   }
 
-  /** Ask the hub for a sign of life: a connection may break without an event. */
+  /** Ask the hub for a sign of life, because a connection may break without an event. */
   _ping() {
     const socket = this._socket;
-    // One question at a time: a second one would move the deadline of the first.
+    // Ask only one question at a time. A second question would postpone the deadline of the first.
     if (!this._isWelcome || socket === null || this._timersByName.has("answer")) return;
     this._sendFrame({ type: "call", call_id: this.newId(), op: "network.info", args: {} });
     this._startTimer("answer", ANSWER_TIMEOUT_MS, () => this._dropSocket(socket));
   }
 
-  /** Whether this is connected to a read replica, which stores nothing. */
+  /** Return whether this client is connected to a read replica, which stores nothing. */
   _isAtFollower() {
     return this.welcome?.follows !== undefined;
   }
@@ -726,7 +750,8 @@ export class Connection {
   }
 }
 
-/** End a connection without waiting for the other side, if the socket can: the wait would keep a program alive.
+/** End a connection without waiting for the other side, if the socket supports that. The wait would keep a program
+ * alive.
  * @param {Socket} socket */
 function hangUp(socket) {
   if (socket.terminate !== undefined) socket.terminate();

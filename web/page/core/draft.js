@@ -1,6 +1,6 @@
 /**
- * A state under change: copies each part once before the first write, so that the original state stays as it was. `apply`
- * makes one for each batch of events; it does not outlive the batch.
+ * A copy of the state that `apply` changes. Each part is copied once, before it is first changed, so the original state
+ * stays unchanged. A draft is used for one batch of events.
  */
 
 export class Draft {
@@ -14,7 +14,7 @@ export class Draft {
     let at = this.state;
     for (const key of keys) {
       let part = at[key];
-      // Copied once per batch: later writes of the same batch go to the copy.
+      // Copy the part only once per batch. Later changes of the same batch change this copy.
       if (part === undefined || !this._owned.has(part)) {
         part = Array.isArray(part) ? part.slice() : { ...part };
         at[key] = part;
@@ -30,8 +30,8 @@ const DEPTH = Symbol("depth");
 const MAX_DEPTH = 64;
 
 /**
- * Set an entry of a large part of the state. The new part has the old one as its prototype, which avoids copying thousands
- * of entries for each change. Such a part must be read by key.
+ * Set an entry of a large part of the state. The new part has the old part as its prototype, which avoids copying
+ * thousands of entries for each change. Read such a part only by key.
  */
 export function put(draft, part, key, value) {
   const base = draft.state[part];
@@ -41,11 +41,11 @@ export function put(draft, part, key, value) {
     draft._owned.add(layer);
     draft.state[part] = layer;
   }
-  // Not by assignment: if the prototype is frozen, assignment throws.
+  // Define the property instead of assigning it. Assignment throws if the prototype is frozen.
   Object.defineProperty(draft.state[part], key, { value, writable: true, enumerable: true, configurable: true });
 }
 
-/** Remove entries of such a part, and copy it into one layer. */
+/** Remove entries from a part that `put` changes. The part is copied into one layer. */
 export function drop(draft, part, keys) {
   const copy = flatten(draft.state[part]);
   for (const key of keys) delete copy[key];
@@ -59,7 +59,8 @@ function flatten(part) {
   return Object.assign({}, ...layers);
 }
 
-/** Remove the first entries of an owned object until `most` are left. */
+/** Remove the first entries of an object until at most `most` entries are left. The object must be owned by the draft.
+ */
 export function bound(object, most) {
   const keys = Object.keys(object);
   for (const key of keys.slice(0, Math.max(0, keys.length - most))) delete object[key];

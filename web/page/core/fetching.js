@@ -1,28 +1,29 @@
 /**
- * Reads data that is out of date: checks the `stale` marks of a state, and asks the hub for the marked parts.
+ * Reads data that is out of date. Parts of the state that must be read again are marked in `stale`.
  *
- * Reads of one kind run one after the other. `apply` reconciles events that arrive during a read. An operator's page also
- * follows the log, because it lists threads whose messages are not delivered to it. No DOM; timers are a parameter.
+ * Reads of one kind run one after the other. `apply` merges events that arrive during a read. An operator's page also
+ * follows the log, because its list of threads includes threads whose messages are not delivered to it. No DOM. The
+ * timers are a parameter.
  */
 
 const THREADS_PAGE = 200;
-const MAX_LISTED = 1000; // threads to read again after a loss
+const MAX_LISTED = 1000; // maximum number of threads to read again after a lost connection
 const ROWS_AT_ONCE = 100;
 const HISTORY_PAGE = 100;
 const JUMP_PAGE = 500;
-const MAX_JUMP = 12; // pages to read on the way to a message
+const MAX_JUMP = 12; // maximum number of pages to read back to a message
 const STATUS_AT_ONCE = 5;
 const LOG_WAIT_MS = 25_000;
 const PAUSES_MS = { threads: 150, agents: 2000, inbox: 200, status: 300 };
 const UNKNOWN = ["unknown_operation", "invalid_arguments", "forbidden"];
 
 export class Fetching {
-  /** `source` calls the hub, `getState` returns the newest state, `dispatch` applies an event at once. */
+  /** `source` calls the hub, `getState` returns the newest state, and `dispatch` applies an event at once. */
   constructor({ source, getState, dispatch, timers = globalThis, pauses = PAUSES_MS }) {
     Object.assign(this, { _source: source, _getState: getState, _dispatch: dispatch, _timers: timers, _pauses: pauses });
     this._busy = new Set();
     this._timersOf = new Map();
-    this._earlier = {}; // running reads of earlier pages, by thread
+    this._earlier = {}; // promises of running reads of earlier pages, by thread
     this._canReadRows = true; // whether this hub returns thread rows by id
     this._isOver = false;
   }
@@ -53,17 +54,18 @@ export class Fetching {
     if (Number.isFinite(before)) await this._read("network.list_threads", { before, limit: THREADS_PAGE });
   }
 
-  /** Read an earlier page of an open thread, one at a time. Return whether messages came. */
+  /** Read an earlier page of an open thread. Return whether the page has messages. */
   async loadEarlier(threadId, limit = HISTORY_PAGE) {
     const loaded = this._getState().threads[threadId]?.loaded;
     if (!loaded?.has_before || loaded.is_loading) return false;
     const args = { thread_id: threadId, before: loaded.complete_from, limit };
-    // One read per thread: scrolling asks many times, and pages of one thread must arrive in order.
+    // Run only one read per thread at a time. Scrolling requests pages often, and the pages of a thread must arrive in
+    // order.
     this._earlier[threadId] ??= this._read("network.history", args).finally(() => delete this._earlier[threadId]);
     return (await this._earlier[threadId]).messages.length > 0;
   }
 
-  /** Read back to a message, for at most MAX_JUMP pages. */
+  /** Read back to a message, but at most MAX_JUMP pages. */
   async reach(threadId, seq) {
     for (let page = 0; page < MAX_JUMP; page += 1) {
       const loaded = this._getState().threads[threadId]?.loaded;
@@ -77,7 +79,7 @@ export class Fetching {
 
   _startSession(welcome) {
     this._canReadRows = true;
-    const lost = () => {}; // the next welcome starts this again
+    const lost = () => {}; // the next session starts these again
     this._source.call("network.watch", { presence: true, signals: true }).catch(lost);
     if (welcome.is_operator && !this._isFollowing) {
       this._isFollowing = true;
@@ -92,7 +94,7 @@ export class Fetching {
       try {
         const args = { after, limit: 500, wait_ms };
         const value = await this._source.call("network.log", args);
-        // Ignore the answer if the history changed, or a refetch moved the position meanwhile.
+        // Ignore the answer if the history has changed, or if a full refetch has moved the position meanwhile.
         if (this._getState().network.epoch === epoch && this._getState().log_at === after) {
           this._dispatch({ type: "result", call: { op: "network.log", args }, value });
         }
@@ -109,15 +111,15 @@ export class Fetching {
     const { stale, threads } = this._getState();
     const rows = Object.keys(stale.rows);
     if (!stale.threads && rows.length <= ROWS_AT_ONCE && this._canReadRows) {
-      // Dispatch before the request leaves. Messages that arrive from now on may be missing in the answer, and are
-      // added to its counts.
+      // Dispatch before the request is sent. The answer may lack messages that arrive from now on, so these messages
+      // are added to its counts.
       this._dispatch({ type: "fetching", what: "threads", ids: rows });
       try {
         await this._read("network.list_threads", { threads: rows, limit: rows.length });
       } catch (error) {
         this._dispatch({ type: "failed", what: "threads" });
         if (!UNKNOWN.includes(error.code)) throw error;
-        this._canReadRows = false; // an older hub: read the whole list
+        this._canReadRows = false; // an older hub cannot return single rows, so read the whole list
         await this._fetchList(Object.keys(threads).length);
       }
     } else {
@@ -133,7 +135,7 @@ export class Fetching {
       let has_more = true;
       while (has_more && (before === undefined || rows.size < Math.min(count, MAX_LISTED))) {
         const page = await this._source.call("network.list_threads", { limit: THREADS_PAGE, before });
-        // A thread that gets a message meanwhile may appear twice. Keep the first row, which is newer.
+        // A thread that gets a message meanwhile may appear twice. Keep its first row, which is newer.
         for (const row of page.threads) if (!rows.has(row.thread_id)) rows.set(row.thread_id, row);
         before = page.threads.at(-1)?.last_seq;
         has_more = page.has_more && before !== undefined;
@@ -181,7 +183,7 @@ export class Fetching {
     }
   }
 
-  /** Fetch own messages as the hub stored them. */
+  /** Read own messages again, in the form in which the hub stored them. */
   async _fetchOwn() {
     for (const [seq, thread_id] of Object.entries(this._getState().stale.messages)) {
       this._dispatch({ type: "fetching", what: "message", seq: Number(seq) });
@@ -189,7 +191,7 @@ export class Fetching {
     }
   }
 
-  /** Fetch the status of the newest marked messages; the others stay marked for the next read. */
+  /** Read the delivery status of the newest marked messages. The other messages stay marked for the next read. */
   async _fetchStatus() {
     const seqs = Object.keys(this._getState().stale.status).map(Number).sort((first, second) => second - first);
     for (const seq of seqs.slice(0, STATUS_AT_ONCE)) {
@@ -206,9 +208,9 @@ export class Fetching {
 
   // --- scheduling
 
-  /** Run a read after a pause that collects more marks. Only one read of each name runs at a time. */
+  /** Run a read after a pause in which more marks are collected. Only one read per name runs at a time. */
   _schedule(name, run) {
-    // The marks stay. `startReads` runs again when the current read has ended.
+    // Keep the marks. `startReads` is called again when the current read has ended.
     if (this._busy.has(name)) return;
     this._busy.add(name);
     const start = async () => {
@@ -216,13 +218,13 @@ export class Fetching {
       try {
         await run();
       } catch {
-        await this._pause(500); // refused, or the connection ended for good: the marks stay
+        await this._pause(500); // the read was refused or the connection has ended; keep the marks
       }
-      // Free the name before the next start, because events during the read have set new marks.
+      // Remove the name before starting reads again, because events during the read may have set new marks.
       this._busy.delete(name);
       this.startReads();
     };
-    const isFirst = name === "agents" && !Object.keys(this._getState().agents).length; // the first screen needs them
+    const isFirst = name === "agents" && !Object.keys(this._getState().agents).length; // the first screen needs the agents
     this._timersOf.set(name, this._timers.setTimeout(start, isFirst ? 0 : (this._pauses[name] ?? 0)));
   }
 

@@ -1,5 +1,5 @@
-/** Frames from the hub: the only module that validates them, so that no other module has to. Additional fields are ignored, and so are
- * kinds of frames that a newer hub may send. */
+/** Validates frames from the hub. No other module has to validate them. Additional fields are ignored, and so are
+ * unknown kinds of frames, which a newer hub may send. */
 
 import { Refused } from "#core/refused.js";
 
@@ -22,11 +22,12 @@ const MESSAGE = {
 };
 const NETWORK = { name: "string", epoch: "string" };
 
-/** The required fields of each kind of frame and of its parts, for the test that compares them with asyncapi.json. */
+/** The required fields of each kind of frame and of its parts. A test compares them with asyncapi.json. */
 export const SHAPES = { ...REQUIRED, "deliver.message": MESSAGE, "welcome.network": NETWORK };
 
 /**
- * Return the frame in a text, or null if its kind is unknown. Throws `Refused` for a text that is no frame of this protocol.
+ * Return the frame in a text, or null if its kind is unknown. Throws `Refused` if the text is not a frame of this
+ * protocol.
  * @param {unknown} text @returns {any}
  */
 export function readFrame(text) {

@@ -1,6 +1,8 @@
-// SHA-256, synchronous and on every origin: `crypto.subtle` is asynchronous, and missing on plain http beyond loopback. Pure.
+// SHA-256 as a synchronous function without dependencies. `crypto.subtle` is asynchronous, and is missing on pages that
+// were loaded over plain http, except from loopback.
 
-/** Return the first 32 fractional bits of a prime's root: the constants of SHA-256 (FIPS 180-4). */
+/** Return the first 32 bits of the fraction of a number. Applied to roots of primes, it returns the constants of
+ * SHA-256 (FIPS 180-4). */
 const fraction = (root) => Math.floor((root - Math.floor(root)) * 2 ** 32) | 0;
 
 const PRIMES = [];
@@ -10,7 +12,8 @@ const START = PRIMES.slice(0, 8).map((prime) => fraction(Math.sqrt(prime)));
 
 const turn = (word, bits) => (word >>> bits) | (word << (32 - bits));
 
-/** Return the SHA-256 of a text or of bytes in hexadecimal digits. @param {string|Uint8Array} value @returns {string} */
+/** Return the SHA-256 of a text or of bytes, in hexadecimal digits. @param {string|Uint8Array} value @returns {string}
+ */
 export function sha256(value) {
   const bytes = typeof value === "string" ? new TextEncoder().encode(value) : value;
   const blocks = new DataView(new ArrayBuffer((((bytes.length + 8) >> 6) + 1) * 64));

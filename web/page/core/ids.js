@@ -1,7 +1,8 @@
-/** Ids for messages, calls and records. */
+/** Creates ids for messages, calls and records. */
 
 /**
- * Return a function that makes increasing ids: 12 hex digits of the time, 4 of a counter, 16 random ones.
+ * Return a function that creates increasing ids. An id consists of 12 hex digits for the time, 4 for a counter, and 16
+ * random ones.
  * @param {() => number} now @param {() => string} [chance] @returns {() => string}
  */
 export function makeIds(now, chance = defaultChance) {

@@ -1,14 +1,14 @@
 /**
- * JSON from others, which may have any shape: checks, and text for people. Pure.
+ * Checks and formats JSON from other participants, which may have any form. No IO.
  */
 
-/** Whether a value is an object and not an array. @param {unknown} value */
+/** Return whether a value is an object and not an array. @param {unknown} value */
 export const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
-/** Return the array itself, or an empty one for any other value. @param {unknown} value @returns {any[]} */
+/** Return the array itself, or an empty array for any other value. @param {unknown} value @returns {any[]} */
 export const listOf = (value) => (Array.isArray(value) ? value : []);
 
-/** Parse the arguments of a call; return the text itself if it is not JSON. @param {string} text */
+/** Parse the arguments of a call. Return the text itself if it is not valid JSON. @param {string} text */
 export function readArguments(text) {
   try {
     return JSON.parse(text || "{}");

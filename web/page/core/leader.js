@@ -1,6 +1,7 @@
-/** How a node names the leader of several nodes (docs/protocol/nodes.md). Text that is no HOST:PORT names nobody: "". */
+/** Reads the address of the leading node from a refusal of another node (docs/protocol/nodes.md). The result is "" if
+ * the text is not a valid HOST:PORT. */
 
-/** The header of a 503, as Node's modules spell it. */
+/** Name of the response header of a 503 that contains the leader's address, in lower case as in Node's modules. */
 export const LEADER = "roundelay-leader";
 const ADDRESS = /^(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}$/;
 
@@ -14,7 +15,7 @@ export function readAddress(text) {
   }
 }
 
-/** Return the leader that the reason of a 4503 names. @param {string} reason */
+/** Return the leader's address from the reason of a close with code 4503. @param {string} reason */
 export function readReason(reason) {
   return readAddress(/Roundelay-Leader: (\S+)$/.exec(reason)?.[1]);
 }

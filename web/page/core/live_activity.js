@@ -1,10 +1,11 @@
 /**
- * Live activity: participants that think, type or view a thread, running calls, and partial texts. It is a part of the page's
- * state (`state.live_activity`) and changes through a `Draft`. roundelay/under_way.py follows the same rules for terminals.
+ * Live activity: participants who think, type or view a thread, running calls, and texts that are being written. It is
+ * a part of the page's state (`state.live_activity`), and changes through a `Draft`. roundelay/under_way.py follows the
+ * same rules in terminals.
  *
- * Signals may be lost, and anybody may send them. Therefore only the sender id from the hub is trusted. A malformed
- * signal is ignored; and everything is bounded. When a bound is reached, the agent with the most entries loses one.
- * No DOM, no clock: each event brings its time.
+ * Signals may be lost, and anybody may send them. Only the sender id is trusted, because the hub sets it. A malformed
+ * signal is ignored, and everything is bounded. When a limit is reached, an entry of the agent with the most entries is
+ * removed. No DOM, no clock: each event contains its time.
  */
 
 import { bound } from "#core/draft.js";
@@ -13,13 +14,13 @@ import { saidOf, splitWord } from "#core/text.js";
 
 const TYPING_SHOWN_MS = 6_000;
 const VIEWING_SHOWN_MS = 30_000;
-const MAX_WORKS = 256; // reactions
-const MAX_WRITING = 32; // reactions with growing texts
-const MAX_CALLS = 32; // running calls of one reaction
+const MAX_WORKS = 256; // maximum number of reactions
+const MAX_WRITING = 32; // maximum number of reactions that are writing a text
+const MAX_CALLS = 32; // maximum number of running calls of one reaction
 const MAX_DONE = 256;
 const MAX_STREAMS = 64;
 const MAX_UNDECIDED = 1000;
-const MAX_PEOPLE = 256; // people who type or view a thread
+const MAX_PEOPLE = 256; // maximum number of people who type or view a thread
 const MAX_CHARS = 8000;
 const MAX_REPORT_CHARS = 500;
 const MAX_ID_CHARS = 128;
@@ -44,19 +45,19 @@ export const createLiveActivity = () => ({
 
 // --- queries
 
-/** The running reactions of a thread. */
+/** Return the running reactions of a thread. */
 export const listWorks = (liveActivity, threadId) =>
   Object.values(liveActivity.works).filter((work) => work.thread_id === threadId);
 
-/** The reactions of a thread with growing texts. A reaction that waits for a decision writes nothing more. */
+/** Return the reactions that are writing a text in a thread. A reaction that waits for a decision is not writing. */
 export const listWriting = (liveActivity, threadId) =>
   listWorks(liveActivity, threadId).filter((work) => work.streams.length && !isAsking(liveActivity, work));
 
-/** Whether a reaction waits for a person's decision. */
+/** Return whether a reaction waits for a person's decision. */
 export const isAsking = (liveActivity, { agent_id, reaction }) =>
   Object.values(liveActivity.undecided).some((request) => request.agent_id === agent_id && request.reaction === reaction);
 
-/** The ids of the agents that think, in one thread or anywhere. */
+/** Return the ids of the agents that are thinking, in one thread or in any thread. */
 export function listThinking(liveActivity, threadId) {
   const works = Object.values(liveActivity.works);
   const thinking = works.filter((work) => work.is_thinking && (threadId === undefined || work.thread_id === threadId));
@@ -66,7 +67,7 @@ export function listThinking(liveActivity, threadId) {
 export const listTyping = (liveActivity, threadId) => listPeople(liveActivity.typing, threadId);
 export const listViewing = (liveActivity, threadId) => listPeople(liveActivity.viewing, threadId);
 
-/** Return who works at a path of a reaction: its agent, and the tools or agents called on the way there. */
+/** Return the actors at a path of a reaction: its agent, and the tools or agents that were called along the path. */
 export function listActors(work, path) {
   return [work.agent_id, ...outerPaths(path).map((path) => nameRun(work, path))];
 }
@@ -95,7 +96,7 @@ const listPeople = (people, threadId) =>
 
 // --- events
 
-/** Apply a signal that arrived at a time (ms). */
+/** Apply a signal that arrived at the time `at` (ms). */
 export function applySignal(draft, signal, at) {
   const body = isObject(signal.body) ? signal.body : {};
   const { sender_id: sender, thread_id: threadId, kind } = signal;
@@ -103,7 +104,8 @@ export function applySignal(draft, signal, at) {
     const isOver = body.active === false;
     const shown = kind === "typing" ? TYPING_SHOWN_MS : VIEWING_SHOWN_MS;
     const people = draft.own("live_activity", kind);
-    // Removed first, so that a repeated signal moves to the end, where `bound` drops last.
+    // Remove the entry first. A repeated signal then moves to the end of the list, and `bound` removes entries from the
+    // start.
     delete people[`${threadId} ${sender}`];
     if (!isOver) people[`${threadId} ${sender}`] = at + shown;
     bound(people, MAX_PEOPLE);
@@ -112,7 +114,7 @@ export function applySignal(draft, signal, at) {
   }
 }
 
-/** Remove people who typed or viewed a thread and did not repeat the signal. */
+/** Remove people whose typing or viewing signal was not repeated in time. */
 export function expirePeople(draft, at) {
   for (const kind of ["typing", "viewing"]) {
     for (const [key, until] of Object.entries(draft.state.live_activity[kind])) {
@@ -121,7 +123,8 @@ export function expirePeople(draft, at) {
   }
 }
 
-/** Apply a message: it ends the growing text of its sender, and it may ask for a decision or be one. */
+/** Apply a message. It ends the text that its sender was writing, and it may be a request for approval or a decision.
+ */
 export function applyMessage(draft, message) {
   if (message.thread_id in draft.state.live_activity.silent) delete draft.own("live_activity", "silent")[message.thread_id];
   for (const [key, work] of Object.entries(draft.state.live_activity.works)) {
@@ -139,7 +142,8 @@ export function applyMessage(draft, message) {
     undecided[seq] = { seq, agent_id: sender_id, reaction: asks, thread_id, ...deciders };
     bound(undecided, MAX_UNDECIDED);
   } else if (isDecidedElsewhere(message)) {
-    const { request } = message.metadata.decided; // any agent can write this, so only the agent that asked counts
+    // Accept the report only from the agent that asked, because any agent can write it.
+    const { request } = message.metadata.decided;
     if (draft.state.live_activity.undecided[request]?.agent_id === message.sender_id) applyDecision(draft, request, message.seq);
   } else if (message.reply_to !== undefined && isDecision(message)) {
     const deciders = draft.state.live_activity.undecided[message.reply_to]?.deciders;
@@ -149,21 +153,21 @@ export function applyMessage(draft, message) {
   }
 }
 
-/** Whether an agent reports a decision that people made in another thread. */
+/** Return whether a message reports a decision that people made in another thread. */
 function isDecidedElsewhere({ sender_kind, metadata }) {
   const decided = metadata?.decided;
   const isWhole = Number.isInteger(decided?.request) && typeof decided.is_approved === "boolean" && Number.isInteger(decided.seq) && Number.isInteger(decided.at);
   return sender_kind === "agent" && isWhole && Array.isArray(decided.by) && typeof decided.by[0] === "string";
 }
 
-/** Whether a message is a person's decision on the request that it replies to. */
+/** Return whether a message is a person's decision about the request that it replies to. */
 export function isDecision(message) {
   if (message.sender_kind !== "human") return false;
   const [word, rest] = splitWord(saidOf(message));
   return word === "/approve" || word === "/deny" || (word === "/edit" && rest !== "");
 }
 
-/** Remove requests that the hub no longer lists: nobody waits for them. @param {number[]} seqs */
+/** Remove requests that the hub no longer lists, because no agent waits for them. @param {number[]} seqs */
 export function removeRequests(draft, seqs) {
   for (const seq of seqs) {
     if (seq in draft.state.live_activity.undecided) delete draft.own("live_activity", "undecided")[seq];
@@ -177,14 +181,14 @@ export function removeWorkOf(draft, agentId) {
   }
 }
 
-/** Forget running work: the signals that end it may be lost with the connection. */
+/** Forget all running work. The signals that end it may be lost with the connection. */
 export function clearWork(draft) {
   const liveActivity = draft.own("live_activity");
   Object.assign(liveActivity, { works: {}, typing: {}, viewing: {} });
 }
 
-/** Apply the work in `network.list_agents`. Work that was known from there alone and is no longer listed has ended.
- * (An operator gets no signals of other people's conversations.) */
+/** Apply the work that `network.list_agents` reports. Work that was known only from this list and is no longer listed
+ * has ended. An operator gets no signals from other people's conversations, and therefore needs the list. */
 export function applyWork(draft, agents) {
   const listed = new Map();
   for (const agent of agents) {
@@ -218,7 +222,7 @@ function applyDecision(draft, request, by) {
 
 function restoreRequest(draft, agentId, decision) {
   const refused = draft.own("live_activity", "refused");
-  // The report may arrive before the decision that it reports.
+  // Remember the refused decision, because the report may arrive before the decision itself.
   refused[`${agentId} ${decision}`] = true;
   bound(refused, MAX_WORKS);
   const pending = draft.state.live_activity.decided[decision];
@@ -236,8 +240,8 @@ function applyReactionSignal(draft, key, signal, body) {
     for (const request of Object.values(undecided)) {
       if (keyOf(request.agent_id, request.reaction) === key) delete draft.own("live_activity", "undecided")[request.seq];
     }
-    // Signals may arrive in any order. Without this list, a late signal would start the work again, and nothing would end
-    // it.
+    // Remember that the reaction has ended. Signals may arrive in any order, and a late signal would show the work
+    // again forever.
     if (!isEnded) draft.own("live_activity").ended = [...ended, key].slice(-MAX_WORKS);
     if (!isEnded && body.silent === true) recordSilence(draft, signal.sender_id, signal.thread_id);
   } else if (signal.kind === "thinking" && body.active === true) {
@@ -264,7 +268,7 @@ function recordSilence(draft, agentId, threadId) {
   bound(silent, MAX_WORKS);
 }
 
-/** Return the work that a signal is about. */
+/** Return the work to which a signal belongs. Create it if it does not exist. */
 function findSignaledWork(draft, key, threadId) {
   const work = findWork(draft, key, threadId);
   work.is_listed = false;
@@ -288,7 +292,8 @@ function makeRoomToWrite(draft) {
   if (writing.length >= MAX_WRITING) draft.own("live_activity", "works", chooseToDrop(writing)).streams = [];
 }
 
-/** Choose the oldest work of the agent with the most, so that one agent's flood does not remove another's work. */
+/** Return the key of the work to remove: the oldest work of the agent with the most work. A flood from one agent then
+ * does not remove the work of another. */
 function chooseToDrop(works) {
   const counts = new Map();
   for (const [, work] of works) counts.set(work.agent_id, (counts.get(work.agent_id) ?? 0) + 1);
@@ -296,7 +301,7 @@ function chooseToDrop(works) {
   return works.find(([, value]) => counts.get(value.agent_id) === most)[0];
 }
 
-// --- one reaction (`work` is owned; its lists are replaced, never written to)
+// --- one reaction (the draft owns `work`; its lists are replaced and never changed)
 
 function applyCall(work, seen) {
   const path = pathOfCall(seen.path, seen.turn, seen.call);
@@ -335,21 +340,22 @@ function appendPiece(work, piece) {
   if (previous === undefined) others = others.filter((other) => !isPast(other, piece));
   let text = previous?.text ?? "";
   const end = previous?.end ?? 0;
-  if (piece.at < end) text = ""; // the stream starts over: the model's first attempt failed
+  if (piece.at < end) text = ""; // the model's first attempt failed, so the text starts again
   else if (piece.at > end) text += GAP; // a piece was lost
   next.text = (text + piece.text).slice(-MAX_CHARS);
   next.end = piece.at + [...piece.text].length; // counted in characters, as the sender counts
   work.streams = [...others, next].slice(-MAX_STREAMS);
 }
 
-/** Whether a stream has ended: its call or an outer call is done, or its text is a message. */
+/** Return whether a stream has ended. It ends when its call or an outer call is done, or when its text arrives as a
+ * message. */
 function isOver(work, { path, turn, kind, call }) {
   if (kind === "text" && !path && turn <= work.said) return true;
   const paths = outerPaths(call === null ? path : pathOfCall(path, turn, call));
   return paths.some((path) => work.done.includes(path) || work.done.includes(path.slice(0, path.lastIndexOf("."))));
 }
 
-/** Whether a stream ends because the next one of the same run has begun. */
+/** Return whether a stream ends because a newer stream of the same run has begun. */
 const isPast = (stream, newer) =>
   stream.path === newer.path &&
   (stream.turn < newer.turn || (stream.turn === newer.turn && stream.kind === "reasoning" && newer.kind === "text"));
@@ -384,7 +390,7 @@ function readPlace(body) {
 
 const isNumber = (value) => Number.isInteger(value) && value >= 0 && value <= MAX_NUMBER;
 const readName = (value) => (typeof value === "string" ? value.slice(0, MAX_NAME_CHARS) : "…");
-const keyOf = (agentId, reaction) => `${agentId} ${reaction}`; // ids contain no spaces
+const keyOf = (agentId, reaction) => `${agentId} ${reaction}`; // ids cannot contain spaces
 const splitKey = (key) => [key.slice(0, key.indexOf(" ")), key.slice(key.indexOf(" ") + 1)];
 const pathOfCall = (outer, turn, call) => (outer ? `${outer}/${turn}.${call}` : `${turn}.${call}`);
 const isInside = (path, call) => `${path}/`.startsWith(`${call}/`) || path.startsWith(`${call}.`);

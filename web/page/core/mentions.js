@@ -1,5 +1,5 @@
-// Mentions of participants in a text, by the rules of agents/mentions.py. Code, quoted lines, links and addresses mention
-// nobody. No DOM.
+// Finds mentions of participants in a text, by the rules of agents/mentions.py. An @ in code, quoted lines, links and
+// addresses is not a mention. No DOM.
 
 const NAME = /@([a-z0-9][a-z0-9._-]*)/gi;
 const PART_OF_A_WORD = /[A-Za-z0-9._%+@\\-]/;
@@ -10,9 +10,10 @@ const QUOTED = /^\s*(?:(?:[-*+]|\d{1,9}[.)])\s+)*>/;
 const LISTED = /^\s*(?:[-*+]|\d{1,9}[.)])\s/;
 const LINK = /!?\[[^[\]]*\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/g;
 const URL_ = /(?:\b[a-z][a-z0-9+.-]{0,30}:\/\/|\bwww\.|\bmailto:)[^\s<>]*/gi;
-const NOTHING = "\ufffc"; // replaces removed text: neither a letter of an id nor a space
+const NOTHING = "\ufffc"; // placeholder for removed text; it cannot be part of an id or a space
 
-/** Return the names after each `@` that mentions somebody, in lower case, with trailing punctuation. */
+/** Return the names after each `@` that mentions a participant, in lower case. They may include trailing punctuation.
+ */
 function listNames(text) {
   const plain = leaveOut(text);
   const names = [];
@@ -28,7 +29,8 @@ function listNames(text) {
   return names;
 }
 
-/** Return the ids that a text mentions. `@bob.` mentions bob at the end of a sentence; `@bob.smith` is another id. */
+/** Return the ids that a text mentions. `@bob.` at the end of a sentence mentions bob, but `@bob.smith` is a different
+ * id. */
 export function listMentioned(text, ids) {
   const names = listNames(text);
   return ids.filter((id) => names.some((name) => name === id || (name.startsWith(id) && /^[._-]+$/.test(name.slice(id.length)))));
@@ -39,9 +41,9 @@ function leaveOut(text) {
   return leaveOutCode(lines.join("\n")).replaceAll(LINK, NOTHING).replaceAll(URL_, NOTHING);
 }
 
-/** Return the lines with each quoted line and each line of a code block replaced by an empty one. */
+/** Return the lines of a text. Quoted lines and lines of code blocks are replaced by empty lines. */
 function listSaid(lines) {
-  let [fence, isApart, isListed] = ["", true, false]; // isApart: after an empty line, where four spaces start a code block
+  let [fence, isApart, isListed] = ["", true, false]; // isApart: after an empty line, four spaces start a code block
   return lines.map((line) => {
     const opened = FENCE.exec(line);
     if (fence) {
@@ -63,11 +65,11 @@ function listSaid(lines) {
   });
 }
 
-/** Remove inline code: the text between two runs of equally many backticks in one paragraph. */
+/** Remove inline code, which is the text between two runs of backticks of the same length in one paragraph. */
 function leaveOutCode(text) {
   return text.split(/(\n\s*\n)/).map((paragraph) => {
     const runs = [...paragraph.matchAll(/`+/g)].map((match) => ({ begin: match.index, end: match.index + match[0].length }));
-    const closing = new Map(); // run length -> places of these runs, last first
+    const closing = new Map(); // maps a run length to the indexes of these runs, last first
     for (let place = runs.length - 1; place >= 0; place -= 1) {
       const length = runs[place].end - runs[place].begin;
       if (!closing.has(length)) closing.set(length, []);

@@ -1,7 +1,7 @@
 /**
- * Messages that are not stored yet, in order, in memory and in a storage. Each has its own storage key, so that two programs of one
- * participant do not overwrite each other. Bounded. A message is serialized when it is sent: later changes to the caller's object do
- * not change it.
+ * Messages that the hub has not stored yet, in order, in memory and in a storage. Each message has its own storage key,
+ * so two programs of one participant do not overwrite each other's messages. The number of messages is limited. A
+ * message is serialized when it is added, so later changes to the caller's object have no effect.
  */
 
 import { Refused } from "#core/refused.js";
@@ -30,8 +30,10 @@ const FIELDS = [
 
 export class Outbox {
   /**
-   * `isKept`: refuse a message that the storage does not accept; without it the message is sent anyway.
-   * @param {OutboxStore | undefined} storage @param {string} prefix
+   * With `isKept`, a message that the storage does not accept is refused. Otherwise the message is sent anyway.
+   * @param {OutboxStore
+   *
+   * undefined} storage @param {string} prefix
    * @param {{maxMessages: number, maxChars: number, isKept: boolean}} bounds
    */
   constructor(storage, prefix, { maxMessages, maxChars, isKept }) {
@@ -56,10 +58,11 @@ export class Outbox {
     return /** @type {string} */ (this._frames.get(messageId));
   }
 
-  /** Add a message. Throws `Refused` if there is no room. @param {Entry} entry */
+  /** Add a message. Throws `Refused` if the outbox is full. @param {Entry} entry */
   add(entry) {
     this._write(entry);
-    // Counted with the new message, which is taken out again: its size is known only once it is written.
+    // Check the limits after serializing the message, because its size is not known before. Remove the message again if
+    // it does not fit.
     if (this._frames.size > this._maxMessages || this._chars > this._maxChars) {
       this._forget(entry.message_id);
       throw new Refused("overloaded", "Too many messages wait to be sent; try again when the hub is back.");
@@ -68,7 +71,8 @@ export class Outbox {
     try {
       this._keep(entry);
     } catch (error) {
-      if (!this._isKept) return; // the storage is full or blocked: send anyway; closing the page would lose the message
+      // The storage is full or blocked. Send the message anyway, although closing the page would lose it.
+      if (!this._isKept) return;
       this.remove(entry.message_id);
       throw error;
     }
@@ -78,11 +82,11 @@ export class Outbox {
   change(entry) {
     const was = this.entries.get(entry.message_id)?.state;
     this.entries.set(entry.message_id, entry);
-    if (entry.state === "sent" || (was === "sent" && entry.state === "waiting")) return; // the storage has it as waiting
+    if (entry.state === "sent" || (was === "sent" && entry.state === "waiting")) return; // the storage has the message as waiting
     try {
       this._keep(entry);
     } catch {
-      // The stored version goes out again after a restart, under the same id, so nothing is doubled.
+      // After a restart, the stored version is sent again under the same id, so the message is not stored twice.
     }
   }
 
@@ -93,7 +97,7 @@ export class Outbox {
     try {
       this._storage?.removeItem(this._prefix + messageId);
     } catch {
-      // It goes out once more after a restart, under its id. Later messages must not wait for that.
+      // After a restart, the message is sent once more under its id. Later messages must not wait for its removal.
     }
   }
 
@@ -102,7 +106,7 @@ export class Outbox {
     this._storage?.setItem(this._prefix + entry.message_id, JSON.stringify(entry));
   }
 
-  /** Whether the outbox holds exactly this message under its id. @param {Entry} entry */
+  /** Return whether the outbox contains exactly this message under its id. @param {Entry} entry */
   isSame(entry) {
     return writeFrame(entry) === this._frames.get(entry.message_id);
   }
@@ -127,7 +131,7 @@ export class Outbox {
     const keys = Array.from({ length: storage.length }, (_, place) => storage.key(place) ?? "");
     const stored = keys.filter((key) => key.startsWith(this._prefix)).map((key) => readEntry(storage.getItem(key)));
     const entries = stored.filter((item) => item !== null).map((item) => (item.state === "sent" ? { ...item, state: /** @type {const} */ ("waiting") } : item));
-    // By order of sending, not by id: a caller may choose its own ids.
+    // Sort by the order of sending instead of the id, because a caller may choose its own ids.
     return entries.sort((one, other) => compare(one.order ?? one.message_id, other.order ?? other.message_id));
   }
 }

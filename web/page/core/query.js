@@ -1,5 +1,6 @@
 /**
- * Search queries: the words to find, who wrote them, and when. Follows network/core/queries.py. No DOM, no clock.
+ * Parses search queries: the words to find, the sender, and the time. Follows network/core/queries.py. No DOM, no
+ * clock.
  */
 
 import { fold } from "#core/text.js";
@@ -9,7 +10,8 @@ const ENDINGS = ["ings", "ing", "ies", "ed", "es", "s"];
 const CJK = "\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff"; // scripts without spaces between words: each character is a word
 const WORD = new RegExp(`[${CJK}]|(?:(?![${CJK}])[\\p{L}\\p{N}])+`, "gu");
 
-/** Parse a query into {terms, sender_id?, said_after?, said_before?}. A term that ends in `*` matches the start of a word. */
+/** Parse a query into {terms, sender_id?, said_after?, said_before?}. A term that ends in `*` matches all words that
+ * start with it. */
 export function readQuery(text) {
   const query = { terms: [] };
   const add = (terms) => { query.terms = [...new Set([...query.terms, ...terms])]; };
@@ -22,10 +24,10 @@ export function readQuery(text) {
   return query;
 }
 
-/** Whether a word matches a term. */
+/** Return whether a word matches a term. */
 export const fits = (word, term) => (term.endsWith("*") ? word.startsWith(term.slice(0, -1)) : word === term);
 
-/** Return the words of a text. */
+/** Return the words of a text, in lower case and without accents. */
 export const listWords = (text) => fold(text).match(WORD) ?? [];
 
 function readWords(part) {
@@ -34,7 +36,7 @@ function readWords(part) {
   return words.length && part.endsWith("*") ? [...stems.slice(0, -1), `${words.at(-1)}*`] : stems;
 }
 
-/** Return the term that matches the other forms of a word too. */
+/** Return a search term that also matches the other forms of a word. */
 function stem(word) {
   if (word.length < 3 || !/^\p{L}+$/u.test(word) || /[\u3040-\u9fff]/.test(word)) return word;
   const ending = /^[a-z]+$/.test(word) ? ENDINGS.find((suffix) => word.endsWith(suffix)) ?? "" : "";
@@ -44,5 +46,5 @@ function stem(word) {
   return isKept ? `${root}*` : `${word}*`;
 }
 
-/** Return the time (ms) of a date in UTC; NaN for an invalid one. */
+/** Return the time (ms) of a date in UTC, or NaN for an invalid date. */
 const readDate = (text) => (/^\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}(:\d{2})?)?$/.test(text) ? Date.parse(text.length > 10 ? `${text}Z` : text) : NaN);

@@ -1,12 +1,12 @@
-// A finished run that answers like a hub: the reading operations of docs/protocol.md, over the rows that an exported page
-// holds (roundelay/runs/page.py writes them). It refuses every change. The rows never change, so indexes are built once.
-// No DOM, no clock.
+// A recording of a finished run that answers like a hub. It implements the reading operations of docs/protocol.md with
+// the rows that an exported page contains (roundelay/runs/page.py writes them), and refuses every change. Indexes are
+// built once, because the rows never change. No DOM, no clock.
 
 import { fits, listWords, readQuery } from "#core/query.js";
 import { Refused } from "#core/refused.js";
 import { conversationOf, lineOf, namePlace, textOf, writeTitle } from "#core/text.js";
 
-const MAX_DEPTH = 50; // of a tree of effects
+const MAX_DEPTH = 50; // maximum depth of a tree of effects
 const FIGURES = ["calls", "prompt_tokens", "cached_tokens", "completion_tokens", "reasoning_tokens", "tools"];
 const COST_NAMES = {
   agent: (call) => call.agent_id,
@@ -27,7 +27,7 @@ const COST_HEADS = {
 };
 
 /**
- * Return a source for ui/store.js that answers from rows in place of a hub.
+ * Return a source for ui/store.js that answers from rows instead of a hub.
  * @param {{network: {name: string, epoch: string}, head: number, made_at: number, part: string, viewer: object,
  *   agents: object[], readers: object, messages: object[], explained: object, effects: object, reactions: object[],
  *   calls: object[], has_prices: boolean}} rows as roundelay/runs/page_answers.py describes them
@@ -134,7 +134,7 @@ function search(index, { query, thread_id, before = Infinity, limit = 20 }) {
     if (hits.length > limit) break;
     if (message.seq >= before || (thread_id && message.thread_id !== thread_id)) continue;
     if (message.sent_at < said_after || message.sent_at >= said_before || (sender_id && message.sender_id !== sender_id)) continue;
-    // Split each message once: a recording never changes, and people search while they type.
+    // Split each message into words only once, because a recording never changes and people search while they type.
     if (!index.words.has(message.seq)) index.words.set(message.seq, listWords(textOf(message)));
     if (holds(index.words.get(message.seq))) hits.push(message);
   }
@@ -162,7 +162,7 @@ function listEffects({ messages, effects: reactionsTo }, index, { seq, root }, l
   const shown = [index.bySeq.get(seq), ...following.slice(0, limit)];
   const effects = new Map(shown.map((message) => [message.seq, { message, reactions: reactionsTo[message.seq] ?? [], followers: [], count: 0 }]));
   for (const message of shown.slice(1)) effects.get(message.cause).followers.push(effects.get(message.seq));
-  // From the newest to the oldest: each message has a later seq than its cause, so its followers are counted already.
+  // Count from the newest message to the oldest. A message is newer than its cause, so the followers are counted first.
   for (const effect of [...effects.values()].reverse()) effect.count = effect.followers.reduce((sum, follower) => sum + 1 + follower.count, 0);
   return { ...cutDepth(effects.get(seq), 0), has_more: following.length > limit };
 }
@@ -172,7 +172,7 @@ function cutDepth({ message, reactions, followers, count }, depth) {
   return { message, reactions, followers: followers.map((follower) => cutDepth(follower, depth + 1)) };
 }
 
-/** Return the agents that had a message in a prompt. A run says nothing of other recipients. */
+/** Return the agents whose prompts contained a message. A recording has no data about other recipients. */
 function listRecipients({ reactions }, { seq }) {
   const reading = reactions.filter(({ manifest, trigger }) => trigger === seq || manifest.includes(seq));
   const recipients = reading.map(({ agent_id, reaction, status }) => [
@@ -189,7 +189,7 @@ function readWork({ has_prices }, index, args) {
   return { ...work, has_prices };
 }
 
-/** The reactions of an agent, or of the first one, as far as `network.usage` names them. */
+/** Return the reactions of one agent in the form of `network.usage`. The default is the first agent. */
 function listReactions({ reactions }, args) {
   const ids = [...new Set(reactions.map((reaction) => reaction.agent_id))].sort();
   const agent_id = args.agent_id ?? ids[0] ?? null;
@@ -211,7 +211,7 @@ function addUpCost({ calls, has_prices }, { by = "agent", since = 0, ...wanted }
 function addUp(calls) {
   const sum = (name) => calls.reduce((total, call) => total + call[name], 0);
   const figures = Object.fromEntries(FIGURES.map((name) => [name, sum(name)]));
-  const usd = Number(sum("usd").toPrecision(12)); // without the errors of adding fractions
+  const usd = Number(sum("usd").toPrecision(12)); // remove the rounding errors of adding fractions
   const unpriced = calls.filter((call) => call.usd === null).map((call) => call.model);
   return { ...figures, usd, unpriced: [...new Set(unpriced)].sort() };
 }

@@ -1,6 +1,6 @@
-/** The error of every call that a hub, or a source in its place, refuses. */
+/** The error of every call that a hub, or a recording in place of a hub, refuses. */
 
-/** `code` is a code of the protocol, or `closed` after the connection has ended. */
+/** `code` is an error code of the protocol, or `closed` if the connection has ended. */
 export class Refused extends Error {
   /** @param {string} code @param {string} message @param {number} [retryAfterMs] */
   constructor(code, message, retryAfterMs) {

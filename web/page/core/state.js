@@ -1,8 +1,8 @@
 /**
  * The state of one participant's screens, and how each event changes it.
  *
- * `apply` is pure (no DOM, no clock, no IO) and never writes to a state. Deliveries, answers and results may come in any
- * order: the result equals the state after a refetch (docs/decisions/page-state.md). A frame that contains the whole change is
+ * `apply` is pure (no DOM, no clock, no IO) and never changes the given state. Deliveries, answers and results may
+ * come in any order: the result equals the state after a refetch (docs/decisions/page-state.md). A frame that contains the whole change is
  * applied here. A frame that only announces a change sets a mark in `stale`, and `#core/fetching.js` reads that part again.
  *
  * Events are the hub's frames, each with `at` (ms), and
@@ -22,16 +22,17 @@ import { lineOf } from "#core/text.js";
 import * as live from "#core/live_activity.js";
 
 const MAX_UNREAD = 100; // the hub also stops counting at this number
-const UNREAD_LOOKED_AT = 200; // newest messages among which the hub counts unread ones
-const MAX_THREADS = 2000; // rows of the list; the oldest are removed
-const MAX_LOADED = 6000; // messages of one open thread
-const TRIMMED = 1000; // messages removed at once when a thread is over MAX_LOADED
-const KEPT_CLOSED = 4; // closed threads that keep their messages
-const MAX_RECENT = 64; // newest messages of a thread that may arrive in any order
-const MAX_STATUS = 500; // messages with a known delivery status
-const MAX_BEHIND = 5000; // log rows that an operator's page reads after a loss; with more, it fetches everything again
+const UNREAD_LOOKED_AT = 200; // the hub counts unread messages only among this many of the newest messages
+const MAX_THREADS = 2000; // maximum number of rows in the list; the oldest are removed
+const MAX_LOADED = 6000; // maximum number of messages of one open thread
+const TRIMMED = 1000; // number of messages that are removed when a thread exceeds MAX_LOADED
+const KEPT_CLOSED = 4; // number of closed threads that keep their messages
+const MAX_RECENT = 64; // number of newest messages of a thread that may arrive in any order
+const MAX_STATUS = 500; // maximum number of messages whose delivery status is kept
+// Maximum number of log rows that an operator's page reads after a lost connection. If there are more, it reads everything again.
+const MAX_BEHIND = 5000;
 
-/** The state before the first event. */
+/** Return the state before the first event. */
 export function createState() {
   return {
     me: { agent_id: "", kind: "", is_operator: false },
@@ -65,7 +66,7 @@ const nothingHeard = () => ({
 /** Return the state after one event. */
 export const apply = (state, event) => applyAll(state, [event]);
 
-/** Return the state after several events, in order. Cheaper than one `apply` for each. */
+/** Return the state after several events, in order. This is cheaper than one `apply` per event. */
 export function applyAll(state, events) {
   const draft = new Draft(state);
   for (const event of events) applyEvent(draft, event);
@@ -74,7 +75,8 @@ export function applyAll(state, events) {
 
 /**
  * Return the part of a state that must equal a refetch: thread rows, loaded messages, the registry and the inbox.
- * `floors` gives, by thread, the lowest seq to compare. Signals, receipts and this client's own state are left out.
+ * `floors` contains the lowest seq to compare in each thread. Signals, receipts and this client's own state are left
+ * out.
  */
 export function project(state, floors = {}) {
   const threads = {};
@@ -96,7 +98,7 @@ export function project(state, floors = {}) {
   return { me: state.me.agent_id, epoch: state.network.epoch, threads, loaded, agents, inbox: state.inbox.items };
 }
 
-/** Whether no part is known to be out of date. Only such a state can be compared with a fresh state. */
+/** Return whether no part is marked as out of date. Only such a state can be compared with a fresh state. */
 export function isSettled(state) {
   const { threads, rows, agents, inbox, loaded, messages } = state.stale;
   const marked = [rows, loaded, messages].some((value) => Object.keys(value).length);
@@ -105,9 +107,10 @@ export function isSettled(state) {
 }
 
 /**
- * Whether a request for approval still waits for a decision, as far as this client knows. The inbox answers that at once
- * for a person who may decide. For everybody else the activity of the agent does.
- * @param {object} state @param {object} request the message @param {boolean} mayDecide whether a reply of this participant decides
+ * Return whether a request for approval still waits for a decision, as far as this client knows. For a person who may
+ * decide, the inbox shows this at once. For everybody else, the activity of the agent shows it.
+ * @param {object} state @param {object} request the message @param {boolean} mayDecide whether a reply of this
+ * participant decides
  */
 export function isAwaited(state, { seq, sender_id, metadata }, mayDecide) {
   const { inbox, agents, live_activity: liveActivity } = state;
@@ -118,7 +121,7 @@ export function isAwaited(state, { seq, sender_id, metadata }, mayDecide) {
   return activity === undefined || open > work.length || seq in liveActivity.undecided;
 }
 
-/** Whether the inbox lists an approval, or could list it on a further page. */
+/** Return whether the inbox lists an approval, or may list it on a later page. */
 function isListed({ items, has_more }, seq) {
   return items.some((item) => item.kind === "approval" && item.seq === seq) || Boolean(has_more && seq < items.at(-1)?.seq);
 }
@@ -171,7 +174,7 @@ function applyEvent(draft, event) {
     case "tick":
       if (isAnybodyAtWork(state)) draft.own("stale").agents = true; // no frame announces the end of all work
       return live.expirePeople(draft, event.at);
-    default: // a frame of a newer hub
+    default: // an unknown frame of a newer hub
   }
 }
 
@@ -179,7 +182,7 @@ function applyWelcome(draft, frame) {
   const { state } = draft;
   const isOther = state.network.epoch !== "" && state.network.epoch !== frame.network.epoch;
   const isFarBehind = frame.is_operator && state.log_at && frame.head - state.log_at > MAX_BEHIND;
-  // Messages may be missing in between. A screen that kept the older messages would hide the gap.
+  // Forget everything, because messages may be missing in between. A screen with the older messages would hide the gap.
   if (isOther || frame.resume === "limited" || isFarBehind) forgetAll(draft);
   state.me = { agent_id: frame.agent_id, kind: frame.kind, is_operator: frame.is_operator === true };
   state.log_at = state.log_at || frame.head;
@@ -191,23 +194,25 @@ function applyWelcome(draft, frame) {
   state.error = undefined;
   state.head = Math.max(state.head, frame.head);
   live.clearWork(draft);
-  // Notices and presence may be lost with the connection. Deliveries continue after the last one.
+  // Read these parts again, because notices and presence may be lost with the connection. Deliveries continue without a
+  // gap.
   Object.assign(draft.own("stale"), { threads: true, agents: true, inbox: true });
   for (const row of Object.values(state.threads)) if (row.loaded) markReceipts(draft, row.thread_id);
 }
 
-/** The ledger has a different history, so forget everything. Open threads stay open and are fetched again. */
+/** Forget everything, because the ledger has a different history. Open threads stay open and are read again. */
 function forgetAll(draft) {
   const { state } = draft;
   const open = Object.values(state.threads).filter((thread) => thread.loaded?.is_open);
-  const { reading } = state; // the connection repeats running reads, so their answers still come
+  const { reading } = state; // the connection repeats running reads, so their answers still arrive
   Object.assign(state, nothingHeard(), { reading, head: 0, live_activity: live.createLiveActivity() });
   for (const { thread_id } of open) openThread(draft, thread_id);
 }
 
 // --- messages
 
-/** `isDelivered`: the message was delivered to this participant. An operator also reads messages of others in the log. */
+/** Apply a message. `isDelivered` is true if the message was delivered to this participant. An operator also reads
+ * messages between others in the log. */
 function applyMessage(draft, message, isDelivered = false) {
   const { state } = draft;
   const { seq } = message;
@@ -219,7 +224,7 @@ function applyMessage(draft, message, isDelivered = false) {
   if (!isNew) return;
   state.head = Math.max(state.head, seq);
   recordActivity(draft, message);
-  // An answer to an own message changes its receipts: somebody has handled it.
+  // Read the receipts of an own message again when it gets an answer, because a recipient has handled it.
   for (const named of [message.cause, message.reply_to]) {
     if (state.messages[named]?.sender_id === state.me.agent_id) draft.own("stale", "status")[named] = true;
   }
@@ -237,16 +242,17 @@ function count(draft, message, isDelivered) {
   const current = state.threads[id];
   const isOther = isDelivered && (sender_id !== state.me.agent_id || message.kind === "mod");
   if (current !== undefined && (seq <= current.base || current.recent.has(seq))) {
-    if (isOther && current.recent.get(seq) === false) countOther(draft, ownRow(draft, id), seq); // the log had the message first
+    // Count a delivery that arrived earlier through the log.
+    if (isOther && current.recent.get(seq) === false) countOther(draft, ownRow(draft, id), seq);
     return false;
   }
   const row = ownRow(draft, id);
-  if (!row.messages) draft.own("stale", "rows")[id] = true; // earlier messages, readers and marks are unknown
+  if (!row.messages) draft.own("stale", "rows")[id] = true; // earlier messages, readers and read state are unknown
   row.messages += 1;
   row.recent = new Map(row.recent).set(seq, false);
   if (isOther) countOther(draft, row, seq);
   if (row.recent.size > MAX_RECENT) {
-    // Everything up to this seq counts as seen. A later delivery with a lower seq is not counted again.
+    // Treat everything up to this seq as counted. A later delivery with a lower seq is not counted again.
     row.base = row.lost = Math.min(...row.recent.keys());
     row.recent.delete(row.lost);
   }
@@ -264,8 +270,9 @@ function countOther(draft, row, seq) {
 }
 
 /**
- * Return the row of a thread for writing. `recent` maps each counted seq above `base` to whether it is a delivered message
- * of somebody else; these may arrive in any order. `lost` is the newest seq that left `recent` since the row was last read.
+ * Return the row of a thread for writing. `recent` contains each counted seq above `base`, with whether it is a
+ * delivered message from somebody else. These messages may arrive in any order. `lost` is the newest seq that was
+ * removed from `recent` since the row was last read.
  */
 function ownRow(draft, id) {
   if (!(id in draft.state.threads)) {
@@ -293,14 +300,15 @@ function describeLast(message) {
   return { seq, sender_id, sender_kind, sent_at, text: lineOf(message) };
 }
 
-/** Add a message to the window of its thread, if the window is loaded and reaches that far back. A stored message
- * replaces the provisional copy of what was sent. */
+/** Add a message to the loaded messages of its thread, if they reach that far back. A stored message replaces its
+ * provisional copy. */
 function addToWindow(draft, message) {
   const { state } = draft;
   const { seq, thread_id: id } = message;
   const { loaded, last } = state.threads[id] ?? {};
   if (last?.seq === seq && last.sent_at !== message.sent_at) ownRow(draft, id).last = describeLast(message);
-  // A gap may exist below the loaded page, and a single message in the gap would look like the beginning.
+  // Ignore a message below the loaded messages. The messages in between may be missing, and the thread would seem to
+  // begin there.
   if (!loaded || seq < loaded.complete_from) return;
   const current = state.messages[seq];
   const isRevised = current?.edited_at !== message.edited_at || current?.deleted_at !== message.deleted_at;
@@ -337,8 +345,8 @@ function applyOutbox(draft, event) {
   else delete outbox[event.message_id];
 }
 
-/** The hub has stored an own message. It is not delivered to the session that sent it, so a provisional copy of what was
- * sent stands in until the message is fetched. */
+/** Apply that the hub has stored an own message. The hub does not deliver a message to the session that sent it. A
+ * provisional copy of the sent message is shown until the message is read from the hub. */
 function applyStored(draft, frame) {
   const { state } = draft;
   const entry = state.outbox[frame.message_id];
@@ -371,7 +379,7 @@ function applyNotice(draft, frame) {
   switch (frame.kind) {
     case "taken":
     case "given":
-      draft.own("stale", "rows")[id] = true; // the hub decides who may see the takeover
+      draft.own("stale", "rows")[id] = true; // the hub decides who may see the takeover, so read the row
       draft.own("stale").agents = true;
       return;
     case "marked":
@@ -379,14 +387,14 @@ function applyNotice(draft, frame) {
     case "mod": // a message was edited or deleted: fetch it again
       if (body.mod !== "messages" || !["edited", "deleted"].includes(body.event)) return;
       if (body.seq in draft.state.messages) draft.own("stale", "messages")[body.seq] = id;
-      if (id in draft.state.threads) draft.own("stale", "rows")[id] = true; // its title may quote the message
-      markInbox(draft); // and so may the inbox
+      if (id in draft.state.threads) draft.own("stale", "rows")[id] = true; // the title of the thread may quote the message
+      markInbox(draft); // the inbox may quote the message
       return;
     case "members":
       return applyMembership(draft, id, body.agent_id);
     case "inbox":
       markInbox(draft);
-      draft.own("stale").agents = true; // an agent's fault may have appeared or ended
+      draft.own("stale").agents = true; // a fault of an agent may have appeared or ended
       return;
     case "dead_letter":
     case "dead_letter_withdrawn":
@@ -399,20 +407,21 @@ function applyNotice(draft, frame) {
   }
 }
 
-/** The members of a channel changed. Without `agentId` the access rules changed; without `channel` a participant was removed. */
+/** Apply a change of a channel's members. Without `agentId`, the access rules have changed. Without `channel`, a
+ * participant was removed. */
 function applyMembership(draft, channel, agentId) {
   const { state } = draft;
   if (channel === undefined) Object.assign(draft.own("stale"), { agents: true, threads: true });
   const isMine = agentId === undefined || agentId === state.me.agent_id;
   if (isMine) draft.own("stale").threads = true;
   for (const { thread_id: id, loaded, messages } of Object.values(state.threads)) {
-    if (id !== channel && !id.startsWith("thread:")) continue; // a reply thread may belong to any channel
+    if (id !== channel && !id.startsWith("thread:")) continue; // any reply thread may belong to the channel
     if (messages) draft.own("stale", "rows")[id] = true;
     if (isMine && loaded) draft.own("stale", "loaded")[id] = true;
   }
 }
 
-/** Whether the passing of time changes the screen: somebody works, types or views a thread. */
+/** Return whether the passing of time changes the screen, because somebody works, types or views a thread. */
 export function isAnybodyAtWork(state) {
   const { typing, viewing } = state.live_activity;
   return [typing, viewing].some((value) => Object.keys(value).length) || Object.values(state.agents).some((agent) => agent.open_reactions);
@@ -432,7 +441,8 @@ function applyPresence(draft, frame) {
   if (frame.state === "offline") live.removeWorkOf(draft, frame.agent_id);
 }
 
-/** Mark the receipts of own messages in a thread that may have changed: the newest, and those on their way. */
+/** Mark the receipts in a thread that may have changed: those of the newest own messages, and those of undelivered
+ * messages. */
 function markReceipts(draft, id) {
   const { state } = draft;
   const loaded = state.threads[id]?.loaded;
@@ -444,7 +454,8 @@ function markReceipts(draft, id) {
   }
 }
 
-/** Keep at most MAX_STATUS entries. The entries furthest from `seq` are removed, because any message may be on the screen. */
+/** Keep at most MAX_STATUS entries. The entries furthest from `seq` are removed, because messages near `seq` are
+ * probably on the screen. */
 function boundStatus(status, seq) {
   const seqs = Object.keys(status).map(Number); // ascending: integer keys are ordered
   while (seqs.length > MAX_STATUS) delete status[seq - seqs[0] > seqs.at(-1) - seq ? seqs.shift() : seqs.pop()];
@@ -456,14 +467,14 @@ function applyMark(draft, id, mark) {
   if (!(id in draft.state.threads)) return;
   const row = ownRow(draft, id);
   const before = row.mark.read_upto;
-  if ((row.mark.title ?? "") !== (mark.title ?? "")) { // the hub composes the title from the place and this name
+  if ((row.mark.title ?? "") !== (mark.title ?? "")) { // the hub derives the title of the thread from this name
     row.title = undefined;
     draft.own("stale", "rows")[id] = true;
   }
-  // The position never decreases, although another device may report an older position later.
+  // Never decrease the position, although another device may report an older position later.
   row.mark = { ...mark, read_upto: Math.max(before, mark.read_upto) };
   if (row.mark.read_upto !== before) countUnread(draft, row);
-  if (draft.state.reading.threads) draft.own("stale", "rows")[id] = true; // a running read may return the row from before
+  if (draft.state.reading.threads) draft.own("stale", "rows")[id] = true; // a running read may return the old row
 }
 
 function countUnread(draft, row) {
@@ -471,7 +482,8 @@ function countUnread(draft, row) {
   const upto = row.mark.read_upto;
   const { loaded } = row;
   if (upto >= row.last_seq) row.unread = 0;
-  // Count only if every unread message is loaded. An operator's window also contains messages of others.
+  // Count only if every unread message is loaded. The loaded messages of an operator also include messages between
+  // others.
   else if (!state.me.is_operator && loaded && !loaded.is_loading && !loaded.fresh && loaded.complete_from <= upto + 1) {
     const isUnread = (message) => message.seq > upto && (message.sender_id !== state.me.agent_id || message.kind === "mod");
     row.unread = loaded.seqs.slice(-UNREAD_LOOKED_AT).filter((seq) => isUnread(state.messages[seq])).length;
@@ -487,7 +499,7 @@ function openThread(draft, id) {
   state.closed = state.closed.filter((other) => other !== id);
   if (row.loaded) {
     draft.own("threads", id, "loaded").is_open = true;
-    if (row.loaded.error) draft.own("stale", "loaded")[id] = true; // the thread may exist by now
+    if (row.loaded.error) draft.own("stale", "loaded")[id] = true; // read again, because the thread may exist now
   } else {
     row.loaded = { seqs: [], has_before: true, complete_from: 0, is_open: true, is_loading: true };
     draft.own("stale", "loaded")[id] = true;
@@ -528,7 +540,8 @@ function dropMessages(draft, seqs) {
 
 // --- reads and their results
 
-/** A read is sent. Its answer contains everything stored before, so add only later messages to its counts. */
+/** Apply that a read is sent. Its answer contains everything that is stored before, so only later messages are added to
+ * its counts. */
 function startFetching(draft, event) {
   const { state } = draft;
   const stale = draft.own("stale");
@@ -551,7 +564,7 @@ function startFetching(draft, event) {
     case "inbox":
       stale.inbox = false;
       return;
-    case "history": // the newest page; messages that arrive meanwhile belong to it
+    case "history": // read the newest page; messages that arrive meanwhile are added to it
       delete draft.own("stale", "loaded")[event.thread_id];
       if (state.threads[event.thread_id]?.loaded) draft.own("threads", event.thread_id, "loaded").fresh = [];
       return;
@@ -571,7 +584,7 @@ function applyFailure(draft, { what, thread_id: id, error }) {
   if (what === "inbox") draft.own("inbox").is_stale = false;
   if (what === "history" && draft.state.threads[id]?.loaded) {
     const loaded = draft.own("threads", id, "loaded");
-    const isBegun = loaded.fresh?.length > 0; // a message arrived meanwhile, so the thread exists now
+    const isBegun = loaded.fresh?.length > 0; // a message arrived meanwhile, so the thread exists
     if (isBegun) draft.own("stale", "loaded")[id] = true;
     Object.assign(loaded, { is_loading: false, fresh: undefined, error: isBegun ? undefined : error });
     if (loaded.error?.code === "unknown_message") { // the thread is empty, or this participant may not read it
@@ -630,7 +643,8 @@ function applyResult(draft, op, args, value) {
   }
 }
 
-/** `args`: {whole: true} for the list from its start, {threads: ids} for some rows, {before} for a further page. */
+/** Apply an answer of `network.list_threads`. `args` is {whole: true} for the list from its start, {threads: ids} for
+ * single rows, and {before} for a later page. */
 function applyThreads(draft, args, { threads, has_more }) {
   const { state } = draft;
   if (args.before === undefined || args.whole) draft.own("reading").threads -= 1;
@@ -649,7 +663,8 @@ function applyThreads(draft, args, { threads, has_more }) {
   }
 }
 
-/** The hub no longer names this thread, so this participant may not read it. Messages that arrived since prove otherwise. */
+/** Forget a thread that the hub no longer lists, because this participant may not read it. Messages that arrived during
+ * the read show that it may. */
 function forgetRow(draft, id) {
   const row = draft.state.threads[id];
   if (row === undefined) return;
@@ -663,13 +678,13 @@ function forgetRow(draft, id) {
   }
 }
 
-/** Merge a row from the hub with the messages counted since the read was sent. */
+/** Merge a row from the hub with the messages that were counted since the read was sent. */
 function mergeRow(draft, fresh) {
   const row = ownRow(draft, fresh.thread_id);
   const { last_seq, messages, readers, held, may_take, last, title, unread = 0, mark = {} } = fresh;
   const since = [...row.recent].filter(([seq]) => seq > last_seq);
   const isNewer = row.last_seq > last_seq && since.length > 0;
-  if (row.lost > last_seq) draft.own("stale", "rows")[fresh.thread_id] = true; // too many messages arrived to count
+  if (row.lost > last_seq) draft.own("stale", "rows")[fresh.thread_id] = true; // too many messages arrived to be counted
   const readUpto = row.mark.read_upto;
   const read_upto = Math.max(readUpto, mark.read_upto ?? 0);
   const others = since.filter(([seq, isOther]) => isOther && seq > read_upto).length;
@@ -703,7 +718,7 @@ function applyHistory(draft, args, { messages, has_more, damaged }) {
     Object.assign(loaded, { seqs, complete_from: lowest, has_before: has_more });
   } else if (args.before === undefined || args.before >= previous.complete_from) {
     if (lowest <= previous.complete_from) Object.assign(loaded, { complete_from: lowest, has_before: has_more });
-  } else return; // messages are missing between this page and the loaded messages
+  } else return; // ignore the page: messages between it and the loaded messages are missing
   if (args.before === undefined) Object.assign(loaded, { is_loading: false, fresh: undefined, error: undefined });
   if (damaged) loaded.damaged = [...new Set([...(loaded.damaged ?? []), ...damaged])];
   for (const message of messages) addToWindow(draft, message);

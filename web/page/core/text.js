@@ -1,6 +1,6 @@
 /**
- * Texts of messages, and the ids and addresses of threads. `writeContent` follows `write_content` in network/messages.py.
- * No DOM, no clock.
+ * Formats the texts of messages, and reads the ids and addresses of threads. `writeContent` follows `write_content` in
+ * network/messages.py. No DOM, no clock.
  */
 
 import { isObject } from "#core/json.js";
@@ -9,7 +9,8 @@ const MAX_DEPTH = 6;
 const MAX_SIZE = 1e15;
 const MAX_LINE_CHARS = 200;
 const MAX_WORDS_CHARS = 60;
-const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]"; // Python's white space
+// The same white space as in Python.
+const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]";
 const SPACES = new RegExp(`${SPACE}+`);
 const ENDS = new RegExp(`^${SPACE}+|${SPACE}+$`, "g");
 const NAMES = ["name", "filename", "title"];
@@ -30,7 +31,7 @@ export function lineOf(message) {
   return writeLine(isRequest ? `Approval request: ${tool}` : textOf(message));
 }
 
-/** Return the words without files and data: commands and decisions are read from these. */
+/** Return the words of a message, without files and data. Commands and decisions are read from these words. */
 export function saidOf(message) {
   if (message.text_representation === undefined && isObject(message.content)) {
     return typeof message.content.text === "string" ? message.content.text : "";
@@ -38,7 +39,7 @@ export function saidOf(message) {
   return textOf(message);
 }
 
-/** Return any JSON value as text, without the bytes of files. */
+/** Return any JSON value as text. The bytes of files are left out. */
 export function writeContent(content) {
   if (typeof content === "string") return content;
   if (!isObject(content)) return [...writeLines(content, 0)].join("\n");
@@ -83,7 +84,7 @@ function pick(object, keys) {
   return keys.map((key) => object[key]).find((value) => typeof value === "string" && value) ?? "";
 }
 
-/** Format the size of a file; "" for a value that is no size. */
+/** Format the size of a file. Return "" for a value that is not a size. */
 export function writeSize(size) {
   if (!Number.isInteger(size) || size < 0 || size >= MAX_SIZE) return "";
   if (size >= 1e6) return `${(size / 1e6).toFixed(1)} MB`;
@@ -125,43 +126,44 @@ function writeValue(value) {
 /** Remove white space around a text. */
 export const strip = (text) => text.replace(ENDS, "");
 
-/** Return the first word of a text, in lower case, and the rest. */
+/** Return the first word of a text in lower case, and the rest of the text. */
 export function splitWord(text) {
   const words = strip(text);
   const end = words.search(SPACES);
   return end < 0 ? [words.toLowerCase(), ""] : [words.slice(0, end).toLowerCase(), strip(words.slice(end))];
 }
 
-/** Return a text as one line of at most 200 characters, as lists show it. Follows `format_line` in
+/** Return a text as one line of at most 200 characters, for lists. Follows `format_line` in
  * network/operations/read_state.py. */
 export function writeLine(text) {
-  // Cut before splitting: a message may have megabytes. By characters, since a cut between two halves shows a broken
-  // one.
+  // Cut the text before splitting it, because a message may have megabytes. Cut by characters: a cut inside of a
+  // surrogate pair would show a broken character.
   const line = [...text.slice(0, 128 * MAX_LINE_CHARS)].slice(0, 64 * MAX_LINE_CHARS).join("").split(SPACES).filter(Boolean).join(" ");
   const characters = [...line];
   return characters.length <= MAX_LINE_CHARS ? line : `${characters.slice(0, MAX_LINE_CHARS - 1).join("")}…`;
 }
 
-/** Return a text without case and accents, as searches compare it. @param {string} text */
+/** Return a text in lower case and without accents, for comparison in searches. @param {string} text */
 export const fold = (text) => text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
 
 /** Format a number of things: `1 call`, `2 calls`. @param {number} count @param {string} word */
 export const formatCount = (count, word) => `${count} ${word}${count === 1 ? "" : "s"}`;
 
-/** Return the direct thread of two participants, of one conversation if it is named. */
+/** Return the id of the direct thread of two participants, or of one of their conversations. */
 export const directThread = (one, other, conversation = "") => `direct:${[one, other].sort().join("~")}${conversation && `:${conversation}`}`;
 
-/** Return the two participants of a direct thread, or the mod and the participant of a mod's thread; else none. */
+/** Return the two participants of a direct thread, or the mod and the participant of a mod's thread. Return an empty
+ * array for other threads. */
 export const partiesOf = (threadId) => (/^(direct|mod):/.test(threadId) ? threadId.split(":")[1].split("~") : []);
 
-/** Return the name of the conversation of a direct thread; "" without one. */
+/** Return the conversation name of a direct thread, or "" if it has none. */
 export const conversationOf = (threadId) => (threadId.startsWith("direct:") ? (threadId.split(":")[2] ?? "") : "");
 
 /** Return the id in an address: `bob` for `agent:bob`. */
 export const nameOf = (address) => address.slice(address.indexOf(":") + 1);
 
-/** Return the address of messages in a direct thread, a channel or the broadcast thread. It is null for a reply thread,
- * whose messages hold the address (`replyAddress`). */
+/** Return the address to which messages in a thread are sent. The result is null for a reply thread, because only its
+ * messages contain the address (`replyAddress`). */
 export function addressOf(threadId, me) {
   if (threadId === "broadcast" || threadId.startsWith("channel:")) return threadId;
   const [first, second] = partiesOf(threadId);
@@ -170,14 +172,15 @@ export function addressOf(threadId, me) {
   return `agent:${first === me ? second : first}`;
 }
 
-/** Return the title of a thread: the hub's (`network.list_threads`), or one from its place if the hub has not listed it. */
+/** Return the title of a thread. The hub sets the title (`network.list_threads`). If the hub has not listed the thread,
+ * the title is derived from its id. */
 export function nameThread(thread, me) {
   const { thread_id: id, title, mark } = thread;
   if (title) return title;
   return writeTitle(namePlace(id, me), conversationOf(id) && !thread.messages ? "New conversation" : "", mark?.title);
 }
 
-/** Return the place of a thread: the other participant, `#dev`, "Everybody". Follows network/titles.py. */
+/** Return the name of a thread's place: the other participant, `#dev`, or "Everybody". Follows network/titles.py. */
 export function namePlace(id, me) {
   if (id.startsWith("channel:")) return `#${nameOf(id)}`;
   if (id === "broadcast") return "Everybody";
@@ -187,7 +190,8 @@ export function namePlace(id, me) {
   return id.startsWith("thread:") ? `Replies to #${nameOf(id)}` : id;
 }
 
-/** Return a title: the place, with the person's own name for the thread or its first words. Follows network/titles.py. */
+/** Return a title: the place, followed by the person's own title for the thread or its first words. Follows
+ * network/titles.py. */
 export function writeTitle(place, words, own = "") {
   const about = own || shorten(words);
   if (!about) return place;

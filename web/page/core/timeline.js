@@ -1,13 +1,13 @@
-// When agents were at work: the newest reactions with their steps, and a scale on which times when nobody worked are
-// short. It asks by the `call` that it is given, of a hub or of a recording; no DOM, no clock.
+// Data for the timeline: the newest reactions with their steps, and a time scale that shortens periods without work.
+// The data is read with a `call` function of a hub or a recording. No DOM, no clock.
 
-const LOOKED_BACK = 5000; // seqs of a hub's log; a recording is looked through whole
+const LOOKED_BACK = 5000; // number of seqs of a hub's log to search; a recording is searched completely
 const READS_AT_ONCE = 8;
-const IDLE_MS = 2000; // what is longer without work is drawn as so long
-const SHARE = 0.004; // and nothing that takes time is narrower than this share of the whole
+const IDLE_MS = 2000; // longer periods without work are shortened
+const SHARE = 0.004; // minimum width of a bar, as a share of the whole width
 
 /**
- * Return the newest reactions that the caller may see, as `network.work` describes them, by when they began.
+ * Return the newest reactions that the caller may see, in the form of `network.work`, sorted by their start.
  * @param {(op: string, args: object) => Promise<any>} call
  * @param {{most?: number, isWhole?: boolean}} wanted
  * @returns {Promise<{reactions: any[], isCut: boolean}>}
@@ -29,7 +29,7 @@ export async function readTimeline(call, { most = 300, isWhole = false } = {}) {
   return { reactions, isCut: named.size > most || (!isWhole && head > LOOKED_BACK) };
 }
 
-/** Return the names of the reactions with a record above a seq, and of those that are open. */
+/** Return the ids of the reactions that have a record above the seq `after`, and of all open reactions. */
 async function listNamed(call, after) {
   const named = new Map();
   const add = ({ agent_id, reaction, seq }) => named.set(`${agent_id} ${reaction}`, { agent_id, reaction, seq });
@@ -44,16 +44,16 @@ async function listNamed(call, after) {
   return named;
 }
 
-/** When the last of it was recorded. */
+/** Return the time of the last recorded event of a reaction. */
 export const endOf = (reaction) => reaction.ended_at ?? Math.max(reaction.started_at, ...reaction.steps.map((step) => step.ended_at ?? step.started_at));
 
 /**
- * Give the scale of these reactions: `place(at)` is the share of the width, 0 to 1, at which a time stands; `gaps` are
- * the places where time without work is cut, with how long that was.
+ * Return the time scale of these reactions. `place(at)` converts a time to a share of the width, from 0 to 1. `gaps`
+ * contains the shortened periods without work, with their place and duration.
  */
 export function createScale(reactions) {
   const spans = [];
-  for (const reaction of reactions) { // by when they began
+  for (const reaction of reactions) { // sorted by their start
     const [from, to] = [reaction.started_at, endOf(reaction)];
     if (spans.length && from <= spans.at(-1).to + IDLE_MS) spans.at(-1).to = Math.max(spans.at(-1).to, to);
     else spans.push({ from, to });

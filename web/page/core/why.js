@@ -1,9 +1,10 @@
-// Why a message was sent, step by step up to its root, and what followed from it. The node reads the records and explains
-// them (docs/protocol/operations-explain.md). Asks through the `call` that it is given, of a hub or a recording; no DOM.
+// Explains why a message was sent, step by step up to its root, and what followed from the message. The node reads the
+// records and explains them (docs/protocol/operations-explain.md). The data is read with a `call` function of a hub or
+// a recording. No DOM.
 
 /** @typedef {(op: string, args: object) => Promise<any>} Call */
 
-const MAX_EFFECTS = 500; // the most that the node gives in one answer
+const MAX_EFFECTS = 500; // maximum number of effects in one answer of the node
 
 /**
  * Return the steps from a message up to its root, as far as the caller may see them.
