@@ -2,7 +2,7 @@
 
 A wrong variable is a local mistake, and retries do not fix it. `check_environment` and `load_certificates` report it
 with the variable's name. Otherwise requests would fail and people would blame the provider. The rules are those of
-`httpx2`, which reads the same variables (https://www.python-httpx.org/environment_variables/).
+`httpx2`, which sends the requests to MCP servers (https://www.python-httpx.org/environment_variables/).
 """
 
 from __future__ import annotations
@@ -31,11 +31,7 @@ class ProxyInUse(NamedTuple):
 
 
 def check_environment() -> None:
-    """Raise `ConfigError` for any invalid proxy. `httpx2` creates a client for every proxy, even for those it does
-    not need.
-    """
-    import httpx2  # not at the start of every command
-
+    """Raise `ConfigError` for any invalid proxy, even for one that no request needs."""
     for name in _PROXIES:
         variable, url = _read(name)
         if not url:
@@ -51,30 +47,48 @@ def check_environment() -> None:
                 f"{variable} names a proxy of the kind {kind}://, which cannot be used. The kinds are "
                 f"{', '.join(f'{it}://' for it in _KINDS)}{advice}. Change or unset {variable}."
             )
-        if kind.startswith("socks") and importlib.util.find_spec("socksio") is None:
+        # `aiohttp_socks` serves requests to models, and `socksio` serves `httpx2`, which sends requests to MCP servers.
+        lacking = [it for it in ("aiohttp_socks", "socksio") if importlib.util.find_spec(it) is None]
+        if kind.startswith("socks") and lacking:
             raise ConfigError(
-                f"{variable} names a SOCKS proxy, and the package socksio is not installed. "
-                f"Install it (pip install socksio), or unset {variable}."
+                f"{variable} names a SOCKS proxy, and the package {lacking[0]} is not installed. "
+                f"Install it (pip install {' '.join(lacking)}), or unset {variable}."
             )
         try:
-            proxy = httpx2.Proxy(url if "://" in url else f"http://{url}")
-        except (httpx2.InvalidURL, ValueError):
-            proxy = None
-        if proxy is None or not proxy.url.host or url.split() != [url]:
+            parts = urlsplit(_complete(url))
+            is_address = bool(parts.hostname) and url.split() == [url] and parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address:
             raise ConfigError(f"{variable} is not the address of a proxy, such as http://127.0.0.1:3128.")
 
 
 def find_proxy(url: str) -> ProxyInUse | None:
     """Return the proxy that requests to this address use, or None."""
+    variable, proxy = _choose_proxy(url)
+    return ProxyInUse(hide_url_secrets(proxy), variable) if proxy else None
+
+
+def find_proxy_address(url: str) -> str | None:
+    """Return the proxy's whole URL, which may contain a password, or None if requests to this address use none."""
+    _, proxy = _choose_proxy(url)
+    return _complete(proxy) if proxy else None
+
+
+def _choose_proxy(url: str) -> tuple[str, str]:
+    """Return the variable that applies to requests to this address and its value, which is empty without a proxy."""
     parts = urlsplit(url)
     host = (parts.hostname or "").lower()
-    if not host or _is_exempt(host, url):
-        return None
-    for name in (f"{parts.scheme.upper()}_PROXY", "ALL_PROXY"):
-        variable, proxy = _read(name)
-        if proxy:
-            return ProxyInUse(hide_url_secrets(proxy), variable)
-    return None
+    if host and not _is_exempt(host, url):
+        for name in (f"{parts.scheme.upper()}_PROXY", "ALL_PROXY"):
+            variable, proxy = _read(name)
+            if proxy:
+                return variable, proxy
+    return "", ""
+
+
+def _complete(proxy: str) -> str:
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def describe_proxy(url: str) -> str:
@@ -98,13 +112,18 @@ def load_certificates() -> ssl.SSLContext:
 
 @functools.cache
 def _load(file: str, folder: str) -> ssl.SSLContext:
-    import httpx2
-
     variable, path = ("SSL_CERT_FILE", file) if file else ("SSL_CERT_DIR", folder)
     if path and not os.path.exists(path):
         raise ConfigError(f"{variable} names {path}, which does not exist. Correct the path, or unset {variable}.")
     try:
-        return httpx2.create_ssl_context()
+        if path:
+            return ssl.create_default_context(cafile=file or None, capath=None if file else folder)
+        paths = ssl.get_default_verify_paths()
+        if not (paths.cafile or paths.capath):  # macOS and Windows, and some Linux systems
+            import truststore
+
+            return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        return ssl.create_default_context()
     except (OSError, ssl.SSLError) as error:
         reason = getattr(error, "reason", None) or error.strerror or str(error)
         if not path:

@@ -67,7 +67,7 @@ SUBJECTS = (
     Subject("import roundelay", "import roundelay", IMPORT_TARGET_S, MEMORY_TARGET_MB),
     Subject("from roundelay import NetworkClient", "from roundelay import NetworkClient"),
     Subject("from roundelay import *", "from roundelay import *", ALL_TARGET_S, MEMORY_TARGET_MB),
-    Subject("OpenAIModel, which loads the SDK", "from roundelay.agents.models.openai_model import OpenAIModel"),
+    Subject("OpenAIModel, which loads the HTTP client", "from roundelay.agents.models.openai_model import OpenAIModel"),
     Subject.command("--help"),
     Subject.command("up", "--help"),
     Subject.command("send", "--url", "{url}", "--as", "ann", "broadcast", "hello", max_cpu_s=SEND_TARGET_S),

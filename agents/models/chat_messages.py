@@ -16,13 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, assert_never
-
-from openai.types.chat import (
-    ChatCompletionAssistantMessageParam,
-    ChatCompletionContentPartParam,
-    ChatCompletionMessageParam,
-)
+from typing import TYPE_CHECKING, Any, Literal, assert_never
 
 from .endpoint_rules import EndpointRules, is_sealed
 from .model import (
@@ -35,6 +29,13 @@ from .model import (
     UserMessage,
     derive_short_id,
 )
+
+if TYPE_CHECKING:  # the SDK's types check what is written here, and the SDK itself is not needed
+    from openai.types.chat import (
+        ChatCompletionAssistantMessageParam,
+        ChatCompletionContentPartParam,
+        ChatCompletionMessageParam,
+    )
 
 NOTE_OPEN, NOTE_CLOSE = "<system_note>", "</system_note>"
 NOTE_HEAD = "This note is not part of the result."

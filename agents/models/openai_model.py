@@ -1,10 +1,10 @@
-"""A `Model` over any OpenAI-compatible server, using the HTTP client of the `openai` SDK.
+"""A `Model` over any OpenAI-compatible server.
 
-One `complete` is one HTTP request. The SDK's own retries are disabled, because the reaction decides about retries.
-Every failure becomes a `ModelError` that says whether a retry can help. For a server without tool calls, `json_schema`
-encodes the calls. `endpoint_rules` knows what a server requires, `chat_messages` writes messages, `chat_replies` parses
-replies and `provider_errors` parses errors. This module never runs tools, never keeps a conversation and never logs a
-key or a prompt.
+One `complete` is one HTTP request, because the reaction decides about retries. Every failure becomes a `ModelError` that
+says whether a retry can help. For a server without tool calls, `json_schema` encodes the calls. `model_http` sends the
+requests, `endpoint_rules` knows what a server requires, `chat_messages` writes messages, `chat_replies` parses replies
+and `provider_errors` parses errors. This module never runs tools, never keeps a conversation and never logs a key or a
+prompt.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from importlib.metadata import version
 from typing import Literal
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
-import httpx2
-import openai
-from openai import AsyncOpenAI, AsyncStream, DefaultAsyncHttpxClient
+import aiohttp
+from yarl import URL
 
 from roundelay.agents.isolation import describe_error, redact_error
-from roundelay.agents.loop_local import LoopLocal
-from roundelay.agents.outgoing_http import check_environment, describe_proxy, load_certificates
+from roundelay.agents.outgoing_http import check_environment, describe_proxy
 from roundelay.network.credentials import describe_variable, hide_url_secrets, read_secret, remember_url
 from roundelay.network.errors import ConfigError
 from roundelay.network.home import is_loopback
@@ -50,6 +49,7 @@ from .model import (
     ModelRequest,
     OnDelta,
 )
+from .model_http import ModelHttp, RedirectRefused, StatusError
 from .provider_errors import ProviderFailure, read_failure
 from .request_body import encode_request
 
@@ -97,16 +97,12 @@ class OpenAIModel:
         self._api_key_env = describe_variable(api_key_env)
         try:
             self._api_key = read_secret(api_key or os.environ.get(api_key_env) or "", self._key_source)
-            self._organization = _read_variable("OPENAI_ORG_ID")
-            self._project = _read_variable("OPENAI_PROJECT_ID")
-            for line in os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines():
-                read_secret(line.partition(":")[2], "the variable OPENAI_CUSTOM_HEADERS")
+            headers = _read_headers(self._api_key)
             check_environment()
         except ConfigError as error:
             raise ModelError(f"Model {name} cannot be used. {error}", reason="misconfigured") from None
         self._tool_mode: ToolMode = tool_mode
         self._stream = stream  # None: until the server refuses a stream
-        self._silence_s = silence_s
         self._total_s = total_s
         self._cache_control = cache_control
         self._rule_changes = rules
@@ -119,7 +115,7 @@ class OpenAIModel:
         self.settings: Mapping[str, object] = dict(settings or {})
         """Fields of each request's body, in addition to messages and tools."""
 
-        self._clients = LoopLocal(self._make_client)
+        self._http = ModelHttp(_join_path(self._base_url or _DEFAULT_URL), headers, silence_s=silence_s)
         host = urlsplit(self._base_url or "").hostname or ""
         self._is_own = is_loopback(host) or host.endswith(".localhost")  # on this machine
         if not self._api_key and not self._is_own:
@@ -150,9 +146,7 @@ class OpenAIModel:
 
     async def close(self) -> None:
         """Close the connections. A later call opens new ones."""
-        client = self._clients.pop()
-        if client is not None:
-            await client.close()
+        await self._http.close()
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
         """Answer the request with one call of the server."""
@@ -164,14 +158,11 @@ class OpenAIModel:
                 draft = await self._ask(request, step, on_delta)
         except ErrorInside as error:
             raise self._describe_provider_error(read_failure(200, {}, error.body)) from error
-        except (
-            openai.OpenAIError,
-            TimeoutError,
-            ValueError,
-            RecursionError,
-        ) as error:  # including a body that is not JSON, or nested too deeply
-            # Chain without the messages of the SDK's errors: some quote the header with the key.
-            raise self._describe_sdk_error(error) from redact_error(error)
+        except ConfigError as error:
+            raise ModelError(f"Model {self.name} cannot be used. {error}", reason="misconfigured") from None
+        except (*_HTTP_ERRORS, ValueError, RecursionError) as error:  # also a body that is not JSON or too deep
+            # Chain without the messages of the errors: some quote the request with its headers.
+            raise self._describe_http_error(error) from redact_error(error)
         self._check_end(draft)
         refusal = draft.refusal.getvalue()
         text = draft.text.getvalue() or refusal or None
@@ -218,7 +209,7 @@ class OpenAIModel:
         while True:
             try:
                 return await self._post(request, step, show if on_delta is not None else None)
-            except (openai.APIStatusError, ErrorInside) as error:
+            except (StatusError, ErrorInside) as error:
                 # Shown pieces cannot be withdrawn, so do not repeat after streaming has begun. Refused rules are never
                 # tried again.
                 learned = None if is_shown else learn(self.rules, _read_refusal(error))
@@ -239,27 +230,23 @@ class OpenAIModel:
             tried_rules.add(learned)
 
     async def _post(self, request: ModelRequest, step: StepRequest | None, on_delta: OnDelta | None) -> Draft:
-        # Do not use `chat.completions.create`. It visits every message to rename fields, which is not needed here. That
-        # takes half of a call's CPU time, and more as the history grows (docs/performance.md). Parse the reply from
-        # JSON, because servers differ from the SDK's types in every part.
-        client, body = self._clients.get(), self._build_body(request, step, is_heard=on_delta is not None)
-        tools = [tool.name for tool in request.tools]
-        if not body.get("stream"):
-            return read_completion(await client.post(_PATH, cast_to=object, body=body), tools)
-        draft = Draft(tools)
-        stream = await client.post(_PATH, cast_to=object, body=body, stream=True, stream_cls=_Events)
-        async with stream:
-            content_type = stream.response.headers.get("content-type", "")
+        # Parse the reply from JSON without declared types, because servers differ from OpenAI's types in every part.
+        body = self._build_body(request, step, is_heard=on_delta is not None)
+        draft = Draft([tool.name for tool in request.tools])
+        async with self._http.post(body) as response:
+            content_type = response.headers.get("Content-Type", "")
             if "html" in content_type:  # the page of a proxy or a wrong address
-                raise ValueError(describe_page((await stream.response.aread()).decode("utf-8", "replace")))
+                raise ValueError(describe_page(await _read_text(response)))
+            if not body.get("stream"):
+                return read_completion(_parse(await _read_text(response), content_type), draft.tools)
             if "json" in content_type:  # the server ignored the request to stream
-                draft = read_completion(json.loads(await stream.response.aread()), tools)
+                draft = read_completion(json.loads(await _read_text(response)), draft.tools)
                 self._stream = False if self._stream is None else self._stream
                 _show([ModelDelta(draft.text.getvalue(), draft.reasoning.getvalue())], on_delta)
                 return draft
             try:
-                await _read_stream(stream, draft, on_delta)
-            except openai.APIConnectionError:
+                await _read_stream(response, draft, on_delta)
+            except _BROKEN:
                 if not draft.is_finished:  # otherwise the reply is complete and only the connection broke
                     raise
                 _show(draft.close(), on_delta)
@@ -280,50 +267,26 @@ class OpenAIModel:
             body.pop("parallel_tool_calls", None)  # servers refuse this setting without tools
         return body
 
-    def _make_client(self) -> AsyncOpenAI:
-        try:
-            check_environment()  # repeat the check, because the variables may have changed since the model was created
-            certificates = load_certificates()
-        except ConfigError as error:
-            raise ModelError(f"Model {self.name} cannot be used. {error}", reason="misconfigured") from None
-        address, _, query = (self._base_url or "").partition("?")
-        return AsyncOpenAI(
-            api_key=self._api_key or "none",  # the SDK requires a key; a server on loopback ignores it
-            base_url=address or None,
-            # Do not add the query to base_url, because the SDK would append the path after it.
-            default_query=dict(parse_qsl(query, keep_blank_values=True)),
-            organization=self._organization,
-            project=self._project,
-            max_retries=0,
-            timeout=openai.Timeout(self._silence_s, connect=min(10.0, self._silence_s)),
-            http_client=DefaultAsyncHttpxClient(
-                verify=certificates, event_hooks={"response": [_check_redirect]}, max_redirects=MAX_REDIRECTS
-            ),
-        )
-
-    def _describe_sdk_error(self, error: Exception) -> ModelError:
-        """Convert an error of the SDK into a `ModelError` that says what failed, and what to do if that is known."""
+    def _describe_http_error(self, error: Exception) -> ModelError:
+        """Convert a failure of the request into a `ModelError` that says what failed, and what to do if that is known."""
         where = hide_url_secrets(self._base_url) if self._base_url else "the OpenAI API"
         proxy = describe_proxy(self._base_url or _DEFAULT_URL)
         if proxy and self._is_own and is_from_proxy(error):
             failure = describe_failure(error)
             return ModelError(f"Model {self.name} at {where} gave no reply ({failure}).{proxy}", reason="misconfigured")
         match error:
-            case openai.APITimeoutError() | TimeoutError():
-                return ModelError(f"Model {self.name} at {where} did not answer in time.", reason="timeout")
-            case openai.APIStatusError():
+            case StatusError():
                 return self._describe_provider_error(_read_failure(error), proxy)
-            case openai.APIConnectionError() if isinstance(error.__cause__, _ElsewhereError):
-                text = f"Model {self.name} at {where} {error.__cause__}.{proxy}"
-                return ModelError(text, reason="misconfigured")
-            case openai.APIConnectionError():
+            case RedirectRefused():
+                return ModelError(f"Model {self.name} at {where} {error}.{proxy}", reason="misconfigured")
+            case TimeoutError():
+                return ModelError(f"Model {self.name} at {where} did not answer in time.", reason="timeout")
+            case aiohttp.ClientError() | OSError():
                 advice = describe_tls_mistake(error)
                 text = f"Model {self.name} at {where} cannot be reached ({describe_failure(error)}).{proxy}{advice}"
-                # A refusing proxy, a redirect loop and an untrusted certificate fail again on every retry.
-                is_refused = isinstance(error.__cause__, httpx2.ProxyError | httpx2.TooManyRedirects)
+                # A refusing proxy and an untrusted certificate fail again on every retry.
+                is_refused = isinstance(error, aiohttp.ClientHttpProxyError)
                 return ModelError(text, reason="misconfigured" if advice or is_refused else "unreachable")
-            case openai.APIError():
-                return ModelError(f"Model {self.name} failed while answering: {error.message}", reason="server")
             case _:
                 return ModelError(
                     f"Model {self.name} sent a reply that cannot be read ({error}).", reason="broken_reply"
@@ -352,16 +315,16 @@ class OpenAIModel:
 _STREAM = re.compile(r"(?<![a-z])stream(?!_)", re.IGNORECASE)  # neither "upstream" nor "stream_options"
 
 
-def _refuses_streams(error: openai.APIStatusError) -> bool:
+def _refuses_streams(error: StatusError) -> bool:
     """Return whether the server refuses to stream. No standard code exists for it.
 
     OpenAI refuses to stream some models to unverified organizations (status 400, or the same error from a gateway:
     https://github.com/BeehiveInnovations/pal-mcp-server/issues/134). Other servers do not know the field ``stream``.
     """
-    return error.status_code in (400, 404, 405, 415, 422, 501) and _STREAM.search(error.response.text) is not None
+    return error.status in (400, 404, 405, 415, 422, 501) and _STREAM.search(error.text) is not None
 
 
-def _read_refusal(error: openai.APIStatusError | ErrorInside) -> str:
+def _read_refusal(error: StatusError | ErrorInside) -> str:
     """Return the text of a refused request, or an empty string for any other error.
 
     Servers that render chat templates refuse with 500, all others with 400 or 422. If a stream has begun, the status is
@@ -370,34 +333,17 @@ def _read_refusal(error: openai.APIStatusError | ErrorInside) -> str:
     if isinstance(error, ErrorInside):
         failure = read_failure(200, {}, error.body)
         return failure.words if failure.status in (0, 400, 422, 500) else ""
-    return error.response.text if error.status_code in (400, 422, 500) else ""
+    return error.text if error.status in (400, 422, 500) else ""
 
 
-MAX_REDIRECTS = 3
+_BROKEN = (aiohttp.ClientError, OSError)
+"""Errors of a connection. Some are also a `TimeoutError`."""
+
+_HTTP_ERRORS = (*_BROKEN, StatusError, RedirectRefused, TimeoutError)
 
 
-class _ElsewhereError(httpx2.RequestError):
-    """A redirect to another server. The conversation is not sent to that server."""
-
-
-async def _check_redirect(response: httpx2.Response) -> None:
-    """Raise `_ElsewhereError` for a redirect that would lose the request or send it to another server."""
-    if not response.has_redirect_location:
-        return
-    origin = response.request.url
-    target = origin.join(response.headers["location"])
-    is_same = target.host == origin.host and target.scheme in (origin.scheme, "https")
-    if is_same and response.status_code in (307, 308):  # other redirects drop the body
-        return
-    raise _ElsewhereError(
-        f"redirects ({response.status_code}) to {hide_url_secrets(str(target))}, which is not followed: set base_url "
-        "to the address of the model's server",
-        request=response.request,
-    )
-
-
-def _read_failure(error: openai.APIStatusError) -> ProviderFailure:
-    return read_failure(error.status_code, error.response.headers, error.response.text)
+def _read_failure(error: StatusError) -> ProviderFailure:
+    return read_failure(error.status, error.headers, error.text)
 
 
 _FAILED_ENDS = frozenset({"error", "network_error", "insufficient_system_resource", "abort", "engine_error"})
@@ -419,9 +365,9 @@ def _check_address(model: str, url: str) -> str | None:
     path, mark, query = url.partition("#")[0].partition("?")
     url = path.rstrip("/").removesuffix(_PATH).rstrip("/") + mark + query
     try:
-        parts = httpx2.URL(url)
+        parts = URL(url)
         is_address = not url or (parts.scheme in ("http", "https") and bool(parts.host) and url.split() == [url])
-    except (httpx2.InvalidURL, ValueError):
+    except ValueError:
         is_address = False
     if not is_address:
         raise ModelError(
@@ -432,8 +378,27 @@ def _check_address(model: str, url: str) -> str | None:
     return url or None
 
 
-def _read_variable(name: str) -> str | None:
-    return read_secret(os.environ.get(name, ""), f"the variable {name}") or None
+def _join_path(address: str) -> str:
+    """Return the URL of chat completions. A query of the address stays at the end."""
+    address, mark, query = address.partition("?")
+    return f"{address}{_PATH}{mark}{query}"
+
+
+def _read_headers(api_key: str) -> dict[str, str]:
+    """Return the headers of each request. Raises `ConfigError` if a variable is no value for a header."""
+    headers = {"User-Agent": f"roundelay/{version('roundelay')}"}
+    if api_key:
+        headers["Authorization"] = f"Bearer {api_key}"
+    for name, header in (("OPENAI_ORG_ID", "OpenAI-Organization"), ("OPENAI_PROJECT_ID", "OpenAI-Project")):
+        if value := read_secret(os.environ.get(name, ""), f"the variable {name}"):
+            headers[header] = value
+    # The SDK of OpenAI reads this variable in the same way: a header per line.
+    for line in os.environ.get("OPENAI_CUSTOM_HEADERS", "").splitlines():
+        name, mark, value = line.partition(":")
+        value = read_secret(value, "the variable OPENAI_CUSTOM_HEADERS")
+        if mark:
+            headers[name.strip()] = value
+    return headers
 
 
 def is_from_proxy(error: Exception) -> bool:
@@ -441,19 +406,32 @@ def is_from_proxy(error: Exception) -> bool:
     status.
     """
     match error:
-        case openai.APITimeoutError():
-            return isinstance(error.__cause__, httpx2.ConnectTimeout)
-        case openai.APIStatusError():
-            return error.status_code in (403, 407, 502, 503, 504) or not isinstance(error.body, dict)
+        case StatusError():
+            return error.status in (403, 407, 502, 503, 504) or not _is_object(error.text)
+        case RedirectRefused():
+            return False
+        case TimeoutError():
+            return isinstance(error, aiohttp.ConnectionTimeoutError)
         case _:
-            return isinstance(error, openai.APIConnectionError | ValueError)
+            return isinstance(error, aiohttp.ClientError | OSError | ValueError)
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def describe_failure(error: Exception) -> str:
     """Return the HTTP library's text for a request without an answer, or the text of the server's error."""
-    if isinstance(error, openai.APIStatusError):
-        return f"{error.status_code}: {_read_failure(error).description}"
-    return describe_error(error.__cause__ if isinstance(error.__cause__, Exception) else error)
+    match error:
+        case StatusError():
+            return f"{error.status}: {_read_failure(error).description}"
+        case aiohttp.ClientHttpProxyError():
+            return f"the proxy answered {error.status} {error.message}"  # its `str` has the URL of the request
+        case _:
+            return describe_error(error)
 
 
 def describe_tls_mistake(error: Exception) -> str:
@@ -472,29 +450,35 @@ def describe_tls_mistake(error: Exception) -> str:
 # --- reading a reply
 
 
-class _Events(AsyncStream[object]):
-    """Events of a stream as JSON. The SDK's own parser does not show whether the server marked the end."""
+async def _read_text(response: aiohttp.ClientResponse) -> str:
+    return (await response.read()).decode("utf-8", "replace")
 
-    async def read(self) -> AsyncIterator[object]:
-        reader, response, is_empty = EventReader(), self.response, True
-        try:
-            async for data in response.aiter_bytes():
-                for event in reader.feed(data):
-                    is_empty = False
-                    yield event
-        except httpx2.TimeoutException as error:
-            raise openai.APITimeoutError(request=response.request) from error
-        except httpx2.RequestError as error:
-            raise openai.APIConnectionError(request=response.request) from error
-        for event in reader.close():
+
+def _parse(text: str, content_type: str) -> object:
+    """Return the JSON of a reply, or its text if the server declares another type and it is no JSON."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        if "json" in content_type:
+            raise
+        return text
+
+
+async def _read_events(response: aiohttp.ClientResponse) -> AsyncIterator[object]:
+    reader, is_empty = EventReader(), True
+    async for data in response.content.iter_any():
+        for event in reader.feed(data):
             is_empty = False
             yield event
-        if is_empty and reader.stray:
-            raise ValueError(describe_page(reader.stray))
+    for event in reader.close():
+        is_empty = False
+        yield event
+    if is_empty and reader.stray:
+        raise ValueError(describe_page(reader.stray))
 
 
-async def _read_stream(stream: _Events, draft: Draft, on_delta: OnDelta | None) -> None:
-    events = stream.read()
+async def _read_stream(response: aiohttp.ClientResponse, draft: Draft, on_delta: OnDelta | None) -> None:
+    events = _read_events(response)
     async for event in events:
         if event == DONE:
             draft.is_done = True
@@ -507,7 +491,7 @@ async def _read_stream(stream: _Events, draft: Draft, on_delta: OnDelta | None) 
         _show(pieces, on_delta)
     _show(draft.close(), on_delta)
     # Read the rest if it is available, because the connection can serve the next request only after that.
-    with suppress(TimeoutError, openai.APIConnectionError, ValueError, RecursionError):
+    with suppress(*_BROKEN, TimeoutError, ValueError, RecursionError):
         async with asyncio.timeout(DRAIN_S):
             async for _ in events:
                 pass

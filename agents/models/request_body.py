@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionToolChoiceOptionParam
-from openai.types.shared_params import ResponseFormatJSONSchema
+from typing import TYPE_CHECKING, Any
 
 from .chat_messages import find_note, write_messages
 from .endpoint_rules import EndpointRules
 from .json_schema import StepRequest
 from .model import ModelRequest, NamedTool, ToolChoice, ToolSpec
+
+if TYPE_CHECKING:  # the SDK's types check what is written here, and the SDK itself is not needed
+    from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionToolChoiceOptionParam
+    from openai.types.shared_params import ResponseFormatJSONSchema
 
 
 def encode_request(

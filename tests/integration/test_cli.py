@@ -128,7 +128,7 @@ def test_the_start_loads_nothing_heavy() -> None:
         text=True,
         check=True,
     ).stdout.split()
-    heavy = {"asyncio", "websockets", "pydantic", "msgspec", "jinja2", "openai", "aiosqlite", "uvloop", "yaml"}
+    heavy = {"asyncio", "websockets", "pydantic", "msgspec", "jinja2", "aiohttp", "aiosqlite", "uvloop", "yaml"}
     assert heavy & set(loaded) == set()
 
 

@@ -67,8 +67,8 @@ def test_an_error_says_whether_a_repeat_can_help(reason: str, retryable: bool) -
 
 def test_the_package_loads_no_provider_until_one_is_named() -> None:
     script = (
-        "import sys, roundelay.agents.models as m; m.ModelRequest; m.ScriptedModel; m.RuleSet; assert 'openai' not in sys.modules; "
-        "m.OpenAIModel; assert 'openai' in sys.modules; assert 'xllamacpp' not in sys.modules; print(len([getattr(m, n) for n in m.__all__]))"
+        "import sys, roundelay.agents.models as m; m.ModelRequest; m.ScriptedModel; m.RuleSet; assert 'aiohttp' not in sys.modules; "
+        "m.OpenAIModel; assert 'aiohttp' in sys.modules; assert not {'openai', 'xllamacpp'} & set(sys.modules); print(len([getattr(m, n) for n in m.__all__]))"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr

