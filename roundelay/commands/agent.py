@@ -60,8 +60,11 @@ def run_command(
     from roundelay.agents.team import build_runner
     from roundelay.network.yaml import override_file
     from roundelay.nodes.logs import ProcessLog, log_to_stderr
+    from roundelay.nodes.processes import end_after_supervisor
     from roundelay.nodes.run_agents import run_agents
 
+    # Before the code of the agents is imported, which may hang as well.
+    end_after_supervisor()
     log_to_stderr(log_level, log_format)
     if as_loaded is not None:  # The file changed after the node loaded it. Run the version that the node has checked.
         override_file(files[0], as_loaded.read_bytes())
@@ -89,8 +92,10 @@ def host_command(board: Path, log_level: str, log_format: LogFormat) -> None:
 
     from roundelay.nodes.agent_host import host_agents
     from roundelay.nodes.logs import ProcessLog, log_to_stderr
+    from roundelay.nodes.processes import end_after_supervisor
     from roundelay.nodes.work_board import WorkBoard
 
+    end_after_supervisor()
     target = find_target()
     asyncio.run(
         host_agents(

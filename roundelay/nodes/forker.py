@@ -405,7 +405,7 @@ def _run_command(arguments: object, name: object) -> int:
         setattr(sys, attribute, stream)
         setattr(sys, f"__{attribute}__", stream)
     get_reporter.cache_clear()
-    os.environ[SUPERVISED] = "1"
+    os.environ[SUPERVISED] = "0"
     get_reporter()
     code = 1
     try:

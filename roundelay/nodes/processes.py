@@ -20,8 +20,8 @@ from typing import Protocol
 
 from roundelay.display.text import sanitize
 from roundelay.network.errors import RoundelayError
-from roundelay.network.platforms import handle_signals, list_stop_signals
-from roundelay.nodes.reports import SUPERVISED, Report, read_report
+from roundelay.network.platforms import end_after_parent, handle_signals, list_stop_signals
+from roundelay.nodes.reports import SUPERVISED, Report, get_reporter, read_report
 
 START_TIMEOUT_S, STOP_TIMEOUT_S = 30.0, 5.0
 DRAIN_TIMEOUT_S = 1.0
@@ -127,7 +127,7 @@ class Process:
             stdout=asyncio.subprocess.PIPE,
             # One stream keeps the order of reports and log lines.
             stderr=asyncio.subprocess.STDOUT,
-            env=environment | {"PYTHONUNBUFFERED": "1", SUPERVISED: "1"},
+            env=environment | {"PYTHONUNBUFFERED": "1", SUPERVISED: str(os.getpid())},
             cwd=self._folder,
             start_new_session=True,  # only the parent receives Ctrl-C, and then stops the child cleanly
         )
@@ -243,6 +243,12 @@ def stop_signals() -> Iterator[asyncio.Event]:
 
     with handle_signals(numbers, stop) as remove:
         yield stopping
+
+
+def end_after_supervisor() -> None:
+    """Let this process end soon after its supervisor, even if its code is stuck and does not see the end of the input."""
+    if supervisor := get_reporter().supervisor_pid:
+        end_after_parent(supervisor)
 
 
 async def wait_for_input_end() -> None:

@@ -14,7 +14,8 @@ from functools import cache
 from typing import Literal, NotRequired, TypedDict, get_args
 
 SUPERVISED = "ROUNDELAY_SUPERVISED"
-"""Environment variable by which a supervisor asks its child for JSON lines."""
+"""Environment variable by which a supervisor asks its child for JSON lines. Its value is the supervisor's process id, or 0
+for a forked process."""
 _PREFIX = '{"report": '
 ReportKind = Literal["ready", "error", "output", "ended"]
 
@@ -39,7 +40,9 @@ class Reporter:
 
     def __init__(self) -> None:
         # Remove the variable: a command that a tool of an agent starts is not a child of the supervisor.
-        self._is_supervised = os.environ.pop(SUPERVISED, "") != ""
+        supervisor = os.environ.pop(SUPERVISED, "")
+        self._is_supervised = supervisor != ""
+        self.supervisor_pid = int(supervisor) if supervisor.isdecimal() else 0
 
     def report_ready(self, sentence: str, url: str) -> None:
         """Print on stdout that the command is ready at ``url``."""

@@ -256,6 +256,21 @@ async def begin_tool(team: Path, url: str, name: str) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.full  # the agent gets 12 seconds to stop by itself
+@pytest.mark.parametrize("tool", ["hold", "linger"])
+async def test_agent_in_a_new_interpreter_ends_with_its_node(team: Path, tool: str) -> None:
+    async with node_up(team) as (up, url):
+        before = (await pids(url))["ann"]
+        os.kill(next(iter(_list_forkers(up))), signal.SIGKILL)
+        await gone(before)
+        assert await ask(url, "ann", "hello") == "ann heard hello"
+        agent = (await pids(url))["ann"]
+        await begin_tool(team, url, tool)
+        await up.kill()
+        await gone(agent)
+        assert (team / "cleaned").exists() == (tool == "linger")
+
+
 async def test_without_the_forker_agents_start_in_new_interpreters(team: Path) -> None:
     async with node_up(team) as (up, url):
         before = await pids(url)
