@@ -1,7 +1,9 @@
 /**
- * Builds the package into `dist` (or the folder given): the modules of `src` without their types, and those of the page's `core` that
- * they lead to, as they are; imports become relative, so that a browser needs neither a bundler nor an import map. `--types` adds the
- * declarations, for which typescript has to be installed. Node itself takes the types off (22.13 or later).
+ * Builds the package into `dist`, or into the folder that is given as an argument.
+ *
+ * The package contains the modules of `src` without their types, and the modules of the page's `core` that they import.
+ * Imports become relative, so that a browser needs neither a bundler nor an import map. `--types` adds the type
+ * declarations, for which typescript must be installed. Node itself removes the types (22.13 or later).
  */
 import { execFileSync } from "node:child_process";
 import { mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
@@ -13,7 +15,8 @@ const HERE = import.meta.dirname;
 const { values, positionals } = parseArgs({ options: { types: { type: "boolean" } }, allowPositionals: true });
 const target = positionals[0] ?? join(HERE, "dist");
 
-/** Imports as the built modules have them: `#core/` is the folder `core`, and a module of TypeScript is one of JavaScript. */
+/** Return the text of a module with the imports of the built package. `#core/` becomes the folder `core`, and `.ts`
+ * becomes `.js`. */
 function relate(text, name) {
   const core = name.startsWith("core/") ? "./" : "./core/";
   return text.replaceAll('"#core/', `"${core}`).replace(/(from|import) "(\.\/[\w/]+)\.ts"/g, '$1 "$2.js"');

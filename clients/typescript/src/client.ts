@@ -1,9 +1,9 @@
 /**
- * `Client`: one participant's session with a hub, for programs.
+ * `Client`: the session of one participant with a hub, for programs.
  *
- * It sends messages and waits until they are durable, returns deliveries in order, acknowledges handled ones, and reconnects after a
- * loss. Requests without an answer go out again under the same id, so that nothing is lost or doubled. `core/connection.js`, which the
- * page of a node uses too, implements the protocol.
+ * A client sends messages and waits until they are stored. It returns deliveries in order, acknowledges handled ones,
+ * and reconnects after a lost connection. Unanswered requests are sent again under the same id, so that nothing is lost
+ * or duplicated. `core/connection.js`, which the page of a node also uses, implements the protocol.
  */
 
 import { Connection } from "./core/connection.js";
@@ -20,82 +20,90 @@ const OUTBOX = { maxMessages: 4096, maxChars: 16 * 2 ** 20, isKept: true };
 
 export type Kind = "agent" | "human" | "service";
 
-/** A place in the log: everything up to `cursor` was handled. */
+/** A position in the log. All messages up to `cursor` were handled. */
 export interface Cursor {
   epoch: string;
   cursor: number;
 }
 
-/** A store for messages that are not stored by the hub yet: `localStorage`, `fileStore` (in `roundelay-client/node`), or an object with these methods. */
+/** A store for messages that the hub has not stored yet: `localStorage`, `fileStore` (in `roundelay-client/node`), or
+ * an object with these methods. */
 export interface OutboxStore {
   readonly length: number;
   key(place: number): string | null;
   getItem(key: string): string | null;
-  /** An exception makes `send` reject: a message that would not survive is not sent. */
+  /** Store a message before it is sent. If this throws, `send` rejects, and the message is not sent. */
   setItem(key: string, value: string): void;
   removeItem(key: string): void;
 }
 
-/** The parts of a WebSocket that are used. The browser's, Node's own and that of the package ws have them. */
+/** The parts of a WebSocket that the client uses. The WebSockets of browsers, of Node and of the package ws have them.
+ */
 export type WebSocketConstructor = new (url: string, protocol: string) => {
   readonly readyState: number;
   readonly bufferedAmount: number;
   send(text: string): void;
   close(): void;
-  /** In the package ws: ends a connection whose other side is silent. */
+  /** Ends a connection whose other side does not answer. Only the WebSockets of the package ws have this method. */
   terminate?(): void;
 };
 
 export interface ConnectOptions {
-  /** `ws://HOST:PORT/` or `wss://`. Several addresses, separated by commas, are nodes of one network; one of them serves. A node may name
-   * another leader, which is then tried with the same encryption. Put no secret here: the token goes in the first frame. */
+  /** Address of the hub: `ws://HOST:PORT/` or `wss://HOST:PORT/`. Several addresses, separated by commas, are nodes of
+   * one network. Only one of them serves. If a node names another leader, the client connects there, with the same
+   * encryption. Do not put a secret here, because the token is sent in the first frame. */
   url: string;
   agentId: string;
-  /** An agent makes its own token (`makeToken`) and keeps it. A person's or a service's token comes from an operator. */
+  /** Token of the participant. An agent creates its own token (`makeToken`) and stores it. The token of a person or a
+   * service comes from an operator. */
   token?: string;
-  /** With a login code as `token`: the token to bind to it. Keep it before you connect. */
+  /** Token to bind to the participant if `token` is a login code. Store it before you connect. */
   newToken?: string;
-  /** Default: the kind of the token. */
+  /** Kind of the participant. The default is the kind of the token. */
   kind?: Kind;
-  /** `reactor`: the one session that reacts for an agent. */
+  /** Role of the session. `reactor` is the only session that reacts for an agent. */
   role?: "observer" | "reactor";
-  /** The fencing token of an earlier reactor session, possibly of another process. */
+  /** Fencing token of an earlier reactor session, possibly from another process. */
   fence?: number;
-  /** A name of this process, for a reactor. Keep it the same after a reconnect. Default: a random text. */
+  /** Name of this process, for a reactor. Use the same name after a reconnect. The default is a random text. */
   instance?: string;
   card?: Record<string, unknown>;
-  /** The client's own place in the log. Without it delivery starts after what the hub knows to be handled. */
+  /** Position in the log at which delivery starts. Without it, delivery starts after the last message that the hub
+   * knows to be handled. */
   resume?: Cursor;
-  /** False: the hub delivers nothing to this session; call `network.receive` instead. */
+  /** If false, the hub delivers nothing to this session. Call `network.receive` instead. */
   deliver?: boolean;
-  /** Keeps messages that are not stored yet beyond the end of this process. */
+  /** Store for messages that the hub has not stored yet. They survive the end of this process. */
   outbox?: OutboxStore;
-  /** Messages without an answer at a time; default 1. With more, a message that the hub delays may be overtaken. */
+  /** Maximum number of messages that wait for an answer at the same time. The default is 1. With more, a later message
+   * may overtake a message that the hub delays. */
   maxUnanswered?: number;
-  /** Time to wait for the first welcome; default 20,000. Several nodes share it. */
+  /** Maximum wait for the first welcome, in milliseconds. The default is 20,000. Several nodes share this time. */
   connectTimeoutMs?: number;
-  /** Ends the wait for the first welcome. */
+  /** Signal that ends the wait for the first welcome. */
   signal?: AbortSignal;
-  /** Default: the global one, which browsers have, and Node from 22 on. */
+  /** Constructor of WebSockets. The default is the global one, which browsers have, and Node from version 22 on. */
   WebSocket?: WebSocketConstructor;
 }
 
 export interface SendOptions {
-  /** Makes the send idempotent across processes. */
+  /** Id of the message. A message that is sent again with the same id is stored only once, even from another process.
+   */
   messageId?: string;
   replyTo?: number;
   cause?: number;
-  /** A separate thread with this participant; only for `agent:ID`. */
+  /** Name of a separate thread with the participant. Only for `agent:ID`. */
   conversation?: string;
   excludeAgentIds?: string[];
   requiresResponse?: true | string[];
   metadata?: Record<string, unknown>;
   textRepresentation?: string;
-  /** Ends the wait. An unsent message is taken back; a sent one may still be stored. */
+  /** Signal that ends the wait. An unsent message is withdrawn. A message that was already sent may still be stored. */
   signal?: AbortSignal;
 }
 
-/** A message or record is durable under `seq`. `duplicate`: it was stored before this send. */
+/** Result of a send: the message or record is stored under `seq`. `duplicate` is true if it was already stored before.
+ */
 export interface Stored {
   id: string;
   seq: number;
@@ -103,7 +111,7 @@ export interface Stored {
   threadId?: string;
 }
 
-/** The state of the connection. `ended` is final: because of `error`, or because the client was closed. */
+/** State of the connection. `ended` is final. The client then has an `error`, or it was closed. */
 export interface ConnectionState {
   state: "connecting" | "online" | "offline" | "ended";
   welcome?: WelcomeFrame;
@@ -115,16 +123,16 @@ export interface Events {
   notice: NoticeFrame;
   signal: SignalOutFrame;
   presence: PresenceFrame;
-  /** A message was stored, possibly one from the outbox of an earlier process. */
+  /** A message was stored. The message may be from the outbox of an earlier process. */
   stored: Stored;
-  /** A message was refused, and has left the outbox. */
+  /** A message was refused, and was removed from the outbox. */
   refused: { id: string; to: string; error: RoundelayError };
 }
 
-/** A message, to be acknowledged with `ack` or returned with `nack`. */
+/** A delivered message. Acknowledge it with `ack`, or return it with `nack`. */
 export class Delivery {
   readonly message: WireMessage;
-  /** The number of this attempt. */
+  /** Number of this delivery attempt, starting at 1. */
   readonly attempt: number;
   readonly #connection: Connection;
   readonly #acks: Acks;
@@ -136,17 +144,20 @@ export class Delivery {
     this.#acks = connection.acks;
   }
 
-  /** Whether the hub has another history now, because its ledger was lost or replaced. `ack` and `nack` then do nothing. */
+  /** Whether the hub has a different history now, because its ledger was lost or replaced. `ack` and `nack` then do
+   * nothing. */
   get isStale(): boolean {
     return this.#acks.isStale;
   }
 
-  /** The message is handled and will not be delivered again. The order does not matter. */
+  /** Report that the message is handled, so that it is not delivered again. Messages may be acknowledged in any order.
+   */
   ack(): void {
     if (!this.isStale) this.#connection.ack(this.message.seq);
   }
 
-  /** Handling failed: the message is delivered again. The fifth failure makes it a dead letter. */
+  /** Report that handling the message failed, so that it is delivered again. After the fifth failure, the message
+   * becomes a dead letter. */
   nack(reason: string, retryAfterMs?: number): void {
     if (!this.isStale) this.#connection.nack(this.message.seq, reason, retryAfterMs);
   }
@@ -170,10 +181,10 @@ export async function connect(options: ConnectOptions): Promise<Client> {
   return client;
 }
 
-/** A session of a participant; `connect` makes it. */
+/** A session of a participant. Create it with `connect`. */
 export class Client {
   readonly agentId: string;
-  /** Resolves with the first welcome, or rejects with the reason against it. */
+  /** Promise that resolves with the first welcome, or rejects if the client cannot join. */
   readonly joined: Promise<void>;
   readonly #connection: Connection;
   readonly #listeners = new Map<keyof Events, Set<(event: never) => void>>();
@@ -211,22 +222,24 @@ export class Client {
     this.joined = this.#join(options);
   }
 
-  /** The newest welcome of the hub. */
+  /** The newest welcome frame of the hub. */
   get welcome(): WelcomeFrame {
     return this.#connection.welcome;
   }
 
-  /** Everything up to here was handled. Store it together with the results, and pass it as `resume` later. */
+  /** Position up to which all messages were handled. Store it together with your results, and pass it as `resume`
+   * later. */
   get cursor(): Cursor {
     return { epoch: this.welcome.network.epoch, cursor: this.#connection.acks.prefix };
   }
 
-  /** The error that ended this client. */
+  /** The error that ended this client, or undefined. */
   get failure(): RoundelayError | undefined {
     return this.#failure;
   }
 
-  /** Say goodbye, and wait until the connection is closed. Requests without an answer reject; the outbox stays. */
+  /** End the session, and wait until the connection is closed. Unanswered requests reject. Unsent messages stay in the
+   * outbox. */
   async close(): Promise<void> {
     this.#isClosed = true;
     await this.#connection.close();
@@ -236,15 +249,15 @@ export class Client {
     await this.close();
   }
 
-  /** Listen to an event; return a function that stops listening. */
+  /** Add a listener for an event. Return a function that removes the listener. */
   on<Name extends keyof Events>(name: Name, listener: (event: Events[Name]) => void): () => void {
     const listeners = this.#listeners.get(name) ?? new Set();
     this.#listeners.set(name, listeners.add(listener));
     return () => void listeners.delete(listener);
   }
 
-  /** Send any JSON to an address (`agent:ID`, `channel:NAME`, `broadcast`, `mod:ID`); resolves when it is durable. Messages keep their
-   * order, and wait while there is no connection. */
+  /** Send any JSON to an address (`agent:ID`, `channel:NAME`, `broadcast`, `mod:ID`). Resolves when the message is
+   * stored. Messages keep their order, and wait while there is no connection. */
   send(to: string, content: unknown, options: SendOptions = {}): Promise<Stored> {
     const { signal } = options;
     return wait(signal, (waiting) => {
@@ -263,19 +276,20 @@ export class Client {
     });
   }
 
-  /** Reply to a message in its place. */
+  /** Reply to a message in its thread. */
   reply(message: WireMessage, content: unknown, options: SendOptions = {}): Promise<Stored> {
     return this.send(this.replyAddress(message), content, { replyTo: message.seq, cause: message.seq, ...options });
   }
 
-  /** Return the address of a reply to this message. */
+  /** Return the address to which a reply to this message is sent. */
   replyAddress(message: WireMessage): string {
     if (message.kind === "direct") return message.sender_id === this.agentId ? message.to : `agent:${message.sender_id}`;
     if (message.kind === "mod") return `mod:${message.thread_id.slice("mod:".length).split("~")[0]}`;
     return message.to;
   }
 
-  /** Call an operation of the hub or of a mod, and return its value. It runs once, even if the connection is lost meanwhile. */
+  /** Call an operation of the hub or of a mod, and return its value. The operation runs only once, even if the
+   * connection is lost meanwhile. */
   call<Op extends Operation | (string & {})>(op: Op, ...[args, options]: ArgsOf<Op>): Promise<OperationValue<Op>> {
     const { callId = this.#connection.newId(), signal } = (options ?? {}) as CallOptions;
     return wait(signal, (waiting) => {
@@ -285,7 +299,7 @@ export class Client {
     });
   }
 
-  /** Store a turn record; resolves when it is durable. */
+  /** Store a turn record. Resolves when the record is stored. */
   record(
     reaction: string, kind: string, body: Record<string, unknown>, options: { recordId: string; signal?: AbortSignal },
   ): Promise<Stored> {
@@ -297,7 +311,8 @@ export class Client {
     });
   }
 
-  /** Send a signal. Signals are never stored, and are dropped without a connection or with a full one. */
+  /** Send a signal. Signals are never stored. A signal is dropped if there is no connection, or if too many bytes are
+   * unsent. */
   signal(
     kind: "typing" | "viewing" | "thinking" | "delta" | "tool", body: unknown, where: { to: string } | { threadId: string; trigger?: number },
   ): void {
@@ -305,8 +320,9 @@ export class Client {
     this.#connection.signal(kind, body, { ...given("to", to), ...given("thread_id", threadId), ...given("trigger", trigger) });
   }
 
-  /** Yield deliveries in order, each to be acknowledged. Ends when this client is closed, or throws what ended it. An unacknowledged
-   * delivery comes again in a later session of the participant. */
+  /** Yield deliveries in order. Acknowledge each of them. The iteration ends when this client is closed, and throws the
+   * error that ended the client otherwise. An unacknowledged message is delivered again in a later session of the
+   * participant. */
   async *deliveries(options: { signal?: AbortSignal } = {}): AsyncGenerator<Delivery, void, undefined> {
     for (;;) {
       const delivery = await this.#nextDelivery(options.signal);
@@ -315,7 +331,8 @@ export class Client {
     }
   }
 
-  /** Handle one message after the other: acknowledge it when `handler` is done, and return it if `handler` throws. */
+  /** Handle one message after the other. A message is acknowledged when `handler` is done, and returned with `nack` if
+   * `handler` throws. */
   async handle(handler: (message: WireMessage) => Promise<void> | void, options: { signal?: AbortSignal } = {}): Promise<void> {
     for await (const delivery of this.deliveries(options)) {
       try {
@@ -357,7 +374,8 @@ export class Client {
       });
       signal?.addEventListener("abort", onAbort);
       try {
-        for (const address of expandUrl(url).split(",")) checkAddress(address); // now, because nobody would catch the error of a later attempt
+        // Check now, because an error in a later attempt would not be caught.
+        for (const address of expandUrl(url).split(",")) checkAddress(address);
         this.#connection.connect((event) => this.#take(event));
       } catch (error) {
         end(new ConnectError("closed", `${url} is no hub URL. Write ws://HOST:PORT/ (${error}).`));
@@ -415,7 +433,7 @@ export class Client {
     this.#emit("refused", { id: entry.message_id, to: entry.to, error });
   }
 
-  /** Stop waiting for a message; return whether nobody else waits for it. */
+  /** Stop waiting for a message. Return whether no other call waits for it. */
   #leave(id: string, waiting: Waiting<Stored>): boolean {
     const waiters = this.#sends.get(id);
     waiters?.delete(waiting);
@@ -468,13 +486,14 @@ function expandUrl(url: string): string {
   return hosts.split(",").map((host) => `ws${s}://${/:\d+$/.test(host) ? host : `${host}:8700`}/`).join(",");
 }
 
-/** Throw for an address that no WebSocket accepts. */
+/** Throw an error if a WebSocket would refuse the address. */
 function checkAddress(url: string): void {
   const { protocol, hash } = new URL(url);
   if (!["ws:", "wss:", "http:", "https:"].includes(protocol) || hash) throw new SyntaxError(`${url} has another scheme, or a fragment`);
 }
 
-/** Make a token: 32 random bytes, base64url. Store it before you use it: the first use of an agent's id binds that id to it. */
+/** Return a new token: 32 random bytes in base64url. Store it before you use it. The first use of an agent's id binds
+ * the id to this token. */
 export function makeToken(): string {
   const bytes = crypto.getRandomValues(new Uint8Array(32));
   return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
@@ -485,7 +504,8 @@ interface Waiting<Value> {
   reject(error: unknown): void;
 }
 
-/** Return a promise that `begin` settles and a signal can abort. `begin` returns the cleanup for an abort. */
+/** Return a promise that `begin` settles, and that a signal can abort. `begin` returns a function that cleans up after
+ * an abort. */
 function wait<Value>(signal: AbortSignal | undefined, begin: (waiting: Waiting<Value>) => () => void): Promise<Value> {
   return new Promise((resolve, reject) => {
     let leave = () => {};
@@ -531,7 +551,7 @@ function toFields(options: SendOptions) {
   };
 }
 
-/** Return an object with this field, or an empty one if it has no value. */
+/** Return an object with this field. Return an empty object if the value is undefined. */
 function given<Name extends string, Value>(name: Name, value: Value | undefined): { [key in Name]?: Value } {
   return (value === undefined ? {} : { [name]: value }) as { [key in Name]?: Value };
 }

@@ -1,5 +1,5 @@
 /**
- * A hub's refusals, as errors with a `code` (docs/protocol/errors.md).
+ * Errors for the refusals of a hub. Each error has a `code` (docs/protocol/errors.md). Grouped by what to do:
  *
  *   RoundelayError
  *     fix the call    InvalidFrame, InvalidArguments, UnknownRecipient, UnknownMessage, UnknownOperation, IdConflict, TooLarge,
@@ -11,7 +11,7 @@
 
 export class RoundelayError extends Error {
   readonly code: string;
-  /** Time after which the same request may be accepted. */
+  /** Time after which the same request may be accepted, in milliseconds. */
   readonly retryAfterMs: number | undefined;
 
   constructor(code: string, message: string, retryAfterMs?: number) {
@@ -38,12 +38,12 @@ export class BudgetExhausted extends RoundelayError {}
 export class Held extends RoundelayError {}
 export class LoopStopped extends RoundelayError {}
 export class InternalError extends RoundelayError {}
-/** A newer reactor session of the agent has taken over, so this one must not react again. */
+/** A newer reactor session of the agent has replaced this session, which must not react any more. */
 export class Superseded extends RoundelayError {}
-/** There is no connection: the hub was not reached in time, or this client was closed. */
+/** There is no connection: the hub did not answer in time, or this client was closed. */
 export class ConnectError extends RoundelayError {}
 
-/** The class of each code. */
+/** The error class for each code of the protocol. */
 export const ERRORS: Readonly<Record<string, typeof RoundelayError>> = {
   invalid_frame: InvalidFrame,
   invalid_arguments: InvalidArguments,
@@ -65,7 +65,8 @@ export const ERRORS: Readonly<Record<string, typeof RoundelayError>> = {
   closed: ConnectError,
 };
 
-/** Return a refusal as an error of its code's class. An unknown code of a newer hub makes a `RoundelayError`. */
+/** Convert a refusal to an error of the class for its code. An unknown code of a newer hub becomes a `RoundelayError`.
+ */
 export function makeError(refused: { code: string; message: string; retry_after_ms?: number | undefined }): RoundelayError {
   const Class = Object.hasOwn(ERRORS, refused.code) ? ERRORS[refused.code] : undefined;
   return new (Class ?? RoundelayError)(refused.code, refused.message, refused.retry_after_ms);

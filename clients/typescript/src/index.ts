@@ -1,4 +1,5 @@
-/** A client of Roundelay networks, for browsers and Node, without dependencies. `roundelay-client/node` adds a file store. */
+/** A client of Roundelay networks for browsers and Node, without dependencies. `roundelay-client/node` adds a store for
+ * unsent messages in files. */
 
 export { Client, Delivery, connect, makeToken } from "./client.ts";
 export type {

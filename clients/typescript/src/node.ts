@@ -1,4 +1,4 @@
-/** An outbox in files, for Node only. */
+/** Stores unsent messages in files. For Node only. */
 
 import { createHash } from "node:crypto";
 import { closeSync, fsyncSync, mkdirSync, openSync, readdirSync, readFileSync, renameSync, rmSync, writeFileSync } from "node:fs";
@@ -6,8 +6,9 @@ import { join } from "node:path";
 
 import type { OutboxStore } from "./client.ts";
 
-/** Return an outbox in a folder of its own. Each message is a file, which is on the disk before the message is sent. If a message cannot
- * be written it is not sent, and `send` rejects with the reason. */
+/** Return an outbox that stores its messages in a folder. The folder must not be used for anything else. Each message
+ * is a file that is on the disk before the message is sent. If the file cannot be written, the message is not sent, and
+ * `send` rejects with the reason. */
 export function fileStore(folder: string): OutboxStore {
   return new FileStore(folder);
 }
@@ -45,7 +46,7 @@ class FileStore implements OutboxStore {
     const path = this.#pathOf(key);
     const file = openSync(`${path}.new`, "w", 0o600);
     try {
-      writeFileSync(file, JSON.stringify({ key, value })); // `writeSync` may write only a part
+      writeFileSync(file, JSON.stringify({ key, value })); // unlike `writeSync`, this writes all of the data
       fsyncSync(file);
     } catch (error) {
       rmSync(`${path}.new`, { force: true });
@@ -58,7 +59,8 @@ class FileStore implements OutboxStore {
     this.#items.set(key, value);
   }
 
-  /** Not synced to the disk: a message that reappears is sent again under its id, which the hub recognizes. */
+  /** Delete a file without syncing the folder. If the file reappears after a crash, its message is sent again under the
+   * same id, which the hub recognizes. */
   removeItem(key: string): void {
     this.#items.delete(key);
     rmSync(this.#pathOf(key), { force: true });
@@ -68,7 +70,7 @@ class FileStore implements OutboxStore {
     return join(this.#folder, `${createHash("sha256").update(key).digest("hex")}.json`);
   }
 
-  /** Sync the folder, so that the file's name is on the disk too. Windows has no such call. */
+  /** Sync the folder, so that the name of the new file is on the disk too. Windows has no such call. */
   #syncFolder(): void {
     if (process.platform === "win32") return;
     const folder = openSync(this.#folder, "r");

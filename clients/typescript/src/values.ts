@@ -1,11 +1,11 @@
-/** The values of operations, as docs/protocol.md describes them. An operation that is missing here has the value `Json`. */
+/** Types of the values that operations return (docs/protocol.md). An operation that is missing here returns `Json`. */
 
 import type { Json, OperationArgs, WireMessage } from "./protocol.ts";
 
 export interface Page {
   messages: WireMessage[];
   has_more: boolean;
-  /** Damaged seqs in the hub's storage; they are left out. */
+  /** Seqs of rows that are damaged in the hub's storage. Their messages are left out. */
   damaged?: number[];
 }
 
@@ -25,7 +25,7 @@ export interface Hold {
 
 export interface ThreadRow {
   thread_id: string;
-  /** The title for the caller; older hubs leave it out. */
+  /** Title of the thread for the caller. Older hubs leave it out. */
   title?: string;
   last_seq: number;
   messages: number;
@@ -112,13 +112,14 @@ interface KnownValues {
   "channels.reply": { seq: number; thread_id: string };
 }
 
-/** The operations of every hub and of the bundled mods. */
+/** The operations of every hub and of its bundled mods. */
 export type Operation = keyof OperationArgs;
 
-/** The value of an operation. */
+/** The type of the value that an operation returns. */
 export type OperationValue<Op extends string> = Op extends keyof KnownValues ? KnownValues[Op] : Json;
 
-/** The parameters of `call` after the operation's name. Arguments may be omitted if none is required. */
+/** The parameters of `call` after the name of the operation. The arguments are optional if the operation requires none.
+ */
 export type ArgsOf<Op extends string> = Op extends Operation
   ? {} extends OperationArgs[Op]
     ? [args?: OperationArgs[Op], options?: CallOptions]
@@ -126,8 +127,8 @@ export type ArgsOf<Op extends string> = Op extends Operation
   : [args?: Record<string, unknown>, options?: CallOptions];
 
 export interface CallOptions {
-  /** Makes a change idempotent across processes. */
+  /** Id of the call. A repeated call with the same id makes its change only once, even from another process. */
   callId?: string;
-  /** Ends the wait. A call that was sent may still run. */
+  /** Signal that ends the wait. A call that was already sent may still run. */
   signal?: AbortSignal;
 }

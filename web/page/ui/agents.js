@@ -1,4 +1,5 @@
-/** The participants, with the activity that the hub derives from sessions and open reactions; and a page for each. */
+/** Shows the participants with their activity, and a page for each participant. The hub derives the activity from
+ * sessions and open reactions. */
 import {computed, signal} from "#vendor/signals.js";
 import {useRef, useState} from "#vendor/hooks.js";
 import {sha256} from "#core/hash.js";
@@ -13,7 +14,7 @@ import {actions, agents, isReadOnly, me, nameHere} from "#ui/store.js";
 const sorted = computed(() => Object.values(agents.value).sort((a, b) => rank(a) - rank(b) || (a.agent_id < b.agent_id ? -1 : 1)));
 const kind = signal("agent");
 
-/** Whether the fault of an idle or offline agent is shown in place of its activity. */
+/** Return whether to show the fault of an agent instead of its activity. This applies to an idle or offline agent. */
 const showsFault = ({activity, open_reactions: open = 0, fault}) => Boolean(fault) && (activity === "idle" || (activity === "gone" && !open));
 const RANKS = {stopped: 0, works: 1, waits: 2, stopping: 2, queued: 2, held: 2, idle: 3, gone: 5};
 const rank = (agent) => showsFault(agent) ? 0 : RANKS[agent.activity] ?? (agent.state === "online" ? 4 : 6);
@@ -48,7 +49,7 @@ function describeAwaited(work) {
   return [names.length && listFew(names), requests.length && `approval of ${listFew(requests)}`].filter(Boolean).join(" and ");
 }
 
-/** Return whether an agent can be talked to now, for people who know no sessions: [dot, text]. */
+/** Return whether an agent can be talked to now, as [dot, text], in words for people who do not know sessions. */
 export function describeAvailability(agent) {
   const {state, activity} = agent;
   if (showsFault(agent)) return ["fault", "Cannot answer right now"];
@@ -59,7 +60,7 @@ export function describeAvailability(agent) {
 
 const listFew = (names) => names.slice(0, 5).join(", ") + (names.length > 5 ? ` and ${names.length - 5} more` : "");
 
-/** The screen; with an `id`, the page of one participant. */
+/** The screen with all participants, or with the page of the participant `id`. */
 export function Agents({id}) {
   return id ? html`<${One} id=${id} />` : html`<${All} />`;
 }
@@ -100,7 +101,7 @@ function One({id}) {
     ${agent.kind === "agent" && html`<${Models} id=${id} />`}</div>`;
 }
 
-/** What keeps the agent from working. Only operators get the reason and what to do. */
+/** The fault that keeps an agent from working. Only operators see the reason and what to do. */
 function Fault({fault}) {
   const {text, count, since, last_at: last, reason, to_do: toDo} = fault;
   return html`<section class="section fault" role="status"><h2>Cannot answer</h2><p dir="auto">${text} <${Age} at=${last} /></p>
@@ -108,7 +109,7 @@ function Fault({fault}) {
     ${count > 1 && html`<p class="faint">${count} times, the first <${Age} at=${since} /></p>`}</section>`;
 }
 
-/** A person's logins and a new login link; for operators. */
+/** The logins of a person, with a button that creates a login link. For operators. */
 function Logins({id, state}) {
   const {value, again} = useFetched(() => listTokens(id), [id, state]);
   const [link, setLink] = useState("");
@@ -138,7 +139,8 @@ async function listTokens(id) {
 
 const PROCESS_STATES = {taken_over: "replaced by another runner", restarting: "crashed, restarting", ended: "ended"};
 
-/** The process of an agent that the node runs, and an operator's actions; nothing for an agent that runs elsewhere. */
+/** The process of an agent that the node runs, with the actions of an operator. Empty for an agent that runs elsewhere.
+ */
 function Process({id, agent}) {
   const {value, again} = useFetched(() => actions.call("network.node_agents"), [id, agent.state, agent.fault?.last_at]);
   const process = value?.agents.find((agent) => agent.agent_id === id);
@@ -155,7 +157,8 @@ function Process({id, agent}) {
       <${Button} kind="danger" icon="stop" run=${control("stop")}>Stop agent<//>`}</div></section>`;
 }
 
-/** The models that the agent called, by its records, because its card names none. Nothing if the reader may not see them. */
+/** The models that an agent called, according to its records, because its card names no model. Empty if the reader may
+ * not see the records. */
 function Models({id}) {
   const {value} = useFetched(() => actions.call("network.cost_report", {by: "model", agent_id: id}), [id]);
   if (!value?.groups.length) return null;

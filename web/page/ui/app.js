@@ -1,6 +1,6 @@
 /**
- * The shell around the screens: navigation with counts, the state of the connection, the current user, the keys of every
- * screen, the document title and the focus. Each screen's content belongs to its own module.
+ * The frame around the screens: navigation with counts, the state of the connection, the current user, keys that work
+ * on every screen, the document title and the focus. The content of each screen belongs to its own module.
  */
 import {computed, signal} from "#vendor/signals.js";
 import {useEffect, useRef} from "#vendor/hooks.js";
@@ -36,7 +36,7 @@ const places = computed(() => PLACES.filter(([place]) => {
   return place !== "timeline" || isOver.value || me.value?.is_operator;
 }));
 
-/** The whole page: the login, or the shell. */
+/** The whole page: the login, or the frame with the current screen. */
 export function App() {
   const isNobody = !credentials.value || (connection.value === "refused" && !me.value?.agent_id);
   if (isNobody && !isReadOnly.value) return html`<${Boundary}><${Login} /><//>`;
@@ -55,7 +55,7 @@ function Shell() {
     "?": {text: "These keys", run: () => { isHelpOpen.value = true; }},
     Escape: {text: "Back", run: leave},
   });
-  useEffect(() => { // a recording has no inbox and no last conversation
+  useEffect(() => { // a recording has neither an inbox nor a last conversation
     if (isReadOnly.value && ["home", "inbox"].includes(route.value.screen)) go(linkTo.threads(), {replace: true});
   }, [isReadOnly.value, route.value]);
   useModScreens();
@@ -93,14 +93,14 @@ function Screen() {
   }
 }
 
-/** Escape leaves a field first, then a screen that was opened from a list. */
+/** Handle the Escape key. It leaves a text field first, and then a screen that was opened from a list. */
 function leave() {
   const active = document.activeElement;
   if (active instanceof HTMLElement && active.matches("input, textarea, select")) {
     active.blur();
     if (active.closest(".composer")) {
       chooseRow();
-      [...document.querySelectorAll("[role=log] [data-seq]")].at(-1)?.focus({preventScroll: true}); // where j, k and r continue
+      [...document.querySelectorAll("[role=log] [data-seq]")].at(-1)?.focus({preventScroll: true}); // the keys j, k and r continue at this message
     }
     return undefined;
   }
@@ -148,10 +148,10 @@ function Myself() {
 // --- the connection
 
 const offlineSince = signal(0);
-/** The leader of a read replica, as HOST:PORT. */
+/** The address of the leader of a read replica, as HOST:PORT. */
 const servedBy = signal("");
 
-/** Shows a problem of the connection and what to do; nothing while all is well. */
+/** A banner that explains a problem of the connection and what to do. Empty while there is no problem. */
 function Connection() {
   const status = connection.value;
   useEffect(() => {
@@ -163,13 +163,13 @@ function Connection() {
   return html`<div class="connection-place" role="status" aria-live="polite">${describeConnection(status)}</div>`;
 }
 
-/** Ask the page's node for the leader: a browser does not show why a socket was refused. */
+/** Ask the node of this page for the leader, because a browser does not show why a socket was refused. */
 async function findServing() {
   try {
     const answer = await fetch("/readyz", {headers: {Accept: "application/json"}});
     const {state, shared_log: log} = await answer.json();
     servedBy.value = state === "following" ? readAddress(log.leader) : "";
-  } catch { // this node is gone too
+  } catch { // this node does not answer either
     servedBy.value = "";
   }
 }
@@ -189,12 +189,13 @@ function describeConnection(status) {
   return html`<p class="connection">Connecting to the hub…</p>`;
 }
 
-/** The banner of a read replica: its leader, and the age of its data. Screen readers skip the time, because it keeps changing. */
+/** A banner for a read replica with its leader and the age of its data. Screen readers skip the age, because it changes
+ * all the time. */
 function Following({leader, as_of: asOf}) {
   return html`<p class="connection">This node is a read replica${readAddress(leader) ? html`. Write at its leader, <${Serving} at=${leader} />` : " of another node"}.<span aria-hidden="true"> Data as of ${new Date(asOf).toLocaleTimeString()}.</span></p>`;
 }
 
-/** A duration that counts seconds for the first two minutes. */
+/** Format a duration. The first two minutes are shown in seconds. */
 function Elapsed({since}) {
   useEffect(() => {
     const tick = () => { if (!document.hidden && Date.now() - since < 130_000) now.value = Date.now(); };
@@ -220,8 +221,8 @@ function useTitle() {
 }
 
 /**
- * After a navigation the focus goes to the heading of the screen, unless the screen or the person has moved the focus since.
- * The old focus is read while the screen is drawn; a later change may come from the person.
+ * After a navigation, move the focus to the heading of the screen, unless the screen or the person has moved the focus
+ * meanwhile. The old focus is read while the screen is drawn. A later change may come from the person.
  */
 function useFocus(main) {
   const {screen, id} = route.value;

@@ -1,6 +1,6 @@
 /**
- * Calls that need approval: the request in a message, the decision on it, and the card for deciding. `readApproval`,
- * `readDecisions`, `readYesOrNo` and `formatCall` are pure; the store sends a decision.
+ * Calls that need approval: the request in a message, the decision about it, and the card for deciding. `readApproval`,
+ * `readDecisions`, `readYesOrNo` and `formatCall` are pure. The store sends a decision.
  */
 import {useState} from "#vendor/hooks.js";
 import {isObject, listOf, readArguments, writeArguments} from "#core/json.js";
@@ -15,10 +15,9 @@ const SHOWN_CHARS = 300;
 const SHOWN_LINES = 6;
 const CALL_CHARS = 120;
 
-/** Return people's decisions by the seq of the request: {by, people, at, seq, text, scope, isApproved}. A decision that the
- * agent could not use (`still_waits`) does not count, nor does one of a person who may not decide.
- * @param {object[]} messages of a thread, in ascending order
- */
+/** Return the decisions of people by the seq of the request: {by, people, at, seq, text, scope, isApproved}. A decision
+ * does not count if the agent could not use it (`still_waits`), or if the person may not decide.
+ * @param {object[]} messages of a thread, in ascending order */
 export function readDecisions(messages) {
   const asked = new Map();
   const decisions = new Map();
@@ -50,7 +49,7 @@ function readDecision(message) {
   return {by, people: [by], at, seq, text, scope, isApproved: !/^\/deny/i.test(text)};
 }
 
-/** Return the decision from another thread that an agent reports; null for any other message. */
+/** Return a decision from another thread that an agent reports, or null for any other message. */
 function readDecided(message) {
   const report = message.metadata?.decided;
   const people = listOf(report?.by).filter((name) => typeof name === "string");
@@ -60,7 +59,7 @@ function readDecided(message) {
     text: texts.at(-1) ?? "", scope: report.scope ?? "once", isApproved: report.is_approved === true};
 }
 
-/** Return the call that a message asks a person to approve; null if it asks for none. */
+/** Return the call that a message asks a person to approve, or null. */
 export function readApproval(message) {
   const asked = message.metadata?.approval;
   if (typeof asked?.reaction !== "string" || message.sender_kind !== "agent") return null;
@@ -74,17 +73,18 @@ export function readApproval(message) {
   };
 }
 
-/** Return the message that led to the call; the agent copies it for approvers who cannot read it. */
+/** Return the message that led to the call. The agent copies it into the request, for approvers who cannot read the
+ * message itself. */
 function readLedBy(copy) {
   if (!isObject(copy) || !Number.isInteger(copy.seq) || typeof copy.thread_id !== "string") return null;
   const textOr = (value) => (typeof value === "string" ? value : "");
   return {seq: copy.seq, thread_id: copy.thread_id, sender_id: textOr(copy.sender_id), text: textOr(copy.text)};
 }
 
-/** Whether a reader of the request may decide on it. */
+/** Return whether a reader of the request may decide about it. */
 const mayDecideOn = (asked, agentId) => asked.deciders === null || asked.deciders.includes(agentId);
 
-/** Whether a message decides on a request, and its sender may decide. */
+/** Return whether a message decides about a request, and its sender may decide. */
 export const decidesOn = (message, request) => {
   const asked = readApproval(request);
   return asked !== null && mayDecideOn(asked, message.sender_id);
@@ -92,10 +92,10 @@ export const decidesOn = (message, request) => {
 
 const PLAIN_VALUE = /^[\p{L}\p{N}_ .@:/+#-]+$/u;
 
-/** Format an argument. Quote it if its characters could end the call and look like another sentence. */
+/** Format an argument. A text is quoted if its characters could end the call and be mistaken for another sentence. */
 const writeValue = (value) => (typeof value === "string" && PLAIN_VALUE.test(value) ? value : JSON.stringify(value));
 
-/** Format a call in a line: `refund(order=17)`. */
+/** Format a call as one line: `refund(order=17)`. */
 function formatCall(asked) {
   const read = readArguments(asked.arguments);
   const parts = isObject(read) ? Object.entries(read).map(([name, value]) => `${name}=${writeValue(value)}`) : [asked.arguments];
@@ -103,7 +103,7 @@ function formatCall(asked) {
   return `${asked.tool}(${text.length > CALL_CHARS ? `${text.slice(0, CALL_CHARS)}…` : text})`;
 }
 
-/** Format a line of a message without its request: a decision in words, any other text unchanged. */
+/** Format a message of a thread as one line. A decision is described in words, and any other text stays unchanged. */
 export function describeLine(text) {
   const [, word, rest = ""] = /^\/(approve|deny|edit)\b\s*([^]*)$/i.exec(text) ?? [];
   if (word === undefined) return text;
@@ -114,7 +114,8 @@ export function describeLine(text) {
 const YES = new Set(["yes", "y", "yep", "ok", "okay", "sure", "approve", "approved"]);
 const NO = new Set(["no", "n", "nope", "deny", "denied"]);
 
-/** Return the meaning of a plain yes, ok or no while a call waits: "approve" or "deny"; null for any other text. */
+/** Return the meaning of a plain yes, ok or no while a call waits: "approve" or "deny". Return null for any other text.
+ */
 export function readYesOrNo(text) {
   const word = text.trim().replace(/[.!]+$/, "").toLowerCase();
   return YES.has(word) ? "approve" : NO.has(word) ? "deny" : null;
@@ -132,13 +133,14 @@ export function listOpen(current, thread, own) {
     && !decisions.has(message.seq) && asked.until > Date.now() && mayDecideOn(asked, own.agent_id) && isAwaited(current, message, true));
 }
 
-/** A call that needs approval, or the decision on it.
- * @param {{isNamed?: boolean, item?: object}} props `isNamed`: a heading above already names it. `item`: its row in the inbox */
+/** The card of a call that needs approval, or the decision about the call.
+ * @param {{isNamed?: boolean, item?: object}} props `isNamed`: a heading above the card already names the call. `item`:
+ * its item in the inbox */
 export function Approval({message, asked, decision, isAwaited = true, isNamed = false, mayDecide, item}) {
   const [form, setForm] = useState(null);
   const rest = (item?.until ?? asked.until) - now.value;
   const own = me.value.agent_id;
-  const isCalled = item?.may_call === true; // an operator who does not read the thread
+  const isCalled = item?.may_call === true; // an operator who cannot read the thread
   const may = mayDecide && (isCalled || mayDecideOn(asked, own));
   const voters = listOf(item?.approved_by);
   const ended = decision ? "" : isOver.value ? "No decision yet when this was recorded." : rest <= 0 ? "Expired without a decision." : isAwaited ? "" : "No longer needed.";
@@ -167,7 +169,7 @@ export function Approval({message, asked, decision, isAwaited = true, isNamed = 
   </section>`;
 }
 
-/** The arguments of a call: a table, or the text if they are not an object. Long values are cut. */
+/** The arguments of a call, as a table, or as text if they are not an object. Long values are cut off. */
 function Arguments({text}) {
   const read = readArguments(text);
   if (!isObject(read)) return html`<pre tabindex="0" dir="ltr" aria-label="Arguments">${writeArguments(text)}</pre>`;
@@ -188,7 +190,7 @@ function Value({value}) {
     ${cut !== text && html` <button type="button" class="link-button" aria-expanded=${isWhole} onClick=${() => setWhole(!isWhole)}>${isWhole ? "Show less" : `Show all (${text.length.toLocaleString()} characters)`}</button>`}`;
 }
 
-/** Approval for further calls. It is apart from the rest, and spells out what it allows. */
+/** Buttons that approve further calls too. They are separate from the other buttons, and spell out what they allow. */
 function Longer({asked, agent, decide}) {
   const who = `, whoever asks for it${asked.deciders ? " (but never for your own requests)" : ""}`;
   const both = asked.needed > 1 ? ` This needs ${asked.needed} people.` : "";
@@ -201,7 +203,7 @@ function Longer({asked, agent, decide}) {
   </details>`;
 }
 
-/** Shows who decided, when, and with which words. */
+/** Text about a decision: who decided, when, and with which words. */
 function Decided({decision}) {
   const [, word, rest] = /^\/(\w+)\s*([^]*)$/.exec(decision.text) ?? [];
   const scope = {thread: " for this thread", always: " for always"}[decision.scope] ?? "";
@@ -212,7 +214,7 @@ function Decided({decision}) {
     <span class="faint"> ${formatMoment(decision.at)}</span></p>`;
 }
 
-/** A person's decision as a line of the conversation: `mia approved refund(order=17)`. */
+/** A person's decision as a line in the conversation: `mia approved refund(order=17)`. */
 export function DecisionLine({message, request, sender = message.sender_id}) {
   const decision = readDecision(message);
   const asked = request && readApproval(request);
@@ -224,8 +226,9 @@ export function DecisionLine({message, request, sender = message.sender_id}) {
   return html`<p class=${`decision-line ${decision.isApproved ? "good" : "bad"}`}><${Icon} name=${decision.isApproved ? "check" : "close"} /> <${Agent} id=${sender} /> ${decision.isApproved ? "approved" : "denied"} <code dir="auto">${call}</code>${isEdit && " with other arguments"}${scope}${reason && html`<span class="as-is" dir="auto">: ${reason}</span>`}</p>`;
 }
 
-/** Asks what a plain yes, ok or no means before it is sent.
- * @param {{how: string, text: string, requests: {message: object, asked: object}[], decide: function, send: function, cancel: function}} props */
+/** A question that is asked before a plain yes, ok or no is sent: whether it is meant as a decision.
+ * @param {{how: string, text: string, requests: {message: object, asked: object}[], decide: function, send: function,
+ * cancel: function}} props */
 export function Meant({how, text, requests, decide, send, cancel}) {
   const does = how === "approve" ? "Approve" : "Deny";
   const isOne = requests.length === 1;

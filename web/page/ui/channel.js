@@ -1,6 +1,6 @@
 /**
- * The dialog of a channel: name, topic and members. The hub decides who may change them; a refusal appears beside the button.
- * The dialog calls the mod `channels` and keeps no state.
+ * The dialog of a channel with its name, topic and members. The hub decides who may change them. A refusal appears next
+ * to the button. The dialog calls the mod `channels` and keeps no state.
  */
 import {useState} from "#vendor/hooks.js";
 import {nameOf} from "#core/text.js";
@@ -11,14 +11,14 @@ import {actions, agents, me} from "#ui/store.js";
 const MAX_OFFERED = 6;
 const MAX_NAME_CHARS = 64;
 
-/** Make a valid channel name from a text; "" if the text has no letter or digit. */
+/** Convert a text to a valid channel name. Return "" if the text has no letter or digit. */
 export function makeChannelName(text) {
   const plain = text.normalize("NFKD").replace(/\p{M}/gu, "").toLowerCase();
   const name = plain.replace(/[^a-z0-9._]+/g, "-").replace(/^[-._]+/, "").slice(0, MAX_NAME_CHARS);
   return name.replace(/[-._]+$/, "");
 }
 
-/** The dialog of a channel. @param {{id: string, onClose: () => void}} props `id`: of its thread */
+/** The dialog of a channel. @param {{id: string, onClose: () => void}} props `id`: the id of the channel's thread */
 export function ChannelDialog({id, onClose}) {
   const name = nameOf(id);
   const {value, error, again} = useFetched(() => readChannel(name), [name]);
@@ -46,7 +46,7 @@ async function readChannel(name) {
   return {...found, ids: members};
 }
 
-/** The form for name and topic. */
+/** The form for the name and the topic of a channel. */
 function Facts({channel, mayRename, again}) {
   const [title, setTitle] = useState(channel.title ?? "");
   const [topic, setTopic] = useState(channel.topic);

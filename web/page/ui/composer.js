@@ -1,7 +1,8 @@
 /**
- * Where a person writes: the text with its draft, the message that it replies to or replaces, the agents it asks, and its
- * attachments. It owns the drafts (localStorage, one for each participant and thread) and decides what to send. The store
- * sends, and waits for the hub. `readMention` and `makeContent` are pure.
+ * The composer, in which a person writes a message. It contains the text with its draft, the message that the text
+ * replies to or replaces, the agents that it asks, and its attachments. It owns the drafts (in localStorage, one per
+ * participant and thread) and decides what to send. The store sends the message and waits for the hub. `readMention`
+ * and `makeContent` are pure.
  */
 import {useEffect, useLayoutEffect, useRef, useState} from "#vendor/hooks.js";
 import {isObject, listOf} from "#core/json.js";
@@ -16,17 +17,17 @@ import {actions, agents, state} from "#ui/store.js";
 
 const MAX_OFFERED = 8;
 const MAX_TEXT_FILE = 100_000;
-const ROOM = 2_048; // bytes of a frame beside the content
+const ROOM = 2_048; // bytes of a frame that are reserved for everything except the content
 const TYPING_EVERY_MS = 3_000;
 
-/** Return the start of a mention that ends at the caret, {begin, word}; null if there is none. */
+/** Return the beginning of a mention that ends at the caret as {begin, word}, or null. */
 function readMention(text, caret) {
   const match = /(?<![A-Za-z0-9._%+@-])@([a-z0-9._-]*)$/i.exec(text.slice(0, caret));
   return match && {begin: match.index, word: match[1].toLowerCase()};
 }
 
-/** Return the content of a message: its text alone, or with attachments. A replacement keeps everything of `before` but its
- * text. */
+/** Return the content of a message: only its text, or its text with attachments. A replacement keeps everything of
+ * `before` except the text. */
 function makeContent(text, files, before) {
   const kept = isObject(before) && typeof before.text === "string" ? before : {};
   const list = (name, isImage) => [...listOf(kept[name]),
@@ -48,28 +49,28 @@ export function Composer({thread, me, target, field, onSent}) {
   const [draft, setDraft] = useState(() => ({text: "", ...loadValue(place)}));
   const [problem, setProblem] = useState("");
   const [offer, setOffer] = useState(null);
-  const [meant, setMeant] = useState(null); // a plain yes or no that may be a decision
-  const caret = useRef(null); // its position after the next draw
+  const [meant, setMeant] = useState(null); // a plain yes or no that may be meant as a decision
+  const caret = useRef(null); // position of the caret after the next draw
   const typedAt = useRef(0);
   const picker = useRef(null);
   const {files, setFiles, isOver, attach, paste, drag} = useAttachments(field, setProblem);
   const {text} = draft;
   const goal = target.value;
 
-  const latest = useRef(draft); // effects run late: the person may have left the target since
+  const latest = useRef(draft); // effects run late, and the person may have removed the target meanwhile
   const write = (next) => {
     latest.current = next;
     setDraft(next);
     storeValue(place, next.text || next.target ? next : null);
   };
   const drafted = state.value.messages[draft.target?.seq];
-  useEffect(() => { // restore the target of a draft once its message is loaded
+  useEffect(() => { // restore the target of a draft when its message is loaded
     if (drafted && !target.peek() && latest.current.target?.seq === drafted.seq) target.value = {kind: draft.target.kind, message: drafted};
   }, [drafted]);
-  useLayoutEffect(() => { // synchronously, so that the next key goes here
+  useLayoutEffect(() => { // run synchronously, so that the next key goes into this field
     if (mayFocusField() && !document.querySelector("dialog[open]")) field.current.focus({preventScroll: true});
   }, []);
-  useLayoutEffect(() => { // before the next key, whose letter a later effect would overwrite
+  useLayoutEffect(() => { // run before the next key, whose letter a later effect would overwrite
     if (!goal) return;
     const text = goal.kind === "edit" && draft.target?.seq !== goal.message.seq ? textOf({content: goal.message.content?.text ?? goal.message.content}) : draft.text;
     write({text, target: {kind: goal.kind, seq: goal.message.seq}});
@@ -149,7 +150,7 @@ export function Composer({thread, me, target, field, onSent}) {
     leaveMeant();
   };
   const press = (event) => {
-    if (event.isComposing || event.keyCode === 229) return; // an input method is choosing a letter
+    if (event.isComposing || event.keyCode === 229) return; // the key belongs to an input method
     if (offered.length && chooseOffered(event)) return event.preventDefault();
     if (event.key === "Enter" && !event.shiftKey && !event.altKey && !event.metaKey) {
       event.preventDefault();
@@ -186,7 +187,7 @@ export function Composer({thread, me, target, field, onSent}) {
   </form>`;
 }
 
-/** The files to send, and the ways to add them: choose, paste, drag. */
+/** The files to send, with the ways to add files: choose, paste or drag them. */
 function useAttachments(field, setProblem) {
   const [files, setFiles] = useState([]);
   const [isOver, setOver] = useState(false);
@@ -231,7 +232,7 @@ function Attached({files, leaveOut}) {
   </li>`)}</ul>`;
 }
 
-/** Participants whose ids start with the text after the `@`. */
+/** A list of participants whose ids start with the text after the `@`. */
 function Offered({names, choice, complete}) {
   const press = (name) => (event) => {
     event.preventDefault();
@@ -245,7 +246,8 @@ function Offered({names, choice, complete}) {
 
 const withChoice = (mention) => mention && {...mention, choice: 0};
 
-/** Return the participants that a mention may complete to: readers of the thread first, agents before people. */
+/** Return the participants with which a mention can be completed. Readers of the thread come first, and agents come
+ * before people. */
 function offerFor(word, agents, readers, me) {
   const rank = (agent) => (readers.includes(agent.agent_id) ? 0 : 2) + (agent.kind === "agent" ? 0 : 1);
   const fitting = agents.filter((agent) => agent.agent_id !== me && agent.agent_id.startsWith(word));
@@ -255,8 +257,8 @@ function offerFor(word, agents, readers, me) {
 
 let fileCount = 0;
 
-/** Read a file to attach: an image as it is, a text file as text, any other file as bytes. Upload a file that a message cannot
- * contain, if the node stores files. */
+/** Read a file to attach. An image stays an image, a text file becomes text, and any other file becomes bytes. A file
+ * that is too large for a message is uploaded, if the node stores files. */
 async function readFile(file, most) {
   const isImage = /^image\/(png|jpeg|gif|webp|avif)$/.test(file.type);
   const attachment = {id: ++fileCount, isImage, name: file.name || "file", media_type: file.type || "application/octet-stream", size: file.size};

@@ -1,4 +1,5 @@
-/** Model usage by agent, model, thread, conversation or day, and the share of each participant's daily quota. */
+/** The screen with model usage by agent, model, thread, conversation or day, and with the used share of each
+ * participant's daily quota. */
 import {signal} from "#vendor/signals.js";
 import {writeSize} from "#core/text.js";
 import {Agent, Bar, Button, Choice, Empty, ErrorBox, Head, html, Loading, now, formatSpan, useFetched} from "#ui/parts.js";
@@ -11,10 +12,10 @@ const SPANS = [["", "All"], ["1", "24 h"], ["7", "7 days"], ["30", "30 days"]];
 const DAY_MS = 86_400_000;
 const FIGURES = [["calls", "Calls"], ["prompt_tokens", "Tokens in"], ["cached_tokens", "Cached"], ["completion_tokens", "Tokens out"], ["tools", "Tools"], ["usd", "Cost"]];
 const TITLES = {agent: "Agent", model: "Model", thread: "Thread", root: "Conversation", day: "Day (UTC)"};
-const HEADS = {agent: ["agent", "model"], model: ["model"], thread: ["thread", "agent", "model"], root: ["root", "agent", "model"], day: ["day", "agent", "model"]}; // the names of a group
+const HEADS = {agent: ["agent", "model"], model: ["model"], thread: ["thread", "agent", "model"], root: ["root", "agent", "model"], day: ["day", "agent", "model"]}; // the columns that name a group
 const order = signal({by: "", isUp: false});
 
-/** The screen; `query` has `by`, `days`, `agent`, `thread`. */
+/** The cost screen. The fields of `query` are `by`, `days`, `agent` and `thread`. */
 export function Cost({query}) {
   const {days = "", agent, thread} = query;
   const by = GROUPS.some(([value]) => value === query.by) ? query.by : "agent";
@@ -57,7 +58,7 @@ function Name({head, name}) {
   return html`<bdi>${name}</bdi>`;
 }
 
-/** Names the models without a known price, and what to do. */
+/** A note that lists the models without a known price, and explains what to do. */
 function Unpriced({report}) {
   const {total: {unpriced}, has_prices: hasPrices} = report;
   if (!unpriced.length) return null;

@@ -1,6 +1,7 @@
 /**
- * Files that the hub stores (the mod `files`): upload in chunks, download with a checked checksum, and an attachment with a
- * preview. Only bitmaps are shown as images, and texts as plain text: a browser must not run what others uploaded.
+ * Files that the hub stores (the mod `files`): upload in chunks, download with a checked checksum, and attachments with
+ * a preview. Only bitmaps are shown as images, and texts are shown as plain text, because a browser must not run what
+ * others have uploaded.
  */
 import {useEffect, useState} from "#vendor/hooks.js";
 import {sha256} from "#core/hash.js";
@@ -14,7 +15,7 @@ const MAX_TEXT_BYTES = 20_000;
 const BITMAP = /^image\/(png|jpeg|gif|webp|avif)$/;
 const TEXT = /^text\/|^application\/(json|yaml)$/;
 
-/** Upload the bytes of a file. Return its description, which a message attaches. Throws the hub's refusal. */
+/** Upload the bytes of a file, and return the description that a message attaches. Throws the hub's refusal. */
 export async function uploadFile(file) {
   const bytes = new Uint8Array(await file.arrayBuffer());
   const upload_id = crypto.randomUUID ? crypto.randomUUID() : `${Date.now()}-${Math.random().toString(16).slice(2)}`;
@@ -28,11 +29,11 @@ export async function uploadFile(file) {
   return {file: id, version, name, media_type: kind, size};
 }
 
-/** Download a stored file as {name, media_type, bytes}. Throws if it has more than `most` bytes. */
+/** Download a stored file as {name, media_type, bytes}. Throws an error if the file has more than `most` bytes. */
 async function downloadFile({file, version}, most = Infinity) {
   const args = Number.isInteger(version) ? {file, version} : {file};
   let part = await actions.call("files.download", {...args, offset: 0});
-  if (part.size > most) throw new Error(`${part.name} is too large for a preview. Save it to see it.`); // the message may say another size
+  if (part.size > most) throw new Error(`${part.name} is too large for a preview. Save it to see it.`); // the message may state a wrong size
   const bytes = new Uint8Array(part.size);
   for (let offset = 0; offset < part.size; ) {
     if (offset) part = await actions.call("files.download", {file, version: part.version, offset});
@@ -48,14 +49,14 @@ async function downloadFile({file, version}, most = Infinity) {
 const encode = (bytes) => btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
 const decode = (text) => Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
 
-/** Save bytes with the browser, which never opens them as a page. */
+/** Let the browser save bytes as a file. The browser never opens them as a page. */
 export function saveBytes(bytes, name) {
   const place = URL.createObjectURL(new Blob([bytes], {type: "application/octet-stream"}));
   Object.assign(document.createElement("a"), {href: place, download: name.replace(/[/\\\p{Cc}]/gu, "_").slice(-120)}).click();
   setTimeout(() => URL.revokeObjectURL(place), 10_000);
 }
 
-/** A stored file of a message: its name, a preview of an image or a text, and a button that saves it. */
+/** A stored file in a message: its name, a preview of an image or a text, and a button that saves it. */
 export function StoredFile({given}) {
   const [problem, setProblem] = useState("");
   const name = typeof given.name === "string" && given.name ? given.name : "file";
@@ -76,7 +77,7 @@ function Picture({given, name, report}) {
     let place = "";
     let isGone = false;
     downloadFile(given, MAX_PREVIEW_BYTES).then(({bytes, media_type}) => {
-      if (isGone || !BITMAP.test(media_type)) return; // the node's type decides, not the type in the message
+      if (isGone || !BITMAP.test(media_type)) return; // trust the type that the node reports, not the type in the message
       place = URL.createObjectURL(new Blob([bytes], {type: media_type}));
       setUrl(place);
     }).catch(report);

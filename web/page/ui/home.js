@@ -1,6 +1,6 @@
 /**
- * The first screen: the last conversation, or the agents to talk to. This module chooses the conversation; other modules draw
- * the thread and the dialog that starts another one.
+ * The first screen. It shows the last conversation, or the agents with whom a person can talk. This module only chooses
+ * the conversation. Other modules draw the thread, and the dialog that starts a conversation.
  */
 import {computed} from "#vendor/signals.js";
 import {useEffect, useRef} from "#vendor/hooks.js";
@@ -14,13 +14,13 @@ import {isBeginning, startWith} from "#ui/threads.js";
 
 const isListed = computed(() => Boolean(state.value.is_listed));
 
-/** Return this person's newest own conversation; else the newest that this person reads, or null. An operator's list also
- * has conversations of others, which do not count as own. */
+/** Return this person's newest own conversation. Without one, return the newest conversation that the person may read,
+ * or null. An operator's list also contains conversations between others, which do not count as own. */
 function findLast() {
   const own = me.value.agent_id;
   const rank = ({thread_id: id, mark, last}) => {
     if (partiesOf(id).includes(own) && id.startsWith("direct:")) return 3;
-    if (id === "broadcast") return 0; // mostly agents among themselves
+    if (id === "broadcast") return 0; // mostly messages between agents
     return last?.sender_id === own || mark.read_upto > 0 ? 2 : 1;
   };
   const candidates = Object.values(threads.value).filter((thread) => thread.messages && thread.readers.includes(own)
@@ -30,7 +30,7 @@ function findLast() {
   return chosen.sort((a, b) => b.last_seq - a.last_seq)[0] ?? null;
 }
 
-/** The screen. It leads to the last conversation, if there is one. */
+/** The first screen. It navigates to the last conversation, if there is one. */
 export function Home() {
   const isKnown = isListed.value && Boolean(me.value.agent_id);
   const last = isKnown && !isReadOnly.value ? findLast() : null;
@@ -38,7 +38,7 @@ export function Home() {
   return isKnown && !last ? html`<${Welcome} />` : html`<${Loading} />`;
 }
 
-/** The agents to talk to, with their activity and availability. A click starts a conversation. */
+/** The agents with whom a person can talk, with their activity and availability. A click starts a conversation. */
 export function Welcome() {
   const list = useRef(null);
   useRows(list, route.value.screen === "home");
@@ -57,7 +57,7 @@ function Offer({agent}) {
       <span class="what faint" dir="auto">${agent.card?.description || "No description"}</span></span></button></li>`;
 }
 
-/** Sort available agents first. */
+/** Sort agents, available ones first. */
 function compare(one, other) {
   const isAway = ({state: session, activity}) => Number(session !== "online" || activity === "stopped");
   return isAway(one) - isAway(other) || (one.agent_id < other.agent_id ? -1 : 1);

@@ -1,6 +1,6 @@
 /**
- * The inbox: what waits for the current user, with actions in place: approvals, questions, dead letters, stopped
- * conversations and exceeded budgets. The hub decides what belongs here (`network.inbox`).
+ * The inbox with everything that waits for the current user: approvals, questions, dead letters, stopped conversations
+ * and exceeded budgets. Each item has its actions. The hub decides which items belong to the inbox (`network.inbox`).
  */
 import {computed, signal} from "#vendor/signals.js";
 import {useEffect, useRef} from "#vendor/hooks.js";
@@ -10,7 +10,7 @@ import {Age, Agent, Badge, Button, Choice, Empty, Face, Head, html, Icon, Loadin
 import {linkTo} from "#ui/router.js";
 import {actions, fetchMessage, nameHere, state} from "#ui/store.js";
 
-/** The items, in the hub's order. */
+/** The items of the inbox, in the order of the hub. */
 export const inboxItems = computed(() => state.value.inbox?.items ?? []);
 const isComing = computed(() => !inboxItems.value.length && state.value.inbox?.is_stale !== false);
 const shown = signal("all");
@@ -25,7 +25,7 @@ const KINDS = {
 };
 const groupOf = (item) => KINDS[item.kind]?.group ?? "trouble";
 
-/** The screen. */
+/** The inbox screen. */
 export function Inbox() {
   const list = useRef(null);
   useRows(list);
@@ -81,7 +81,8 @@ function Tools({item}) {
     <${Button} run=${() => actions.dismiss(item)}>Dismiss<//>`;
 }
 
-/** A call that needs approval. Only its message has the arguments and the reason. */
+/** A call that needs approval. Its message is loaded, because only the message contains the arguments and the reason.
+ */
 function Asked({item}) {
   const {value} = useFetched(() => fetchMessage(item.thread_id, item.seq), [item.seq]);
   const asked = value && readApproval(value);
@@ -92,7 +93,7 @@ function Asked({item}) {
 
 const permission = signal(globalThis.Notification?.permission ?? "denied");
 
-/** Asks for permission to show notifications while the page is hidden. */
+/** A button that asks for permission to show notifications while the page is hidden. */
 function Notify() {
   if (permission.value !== "default" || state.value.is_read_only) return null;
   return html`<${Button} run=${async () => { permission.value = await Notification.requestPermission(); }}>Turn on notifications<//>`;

@@ -1,36 +1,37 @@
 /**
- * Keyboard shortcuts. Each component registers its keys while it is mounted; the last one mounted gets a key first. A space
- * separates the keys of a sequence ("g i"). While somebody types, only "Escape" and keys with Control are shortcuts. This
- * module owns no action.
+ * Keyboard shortcuts. Each component registers its keys while it is mounted. The component that was mounted last gets a
+ * key first. A space separates the keys of a sequence ("g i"). While a person is typing, only "Escape" and keys with
+ * Control are shortcuts. This module defines no actions.
  *
- * In an open conversation a letter is text: it goes to the composer wherever the focus is. It is a shortcut only after the
- * keyboard has moved the focus to a row of a list.
+ * In an open conversation, a letter is text. It goes into the composer, wherever the focus is. A letter is a shortcut
+ * only after the keyboard has moved the focus to a row of a list.
  */
 import {signal} from "#vendor/signals.js";
 import {useLayoutEffect, useRef} from "#vendor/hooks.js";
 
 const SEQUENCE_MS = 1200;
 
-/** The active shortcuts, [{key, text}], for the help. */
+/** The active shortcuts as [{key, text}], for the help. */
 export const takenKeys = signal([]);
 const layers = [];
 let pending = "";
-/** The open conversation: {field: a ref to the composer's textarea, isForReading: nobody can write there}. */
+/** The open conversation: {field, isForReading}. `field` is a ref to the textarea of the composer. `isForReading` means
+ * that nobody can write there. */
 let conversation = null;
-/** Whether the keyboard selected the focused row. A click on a message does not count. */
+/** Whether the keyboard moved the focus to the focused row. A click on a message does not count. */
 let isRowChosen = false;
 let pendingSince = 0;
 
 /**
  * Register keys while the component is mounted.
- * @param {Record<string, {text: string, run: (event: KeyboardEvent) => unknown}>} keys `run` returns false if it did nothing:
- *   then the next component gets the key
+ * @param {Record<string, {text: string, run: (event: KeyboardEvent) => unknown}>} keys `run` returns false if it did
+ *   nothing; the next component then gets the key
  * @param {boolean} isActive
  */
 export function useKeys(keys, isActive = true) {
   const own = useRef(keys);
   own.current = keys;
-  useLayoutEffect(() => { // at once: a key may be pressed before the next frame
+  useLayoutEffect(() => { // register synchronously, because a key may be pressed before the next frame
     if (!isActive) return undefined;
     layers.push(own);
     publishTaken();
@@ -54,16 +55,16 @@ export function useConversation(field, isForReading) {
   }, [field, isForReading]);
 }
 
-/** Whether the page may focus a field by itself. With a touch screen that would open the keyboard over half of the
- * conversation. */
+/** Whether the page may move the focus to a text field without a click. On a touch screen, this would open a keyboard
+ * that covers half of the conversation. */
 export const mayFocusField = () => !matchMedia("(pointer: coarse)").matches;
 
-/** Record that the keyboard moved the focus to a row: letters are shortcuts until the next click. */
+/** Record that the keyboard moved the focus to a row. Letters are shortcuts until the next click. */
 export function chooseRow() {
   isRowChosen = true;
 }
 
-/** Listen to the keyboard; called once. */
+/** Start listening to the keyboard. Call this function once. */
 export function startKeys() {
   document.addEventListener("pointerdown", () => { isRowChosen = false; }, {capture: true});
   document.addEventListener("keydown", (event) => {
@@ -72,7 +73,7 @@ export function startKeys() {
     if (event.key === "Tab") chooseRow();
     if (isTyping(event.target) && !event.ctrlKey && event.key !== "Escape") return;
     if (document.querySelector("dialog[open]")) return;
-    if (isText(event)) return void conversation.field.current?.focus(); // the browser types the letter after the focus moves
+    if (isText(event)) return void conversation.field.current?.focus(); // the browser inserts the letter after the focus has moved
     const inTime = pending && event.timeStamp - pendingSince < SEQUENCE_MS;
     const tried = inTime ? [`${pending} ${name}`, name] : [name];
     pending = "";
@@ -81,7 +82,7 @@ export function startKeys() {
   });
 }
 
-/** Whether a key is a letter for the composer of the open conversation. Space and Enter still press buttons. */
+/** Return whether a key is a letter for the composer of the open conversation. Space and Enter still press buttons. */
 function isText({key, ctrlKey, target}) {
   const isPrintable = key.length === 1 && key !== " " && !ctrlKey;
   if (!isPrintable || conversation === null || conversation.isForReading) return false;

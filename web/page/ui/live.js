@@ -1,6 +1,7 @@
 /**
- * Live activity of a thread: running reactions, their calls and growing texts, including those of agents elsewhere. It draws
- * `state.live_activity` and keeps no state. Participants write all of this, so texts are text nodes or go through `markdown.js`.
+ * The live activity of a thread: running reactions with their calls and the texts that they are writing, including
+ * those of agents that they called. This module draws `state.live_activity` and keeps no state. Participants write all
+ * of these texts, so each text becomes a text node or is rendered by `markdown.js`.
  */
 import {listActors} from "#core/live_activity.js";
 import {GrowingMarkdown} from "#ui/markdown.js";
@@ -9,7 +10,7 @@ import {actions} from "#ui/store.js";
 
 const SHOWN_CHARS = 1500;
 
-/** One running reaction: its agent, its calls, and what it thinks and writes. */
+/** One running reaction: its agent, its calls, its thoughts and its text. */
 export function Work({work, isWaiting, mayStop}) {
   const own = work.streams.findLast((stream) => stream.kind === "text" && !stream.path);
   const others = isWaiting ? [] : work.streams.filter((stream) => stream !== own);
@@ -26,7 +27,7 @@ export function Work({work, isWaiting, mayStop}) {
     </div></article>`;
 }
 
-/** Compare paths by number, so that call 10 comes after call 2. */
+/** Compare two paths by their numbers, so that call 10 comes after call 2. */
 function comparePaths(one, other) {
   return one.localeCompare(other, "en", {numeric: true});
 }
@@ -41,7 +42,7 @@ function Call({work, path, call}) {
 
 const Way = ({names}) => html`<span class="way">${names.map((name) => html`<bdi>${name}</bdi> › `)}</span>`;
 
-/** The growing text, thoughts or progress of an agent or tool on the way. */
+/** The text, thoughts or progress of an agent or tool while it is being written. */
 function Stream({work, stream}) {
   const text = stream.text.length > SHOWN_CHARS ? `…${stream.text.slice(-SHOWN_CHARS)}` : stream.text;
   const names = listActors(work, stream.path).slice(1);

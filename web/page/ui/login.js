@@ -1,6 +1,7 @@
 /**
- * Who this browser is: takes the one-time code from the address, stores the token of this origin, and asks for a link if
- * there is none. A token stands only in localStorage and in `hello`, never in an address or a cookie.
+ * The login of this browser. It takes a login code from the page's address, stores the token for this origin, and asks
+ * for a link if there is no token. A token exists only in localStorage and in the `hello` frame, never in an address or
+ * a cookie.
  */
 import {effect, signal} from "#vendor/signals.js";
 import {useState} from "#vendor/hooks.js";
@@ -14,13 +15,13 @@ const KEY = "roundelay.login";
 
 /** @typedef {{agent_id: string, token: string, login_code?: string, before?: Credentials}} Credentials */
 
-/** The login of this browser; null without one. @type {{value: Credentials|null}} */
+/** The login of this browser, or null. @type {{value: Credentials|null}} */
 export const credentials = signal(null);
 
-/** A link that waits until the person has read that this browser stores nothing. */
+/** A login link that waits until the person has read that this browser stores nothing. */
 const waitingLink = signal("");
 
-/** Take the login from the address or the storage, and join. A recording needs no login. */
+/** Take the login from the address or from the storage, and join. A recording needs no login. */
 export function startLogin() {
   if (state.value.is_read_only) return;
   const waits = holdLink();
@@ -39,33 +40,35 @@ export function startLogin() {
   effect(finishLogin);
 }
 
-/** Hold the link of the address back if a reload would lose its login: it works only once. Return whether it waits. */
+/** Hold back a login link if a reload would lose its login, because a link works only once. Return whether the link is
+ * held back. */
 function holdLink() {
   const waits = !credentials.value && !canStore() && readLink(location.hash, null) !== null;
   if (waits) waitingLink.value = location.hash;
   return waits;
 }
 
-/** Parse the `#login=ID~CODE` of a link: the id, a new token for it, and the code that binds the token. */
+/** Parse the `#login=ID~CODE` of a link. Return the id, a new token, and the code with which the token is bound to the
+ * id. */
 function readLink(text, before) {
   const match = /#login=([^~#]+)~([\w-]+)$/.exec(text.trim());
   if (!match) return null;
   return {agent_id: decode(match[1]), token: makeToken(), login_code: match[2], before: before ?? undefined};
 }
 
-/** Make a secret: a token, or the code of a login link. */
+/** Return a new secret, for a token or for the code of a login link. */
 export function makeToken() {
   const bytes = crypto.getRandomValues(new Uint8Array(32));
   return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "");
 }
 
-/** Store the login before it is used: if the welcome is lost, the same code and token work again. */
+/** Store the login before it is used. If the welcome is lost, the same code and token can be used again. */
 function join(login) {
   storeLogin(login);
   actions.connect({agent_id: login.agent_id, token: login.token, login_code: login.login_code});
 }
 
-/** Drop a code after its welcome. If the code was refused, return to the login before. */
+/** Remove the code after the welcome. If the code was refused, restore the previous login. */
 function finishLogin() {
   const {connection} = state.value;
   const login = credentials.peek();
@@ -74,7 +77,8 @@ function finishLogin() {
   else if (connection === "refused" && login.before) join(login.before);
 }
 
-/** Delete everything of this user from the browser: token, drafts, waiting messages and memory. The theme stays. */
+/** Delete all data of this user from the browser: token, drafts, unsent messages and the state in memory. The theme
+ * stays. */
 export function logOut() {
   actions.disconnect();
   credentials.value = null;
@@ -93,7 +97,7 @@ function loadLogin() {
   return typeof stored?.agent_id === "string" && typeof stored?.token === "string" ? stored : null;
 }
 
-/** The login form: a link, or an id and its token. */
+/** The login form, for a link or for an id with its token. */
 export function Login() {
   const [link, setLink] = useState("");
   const [id, setId] = useState("");

@@ -1,11 +1,13 @@
 /**
- * Markdown from participants as preact nodes: which text becomes which element, and what never does.
+ * Converts Markdown from participants to preact nodes.
  *
- * marked only reads. Its tokens become nodes of a short list of elements, so no text is ever parsed as HTML, and the page
- * never sets innerHTML. Raw HTML appears as text. Links lead only to http, https and mailto, and show their host. Images are
- * shown if they are data: bitmaps; others are links. Nothing is fetched. `renderMarkdown`, `readBlocks` and `growBlocks` are
- * pure and run under Node. Slow text appears as plain text: inline text over 4,000 characters, a text over 64,000, and
- * nesting deeper than 24.
+ * The library marked only parses. Its tokens become nodes from a short list of elements. No text is ever parsed as
+ * HTML, and the page never sets innerHTML. Raw HTML appears as text. Links lead only to http, https and mailto, and
+ * show their host. An image is shown only if it is a data: bitmap. Any other image becomes a link, and nothing is
+ * fetched.
+ *
+ * `renderMarkdown`, `readBlocks` and `growBlocks` are pure and run under Node. Text that is slow to parse appears as
+ * plain text: inline text over 4,000 characters, a text over 64,000 characters, and nesting deeper than 24.
  */
 import {Component, h} from "#vendor/preact.js";
 import {useRef, useState} from "#vendor/hooks.js";
@@ -18,14 +20,14 @@ const OPTIONS = {gfm: true, breaks: true};
 const BITMAP = /^data:image\/(png|jpeg|gif|webp|avif);base64,[a-z0-9+/=\s]*$/i;
 const NAMED = {amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0", hellip: "…", mdash: "—", ndash: "–"};
 
-/** Render a whole text. @param {string} text */
+/** Render a complete text. @param {string} text */
 export const renderMarkdown = (text) => readBlocks(text).map((block) => renderBlock(block, 0));
 
-/** Parse a whole text into blocks (marked's tokens). @param {string} text */
+/** Parse a complete text into blocks, which are tokens of marked. @param {string} text */
 export const readBlocks = (text) => lex(text, {}).blocks;
 
 /**
- * Parse a text that has grown. All blocks but the last two stay the same objects.
+ * Parse a text that has grown since the last call. All blocks except the last two stay the same objects.
  * @param {{text: string, blocks: object[], links: object}|null} before the result of the last call
  * @param {string} whole
  */
@@ -53,7 +55,7 @@ function lex(text, links) {
       else lexer.inlineTokens(src, tokens);
     }
   } catch {
-    return {blocks: [plain(text)], links}; // nested deeper than the stack
+    return {blocks: [plain(text)], links}; // the nesting is too deep for the stack
   }
   return {blocks: [...lexer.tokens], links: lexer.tokens.links};
 }
@@ -74,7 +76,7 @@ function renderBlock(token, depth) {
     case "table": return renderTable(token, depth);
     case "code": return h(CodeBlock, {text: token.text, language: (token.lang ?? "").split(/\s/)[0].slice(0, 40)});
     case "checkbox": return h("span", {class: "box"}, token.checked ? "☑ " : "☐ ");
-    default: return h("p", {class: "as-is"}, token.raw); // raw HTML, and unknown tokens
+    default: return h("p", {class: "as-is"}, token.raw); // show raw HTML and unknown tokens as text
   }
 }
 
@@ -113,7 +115,7 @@ function renderInline(tokens, depth) {
   });
 }
 
-/** Render a link with its host. A link that is not allowed becomes its text. */
+/** Render a link with its host. A link that is not allowed becomes text. */
 export function renderLink(href, inner, text) {
   const url = readUrl(href);
   if (url === null) return h("span", {class: "dead", title: "This page does not open such links"}, inner);
@@ -141,7 +143,7 @@ export function renderImage(href, alt) {
   return url === null ? label : renderLink(url.href, label, "");
 }
 
-/** Decode entities, which marked leaves in its texts. */
+/** Decode the entities that marked leaves in its texts. */
 function decode(text) {
   return String(text).replace(/&(#x[0-9a-f]{1,6}|#\d{1,7}|[a-z]{2,6});/gi, (whole, name) => {
     if (name[0] !== "#") return NAMED[name.toLowerCase()] ?? whole;
@@ -152,7 +154,7 @@ function decode(text) {
 
 // --- components
 
-/** A button that copies a text and confirms it. */
+/** A button that copies a text, and then confirms the copy. */
 export function CopyButton({text, label = "Copy", children}) {
   const [isDone, setDone] = useState(false);
   const copy = () => navigator.clipboard?.writeText(text).then(() => {
@@ -170,7 +172,7 @@ function CodeBlock({text, language}) {
     h("pre", {tabIndex: 0, dir: "ltr"}, h("code", null, text)));
 }
 
-/** One block. It is drawn again only when its token changes. */
+/** One block. It is drawn again only if its token has changed. */
 class Block extends Component {
   shouldComponentUpdate(next) {
     return next.token !== this.props.token;
@@ -183,13 +185,13 @@ class Block extends Component {
 
 const parsed = new WeakMap();
 
-/** A finished text. `of` is the object that it belongs to; its blocks are parsed once. */
+/** A finished text. `of` is the object to which the text belongs. The blocks of the text are parsed once per object. */
 export function Markdown({text, of}) {
   if (of !== undefined && parsed.get(of)?.text !== text) parsed.set(of, {text, blocks: readBlocks(text)});
   return showBlocks(of === undefined ? readBlocks(text) : parsed.get(of).blocks);
 }
 
-/** A text that still grows: only its last blocks are parsed again. */
+/** A text that is still being written. Only its last blocks are parsed again. */
 export function GrowingMarkdown({text}) {
   const before = useRef(null);
   before.current = growBlocks(before.current, text);

@@ -1,6 +1,6 @@
 /**
- * Messages as people read them: the rows of a thread, and one message with everything that belongs to it. `windowed.js`
- * scrolls, `live.js` draws live activity. `listRows` is pure.
+ * Messages as people read them: the rows of a thread, and one message with all its parts. `windowed.js` scrolls the
+ * rows, and `live.js` draws live activity. `listRows` is pure.
  */
 import {useEffect, useState} from "#vendor/hooks.js";
 import {Component} from "#vendor/preact.js";
@@ -51,7 +51,7 @@ export function listRows({thread, messages, outbox, works, silent = [], me, unre
   return rows;
 }
 
-/** Return which messages their senders have replaced in the same thread, and by which message. */
+/** Return the messages that their senders have replaced in the same thread, with the messages that replace them. */
 function listReplaced(list) {
   const senders = new Map(list.map((message) => [message.seq, message.sender_id]));
   const newer = list.filter((message) => message.metadata?.replaces < message.seq && senders.get(message.metadata.replaces) === message.sender_id);
@@ -60,7 +60,7 @@ function listReplaced(list) {
 
 const facts = new WeakMap();
 
-/** Return cached facts of a message: its day, and a guess of its height in pixels. */
+/** Return cached facts about a message: its day, and an estimate of its height in pixels. */
 function factsOf(message) {
   if (!facts.has(message)) {
     const lines = textOf(message).slice(0, LONG_CHARS).split("\n").reduce((sum, line) => sum + Math.ceil((line.length + 1) / 90), 0);
@@ -71,7 +71,7 @@ function factsOf(message) {
 
 // --- one row
 
-/** A message. It is drawn again only when one of its values changes; all rows share `desk`. */
+/** A message. It is drawn again only if one of its values changes. All rows share `desk`. */
 export class Message extends Component {
   shouldComponentUpdate({row, replies, desk}) {
     const own = this.props;
@@ -119,14 +119,15 @@ function Whole({row, replies, isNext, desk}) {
     </div></article>`;
 }
 
-/** Whether a message decides on a request. If the request is not loaded, its words alone decide. */
+/** Return whether a message decides about a request. If the request is not loaded, only the words of the message count.
+ */
 function isAnswered(message) {
   if (message.reply_to === undefined || !isDecision(message)) return false;
   const request = state.peek().messages[message.reply_to];
   return request === undefined || decidesOn(message, request);
 }
 
-/** A replaced message: a line, until the person wants to see it. */
+/** A replaced message. It is one line, until the person opens it. */
 function Replaced({row, desk}) {
   const [isOpen, setOpen] = useState(false);
   const {message, replacedBy} = row;
@@ -134,7 +135,7 @@ function Replaced({row, desk}) {
   return html`<p class="replaced" tabindex="-1"><${Agent} id=${message.sender_id} /> edited this: <button type="button" class="link-button" onClick=${() => desk.jump(replacedBy)}>show new message</button>, ${" "}<button type="button" class="link-button" onClick=${() => setOpen(true)}>show original</button></p>`;
 }
 
-/** The message that this one replies to, as a link. */
+/** A link to the message to which this message replies. */
 function Quote({seq, message, desk}) {
   const quoted = state.peek().messages[seq];
   const isRoot = message.thread_id === `thread:${seq}`;
@@ -157,14 +158,14 @@ function Body({message}) {
     ${listOf(files).map((file) => html`<${Attachment} given=${file} word="file" />`)}`;
 }
 
-/** A very long text, folded at first. */
+/** A very long text. It is folded at first. */
 function Long({text, children}) {
   const [isOpen, setOpen] = useState(text.length < LONG_CHARS);
   return isOpen ? children : html`<div class="folded">${children}</div>
     <button type="button" class="link-button" onClick=${() => setOpen(true)}>Show all (${text.length.toLocaleString()} characters)</button>`;
 }
 
-/** An image or a file of the message: its name, and a button that saves it. */
+/** An image or a file in the message: its name, and a button that saves it. */
 function Attachment({given, word}) {
   if (isStored(given)) return html`<${StoredFile} given=${given} />`;
   const attachment = isObject(given) ? given : {url: given};
@@ -182,14 +183,14 @@ function Attachment({given, word}) {
     ${text && html`<details><summary>Text of the file</summary><pre dir="auto">${text}</pre></details>`}</figure>`;
 }
 
-/** Save the bytes of a data: URL with the browser, which never opens them as a page. */
+/** Let the browser save the bytes of a data: URL as a file. The browser never opens them as a page. */
 function saveFile(url, name) {
   const [, head, body] = /^data:([^,]*),([^]*)$/.exec(url) ?? [];
   const raw = head?.endsWith(";base64") ? atob(body) : decodeURIComponent(body ?? "");
   saveBytes(head?.endsWith(";base64") ? Uint8Array.from(raw, (char) => char.charCodeAt(0)) : raw, name);
 }
 
-/** Badges for the metadata of a message. */
+/** Badges that show the metadata of a message. */
 function Notes({message, me}) {
   const {requires_response: asks, metadata} = message;
   const names = listOf(asks).filter((ask) => typeof ask === "string");
@@ -213,10 +214,10 @@ function Notes({message, me}) {
 
 const WORDS = {queued: "Queued", delivered: "Delivered", in_prompt: "Seen by the agent", handled: "Handled", dead: "Not delivered", removed: "Recipient removed"};
 
-/** Whether a recipient gets the message only when it connects again. */
+/** Return whether a recipient gets the message only after it has connected again. */
 const isWaiting = ({agent_id, state: delivery}) => delivery === "queued" && agents.value[agent_id]?.state === "offline";
 
-/** The delivery status of an own message: in a word, and for each recipient on request. */
+/** The delivery status of an own message in one word. A click shows the status for each recipient. */
 function Receipts({seq}) {
   const [isOpen, setOpen] = useState(false);
   const [error, setError] = useState(null);
@@ -243,7 +244,7 @@ function Receipts({seq}) {
 
 // --- messages that are not stored yet
 
-/** An own message that is on its way, or refused. */
+/** An own message that is not stored yet, or that was refused. */
 export function Outgoing({entry, me}) {
   const files = isObject(entry.content) ? [...listOf(entry.content.images), ...listOf(entry.content.files)] : [];
   const text = textOf({content: isObject(entry.content) ? entry.content.text ?? "" : entry.content});

@@ -1,6 +1,6 @@
 /**
- * Small components that all screens share: relative times, colored names, badges, menus, dialogs, errors. They draw their
- * props and never call the hub.
+ * Small components that all screens share: relative times, colored names, badges, menus, dialogs and errors. They draw
+ * their props and never call the hub.
  */
 import {h, Component} from "#vendor/preact.js";
 import {useEffect, useId, useLayoutEffect, useRef, useState} from "#vendor/hooks.js";
@@ -8,12 +8,13 @@ import {signal} from "#vendor/signals.js";
 import htm from "#vendor/htm.js";
 import {linkTo} from "#ui/router.js";
 
-/** htm bound to preact. */
+/** The htm template function, bound to preact. */
 export const html = htm.bind(h);
 
 // --- time
 
-/** The current time in ms. It advances every few seconds while the page is visible, so that relative times stay right. */
+/** The current time in ms. It is updated every few seconds while the page is visible, so that relative times stay
+ * correct. */
 export const now = signal(Date.now());
 const TICK_MS = 5000;
 
@@ -26,7 +27,7 @@ export function startClock() {
 
 const SPANS = [[86_400, "d"], [3600, "h"], [60, "min"]];
 
-/** Format a duration in the largest unit of which it has at least two, rounded: "3 min", "47 h". */
+/** Format a duration in the largest unit of which it contains at least two, rounded: "3 min", "47 h". */
 export function formatSpan(ms) {
   const seconds = Math.max(0, Math.round(ms / 1000));
   for (const [size, unit] of SPANS) if (seconds >= 2 * size) return `${Math.round(seconds / size)} ${unit}`;
@@ -37,16 +38,17 @@ export function formatSpan(ms) {
 export const formatMoment = (at) => MOMENT.format(at);
 /** Format the time of day. */
 export const formatClock = (at) => new Date(at).toLocaleTimeString(undefined, {hour: "2-digit", minute: "2-digit"});
-const MOMENT = new Intl.DateTimeFormat(undefined, {dateStyle: "medium", timeStyle: "medium"}); // shared, because it is slow to make
+const MOMENT = new Intl.DateTimeFormat(undefined, {dateStyle: "medium", timeStyle: "medium"}); // shared, because it is slow to create
 
-/** A relative time ("3 min"); with a `label` ("for ") a duration. `at` is in ms; the exact time is the title. */
+/** A relative time ("3 min"), or a duration with a `label` ("for "). `at` is in ms. The exact time is shown as the
+ * tooltip. */
 export function Age({at, label = ""}) {
   const ms = Math.max(0, now.value - at);
   const text = ms < 10_000 && !label ? "now" : formatSpan(ms);
   return html`<time class="age" datetime=${new Date(at).toISOString()} title=${formatMoment(at)}>${label}${text}</time>`;
 }
 
-/** The time of day if it is today, else the date. */
+/** Format the time of day for a time of today, and the date for an earlier time. */
 export function Time({at}) {
   const date = new Date(at);
   const isToday = date.toDateString() === new Date(now.value).toDateString();
@@ -57,20 +59,20 @@ export function Time({at}) {
 
 // --- participants
 
-/** Return the hue of an id, 0 to 359. It is the same at each visit. */
+/** Return the hue of an id, from 0 to 359. An id always has the same hue. */
 export function hueOf(id) {
   let sum = 2166136261;
   for (const char of String(id)) sum = Math.imul(sum ^ char.codePointAt(0), 16777619);
   return ((sum >>> 0) % 24) * 15;
 }
 
-/** A participant's name in its color; with `link`, a link to its page. */
+/** A participant's name in its color. With `link`, it links to the participant's page. */
 export function Agent({id, link = false}) {
   const props = {class: "who", dir: "auto", style: {"--hue": hueOf(id)}};
   return link ? html`<a ...${props} href=${linkTo.agent(id)}>${id}</a>` : html`<span ...${props}>${id}</span>`;
 }
 
-/** A participant's avatar: its first letters in its color. */
+/** A participant's avatar: its initial letters in its color. */
 export function Face({id, isSmall = false}) {
   const letters = [...String(id).replace(/^[^\p{L}\p{N}]+/u, "")].slice(0, 2).join("").toUpperCase() || "?";
   return html`<span class=${`face${isSmall ? " small" : ""}`} aria-hidden="true" style=${{"--hue": hueOf(id)}}>${letters}</span>`;
@@ -83,13 +85,13 @@ export function Badge({kind = "plain", title, children}) {
   return html`<span class=${`badge ${kind}`} title=${title}>${children}</span>`;
 }
 
-/** A count, hidden if it is 0. Screen readers also hear `what`. */
+/** A count, which is hidden if it is 0. Screen readers also read `what`. */
 export function Count({of, what}) {
   if (!of) return null;
   return html`<span class="count"><span aria-hidden="true">${of > 99 ? "99+" : of}</span><span class="unseen">${of} ${what}</span></span>`;
 }
 
-/** A button. While the promise of `run` is pending the button is busy; an error appears beside it. */
+/** A button. While the promise of `run` is pending, the button is disabled. An error appears next to it. */
 export function Button({kind = "", run, title, icon, isDisabled = false, children, ...rest}) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
@@ -110,10 +112,10 @@ export function Button({kind = "", run, title, icon, isDisabled = false, childre
     ${error && html`<span class="refused" role="alert">${describeError(error)}</span>`}`;
 }
 
-/** Return the message of an error: the hub's sentence, if there is one. */
+/** Return the message of an error. This is the hub's sentence, if the error has one. */
 export const describeError = (error) => String(error?.message ?? error ?? "Failed for an unknown reason.");
 
-/** An error with ways to go on; `children` are further ones. */
+/** An error with buttons for what to do next. `children` are additional buttons. */
 export function ErrorBox({error, retry, children}) {
   return html`<div class="error-box" role="alert"><p>${describeError(error)}</p>
     <div class="tools">${retry && html`<${Button} run=${retry}>Try again<//>`}${children}</div></div>`;
@@ -125,7 +127,7 @@ export function Empty({title, icon, children}) {
     ${children && html`<p>${children}</p>`}</div>`;
 }
 
-/** A loading message. CSS delays it, so that a fast answer shows no flicker. */
+/** A loading message. CSS delays it, so that a fast answer causes no flicker. */
 export const Loading = ({what = "Loading…"}) => html`<p class="loading" role="status">${what}</p>`;
 
 const PATHS = {
@@ -155,23 +157,23 @@ const PATHS = {
   close: "M6 6l12 12M18 6L6 18",
 };
 
-/** An icon beside words, never in place of them. */
+/** An icon next to words. An icon never replaces words. */
 export const Icon = ({name}) => html`<svg class="icon" viewBox="0 0 24 24" aria-hidden="true"><path d=${PATHS[name]} /></svg>`;
 
-/** A text field with a label, which screen readers always hear. */
+/** A text field with a label, which screen readers always read. */
 export function Field({label, isLabelSeen = false, ...props}) {
   const id = useId();
   return html`<label class=${isLabelSeen ? "field" : "field bare"} for=${id}><span class=${isLabelSeen ? "" : "unseen"}>${label}</span>
     <input id=${id} dir="auto" autocomplete="off" spellcheck="false" ...${props} /></label>`;
 }
 
-/** A choice among a few options: [value, text]. */
+/** A choice between a few options. Each option is [value, text]. */
 export function Choice({label, value, options, onChoose}) {
   return html`<div class="choice" role="group" aria-label=${label}>${options.map(([name, text]) => html`
     <button type="button" aria-pressed=${name === value} onClick=${() => onChoose(name)}>${text}</button>`)}</div>`;
 }
 
-/** A button that opens a menu of actions: [{text, run, icon?}]. Falsy entries are ignored. */
+/** A button that opens a menu of actions, [{text, run, icon?}]. Falsy entries are ignored. */
 export function Menu({label, items, icon = "menu"}) {
   const [isOpen, setOpen] = useState(false);
   const place = useRef(null);
@@ -208,7 +210,7 @@ export function Menu({label, items, icon = "menu"}) {
   </span>`;
 }
 
-/** A modal dialog. Escape and a click outside close it. */
+/** A modal dialog. Escape or a click outside closes it. */
 export function Dialog({title, onClose, children}) {
   const place = useRef(null);
   const id = useId();
@@ -226,15 +228,15 @@ export function Head({title, back, children}) {
     <h1 tabindex="-1" dir="auto">${title}</h1><div class="head-tools">${children}</div></header>`;
 }
 
-/** A bar for a share of a whole; `text` describes it in words. */
+/** A bar that shows a share of a whole. `text` describes the share in words. */
 export function Bar({share, text, kind = ""}) {
   const percent = Math.round(Math.max(0, Math.min(1, share)) * 100);
   return html`<span class=${`bar ${kind}`} role="img" aria-label=${text} title=${text} style=${{"--share": `${percent}%`}}></span>`;
 }
 
 /**
- * Fetch again when one of `needs` changes; return {value, error, isLoading, again}. A late answer for earlier `needs` is
- * ignored.
+ * Fetch again whenever one of `needs` changes. Return {value, error, isLoading, again}. A late answer for earlier
+ * `needs` is ignored.
  */
 export function useFetched(fetch, needs) {
   const [got, setGot] = useState({isLoading: true});
@@ -251,7 +253,7 @@ export function useFetched(fetch, needs) {
   return {...got, again: () => setRound(round + 1)};
 }
 
-/** Shows an error in place of a part that fails; the rest of the page keeps working. */
+/** Shows an error instead of a part of the page that fails. The rest of the page keeps working. */
 export class Boundary extends Component {
   constructor() {
     super();

@@ -1,13 +1,14 @@
 /**
- * A page that contains a recorded run: finds its rows and shows them in place of a hub. It sends no request.
+ * A page that contains a recorded run. This module finds the rows of the run and shows them instead of a hub. It sends
+ * no requests.
  */
 import {openRecording} from "#core/recording.js";
 import {useSource} from "#ui/store.js";
 
-/** Whether the page contains a run. */
+/** Return whether the page contains a recorded run. */
 export const isRecorded = () => document.getElementById("recording") !== null;
 
-/** Show the run in the page. */
+/** Show the recorded run that the page contains. */
 export async function showRecording() {
   const element = document.getElementById("recording");
   const bytes = Uint8Array.from(atob(element.textContent), (char) => char.charCodeAt(0));

@@ -1,6 +1,6 @@
 /**
- * The page's addresses: the screen of a fragment (`#/thread/...`), and the fragment of a screen. Browsers never send a
- * fragment to a server. This module owns `route` and knows no screen's content.
+ * The addresses of the page. Converts a fragment (`#/thread/...`) to a screen, and a screen to a fragment. Browsers
+ * never send a fragment to a server. This module owns `route` and does not depend on the content of any screen.
  */
 import {signal} from "#vendor/signals.js";
 
@@ -10,9 +10,10 @@ const SCREENS = ["home", "inbox", "threads", "thread", "why", "agents", "cost", 
 
 /** The current address. @type {import("#vendor/signals.js").Signal<Route>} */
 export const route = signal(readRoute(""));
-let followed; // the fragment of `route`
+let followed; // the fragment that `route` represents
 
-/** Follow the address bar. Keys follow it too, because a key can arrive before the browser reports a link. */
+/** Update `route` from the address bar. Keys call this too, because a key can arrive before the browser reports a
+ * followed link. */
 export function startRouter() {
   addEventListener("hashchange", follow);
   addEventListener("keydown", follow, {capture: true});
@@ -25,7 +26,8 @@ function follow() {
   route.value = readRoute(followed);
 }
 
-/** Parse a fragment. An unknown one is the first screen; text that cannot be decoded stays as it is. @returns {Route} */
+/** Parse a fragment. An unknown fragment leads to the first screen. Text that cannot be decoded stays unchanged.
+ * @returns {Route} */
 function readRoute(hash) {
   const [path, search = ""] = hash.replace(/^#\/?/, "").split("?", 2);
   const [screen, ...rest] = path.split("/");
@@ -37,7 +39,7 @@ function readRoute(hash) {
   return {screen, id, at, query};
 }
 
-/** Decode a text; return it unchanged if it is not encoded. */
+/** Decode a text. Return the text unchanged if it is not valid. */
 export function decode(text) {
   try {
     return decodeURIComponent(text);
@@ -46,7 +48,7 @@ export function decode(text) {
   }
 }
 
-/** The fragments of the screens. */
+/** Functions that return the fragment of each screen. */
 export const linkTo = {
   home: () => "#/",
   inbox: () => "#/inbox",
@@ -66,10 +68,10 @@ function withQuery(path, query) {
   return search ? `${path}?${search}` : path;
 }
 
-/** Go to a fragment; `replace` adds no entry to the history. */
+/** Navigate to a fragment. `replace` adds no entry to the history. */
 export function go(hash, {replace = false} = {}) {
   if (!replace) location.hash = hash;
-  else if (location.hash !== followed) follow(); // the person has navigated since; do not replace that
+  else if (location.hash !== followed) follow(); // the person has navigated meanwhile, so keep the new address
   else {
     history.replaceState(null, "", hash);
     follow();

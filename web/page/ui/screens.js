@@ -1,6 +1,7 @@
 /**
- * Screens that mods describe as data (docs/mods.md): a list, a board, a document or a timeline. This module draws any of
- * them and knows no mod. Text of items is untrusted: it is drawn as text, or as Markdown by the page's own renderer.
+ * Screens that mods describe as data (docs/mods.md): a list, a board, a document or a timeline. This module can draw
+ * all of them, and does not depend on any mod. The text of items is untrusted. It is drawn as text, or as Markdown by
+ * the page's own renderer.
  */
 import {signal} from "#vendor/signals.js";
 import {useEffect, useId, useRef} from "#vendor/hooks.js";
@@ -11,14 +12,15 @@ import {Agent, Button, Dialog, Empty, ErrorBox, Field, Head, html, Loading, now,
 import {linkTo} from "#ui/router.js";
 import {actions, isReadOnly, nameHere, state} from "#ui/store.js";
 
-const PERIOD_MS = 10_000; // an open screen is read again after this time
-const MAX_TIME_MS = 8.64e15; // the last time that a Date can hold
-const MAX_PAGES = 10; // of one screen, at most about 1,000 items
+const PERIOD_MS = 10_000; // interval at which an open screen is read again
+const MAX_TIME_MS = 8.64e15; // the largest time that a Date can represent
+const MAX_PAGES = 10; // maximum number of pages of one screen, about 1,000 items
 
-/** The screens of this network's mods. Empty until they are fetched, and on nodes that have none. */
+/** The screens of this network's mods. The list is empty until the screens are fetched, and on nodes without screens.
+ */
 export const modScreens = signal([]);
 
-/** Fetch the screens whenever the page has joined a hub. */
+/** Fetch the screens each time the page joins a hub. */
 export function useModScreens() {
   const isConnected = state.value.connection === "online" && !isReadOnly.value;
   useEffect(() => {
@@ -43,12 +45,12 @@ async function readItems(screen) {
   return {items, isCut: true};
 }
 
-/** One screen, by its id `MOD/SCREEN`. */
+/** One screen of a mod, by its id `MOD/SCREEN`. */
 export function ModScreen({id}) {
   const screen = modScreens.value.find((one) => idOf(one) === id);
   const round = Math.floor(now.value / PERIOD_MS);
   const {value, error, again} = useFetched(() => screen && readItems(screen), [id, Boolean(screen), round]);
-  useEffect(() => () => { shown.value = null; }, [id]); // otherwise the dialog opens again with the next screen
+  useEffect(() => () => { shown.value = null; }, [id]); // close the dialog, which would open again on the next screen
   if (!screen) return html`<div class="screen"><${Empty} title="This network has no such screen" /></div>`;
   const views = {board: Board, timeline: Timeline};
   return html`<div class="screen wide"><${Head} title=${screen.title}>
@@ -90,7 +92,7 @@ function Actions({screen, item, again}) {
   return possible.length > 0 && html`<p class="tools">${possible.map((action) => html`<${Button} key=${action.label} run=${() => start(screen, item, action, again)}>${action.label}<//>`)}</p>`;
 }
 
-/** Run an action at once, or open its form. */
+/** Run an action at once, or open the form of the action. */
 async function start(screen, item, action, again) {
   if (action.inputs?.length) {
     shown.value = {screen, item, action, again};
@@ -121,7 +123,7 @@ function Value({fact, value, item}) {
   }
 }
 
-/** The opened item with its actions, or the form of one action. */
+/** An opened item with its actions, or the form of one action. */
 function Opened({screen, item, action, again}) {
   const {detail} = screen;
   const {value, error} = useFetched(() => (detail && item[screen.key] !== undefined ? actions.call(detail.op, take(detail.args, item)) : {}), []);

@@ -1,4 +1,5 @@
-/** Searches messages (`network.search`) and links to each in its thread. Results are drawn as text, never as HTML. */
+/** Searches messages (`network.search`), and links to each result in its thread. Results are drawn as text, never as
+ * HTML. */
 import {useEffect, useRef, useState} from "#vendor/hooks.js";
 import {fits, readQuery} from "#core/query.js";
 import {fold, textOf} from "#core/text.js";
@@ -10,14 +11,14 @@ import {actions, agents, nameHere} from "#ui/store.js";
 const PAUSE_MS = 250;
 const AROUND = 140;
 
-/** The screen; `query` comes from the address. */
+/** The search screen. `query` comes from the page's address. */
 export function Search({query}) {
   const [typed, setTyped] = useState(query);
   const field = useRef(null);
   useEffect(() => field.current.querySelector("input").focus(), []);
   const shown = useRef(query);
   useEffect(() => {
-    if (shown.current === query) return; // the first run: keep what was typed before
+    if (shown.current === query) return; // skip the first run, to keep a text that was typed before
     shown.current = query;
     setTyped((before) => (before.trim() === query ? before : query));
   }, [query]);
@@ -32,7 +33,7 @@ export function Search({query}) {
     ${query ? html`<${Found} key=${query} query=${query} />` : html`<${Empty} icon="search" title="Search all messages that you may read">Case, accents, word endings and order do not matter. Use “quotation marks” for an exact word.<//>`}</div>`;
 }
 
-/** Filters by sender and date. They are part of the query text, so that a link contains them. */
+/** Filters by sender and date. They are part of the query text, so that a link to the search contains them. */
 function Filters({typed, onType}) {
   const people = Object.keys(agents.value).sort();
   const {sender_id: sender = ""} = readQuery(typed);
@@ -75,7 +76,7 @@ function Hit({message, query}) {
     <span class="said" dir="auto">${markWords(textOf(message), query)}</span></span></a></li>`;
 }
 
-/** Return the part of a text around the first match, as strings and `mark` elements. */
+/** Return the part of a text around the first match, as a list of strings and `mark` elements. */
 function markWords(text, query) {
   const {terms} = readQuery(query);
   const spans = [...text.matchAll(/[\p{L}\p{N}\p{M}]+/gu)].filter((match) => terms.some((term) => fits(fold(match[0]), term)));

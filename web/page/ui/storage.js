@@ -1,9 +1,9 @@
 /**
- * Values that the page keeps in this browser (localStorage), under keys that start with `roundelay.`. A browser that stores
- * nothing, or is full, is no error: the value then lasts until the page is closed.
+ * Values that the page stores in this browser (localStorage), under keys that start with `roundelay.`. If the browser
+ * stores nothing or its storage is full, the value is kept in memory until the page is closed.
  */
 
-/** Return the value of a key; null if there is none. @param {string} key */
+/** Return the value of a key, or null. @param {string} key */
 export function loadValue(key) {
   try {
     return JSON.parse(localStorage.getItem(key));
@@ -12,15 +12,15 @@ export function loadValue(key) {
   }
 }
 
-/** Store a value; null deletes it. @param {string} key */
+/** Store a value. A null value deletes the key. @param {string} key */
 export function storeValue(key, value) {
   try {
     if (value === null) localStorage.removeItem(key);
     else localStorage.setItem(key, JSON.stringify(value));
-  } catch { /* see above */ }
+  } catch { /* the value is kept in memory, see the module comment */ }
 }
 
-/** Whether stored values survive a reload. */
+/** Return whether stored values survive a reload of the page. */
 export function canStore() {
   const probe = "roundelay.probe";
   try {
@@ -32,17 +32,17 @@ export function canStore() {
   }
 }
 
-/** Delete everything that the page stored, except these keys. @param {...string} keys */
+/** Delete all values that the page has stored, except those of these keys. @param {...string} keys */
 export function forgetAllBut(...keys) {
   for (const key of Object.keys(findStorage() ?? {})) {
     if (key.startsWith("roundelay") && !keys.includes(key)) localStorage.removeItem(key);
   }
 }
 
-/** Return the browser's storage; undefined if it has none. */
+/** Return the storage of the browser, or undefined. */
 export function findStorage() {
   try {
-    return globalThis.localStorage ?? undefined; // some browsers throw, some give null
+    return globalThis.localStorage ?? undefined; // some browsers throw an error, some return null
   } catch {
     return undefined;
   }

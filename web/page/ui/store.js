@@ -1,12 +1,12 @@
 /**
- * The only place where screens meet the protocol: the newest state as a signal, and what a person does as actions. Frames
- * are applied together, and the signal changes once for each frame that the screen draws.
+ * The only module in which screens meet the protocol. It holds the newest state as a signal, and the actions of a
+ * person. Frames that arrive together are applied together, so that the signal changes at most once per drawn frame.
  *
- * A `source` feeds the store. `#core/connection.js` is the live one, and a recording is another:
- *   connect(onEvent)   starts it; `onEvent` gets the events of `#core/state.js`, a `welcome` first
- *   call(op, args)     returns a promise of the value; it rejects with an error that has a `code`
+ * A `source` feeds the store. `#core/connection.js` is the live source, and a recording is another one:
+ *   connect(onEvent)   starts the source; `onEvent` gets the events of `#core/state.js`, a `welcome` first
+ *   call(op, args)     returns a promise of the value, which rejects with an error that has a `code`
  *   close()
- *   is_read_only       if true, there are no further methods; otherwise also
+ *   is_read_only       if true, the source has no further methods; otherwise it also has
  *   send(message) -> message_id, retry(message_id), discard(message_id), signal(kind, body, where), wake()
  * `useSource(source)` before the login makes the page show that source instead of joining a hub.
  */
@@ -19,22 +19,22 @@ import {findStorage} from "#ui/storage.js";
 
 const TICK_MS = 2_000;
 const HIDDEN_MS = 250; // update interval of a hidden page
-const APPLIED = /^(network\.(message_status|mark|dismiss|take|give|resume_root|retry_dead_letter|drop_dead_letter)|channels\..*)$/; // operations whose value changes the state
+const APPLIED = /^(network\.(message_status|mark|dismiss|take|give|resume_root|retry_dead_letter|drop_dead_letter)|channels\..*)$/; // operations whose results change the state
 const DECISIONS = {approve: "/approve", thread: "/approve thread", always: "/approve always", deny: "/deny", edit: "/edit"};
 
-/** The newest state, as `#core/state.js` describes it. `is_read_only` is true in a recording. */
+/** The newest state, as `#core/state.js` describes it. `is_read_only` is true for a recording. */
 export const state = signal(createState());
 
 let current = state.value;
 let source = null;
 let fetching = null;
 let isDrawing = false;
-const waiting = []; // events since the last draw
-const reading = new Map(); // thread -> seq up to which it will be marked as read
+const waiting = []; // events that were not applied yet
+const reading = new Map(); // maps a thread to the seq up to which it will be marked as read
 
 // --- events
 
-/** Show a source, and forget the previous one. */
+/** Show a source, and forget the previous source. */
 export function useSource(next) {
   leave();
   source = next;
@@ -58,7 +58,7 @@ function leave() {
   waiting.length = 0;
 }
 
-/** Apply all waiting events and return the newest state, which the screen may not show yet. */
+/** Apply all waiting events, and return the newest state. The screen may not show this state yet. */
 function newest() {
   if (waiting.length) {
     const events = waiting.splice(0);
@@ -69,7 +69,7 @@ function newest() {
   return current;
 }
 
-/** Apply an event of the page itself at once. */
+/** Apply an event that the page itself creates, without delay. */
 function dispatch(event) {
   waiting.push({at: Date.now(), ...event});
   newest();
@@ -101,20 +101,20 @@ if (globalThis.document !== undefined) {
 
 // --- reading
 
-/** Parts of the state that change less often than the whole. */
+/** Parts of the state that change less often than the whole state. */
 export const me = computed(() => state.value.me);
 export const threads = computed(() => state.value.threads);
 export const agents = computed(() => state.value.agents);
 export const isReadOnly = computed(() => Boolean(state.value.is_read_only));
-/** At a read replica: {leader, as_of}. */
+/** At a read replica, its leader and the time of its data: {leader, as_of}. */
 export const follows = computed(() => state.value.follows);
 /** Whether the page shows a finished run instead of a live network. */
 export const isOver = computed(() => isReadOnly.value && !follows.value);
 
-/** Return the title of a thread for the current user. @param {string} id */
+/** Return the title of a thread, as the current user sees it. @param {string} id */
 export const nameHere = (id) => nameThread(threads.value[id] ?? {thread_id: id}, me.value.agent_id);
 
-/** Fetch a message of a thread; undefined if it no longer exists. */
+/** Fetch a message of a thread. The result is undefined if the message no longer exists. */
 export async function fetchMessage(threadId, seq) {
   const {messages} = await actions.call("network.history", {thread_id: threadId, before: seq + 1, limit: 1});
   return messages.find((message) => message.seq === seq);
@@ -122,11 +122,11 @@ export async function fetchMessage(threadId, seq) {
 
 // --- actions
 
-/** What a person can do. In a read-only page the actions that change something are missing. */
+/** The actions of a person. On a read-only page, the actions that change something are missing. */
 export const actions = {
-  /** Join a hub as a participant. `login_code` is a one-time login, which binds `token`. */
+  /** Join a hub as a participant. `login_code` is a one-time login code, which binds `token` to the participant. */
   connect({agent_id, token, login_code}) {
-    const url = new URL("/?read_only=1", location.href); // a read replica lets the page read; a leader ignores it
+    const url = new URL("/?read_only=1", location.href); // allows reading from a read replica; a leader ignores the parameter
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     const tokens = login_code ? {token: login_code, newToken: token} : {token};
     useSource(new Connection({url: url.href.split("#")[0], agentId: agent_id, storage: findStorage(), ...tokens}));
@@ -138,7 +138,7 @@ export const actions = {
     state.value = current;
   },
 
-  /** Call an operation and return its value. The state takes in what the value says of threads and messages. */
+  /** Call an operation and return its value. If the value contains threads or messages, they are added to the state. */
   async call(op, args = {}) {
     if (source === null) throw new Error("This page is not connected.");
     const value = await source.call(op, args);
@@ -146,31 +146,31 @@ export const actions = {
     return value;
   },
 
-  /** Load the messages of a thread, back to the message `at` if it is given. */
+  /** Load the messages of a thread. If `at` is given, load back to the message with this seq. */
   async openThread(id, at) {
     dispatch({type: "open", thread_id: id});
     if (at !== undefined) await fetching?.reach(id, at);
   },
 
-  /** An own message is on the screen: ask for its delivery status. */
+  /** Request the delivery status of an own message, because the message is now on the screen. */
   markDrawn: (seq) => dispatch({type: "drawn", seq}),
 
   closeThread: (id) => dispatch({type: "close", thread_id: id}),
   loadEarlier: async (id) => fetching?.loadEarlier(id),
   loadMoreThreads: async () => fetching?.loadMoreThreads(),
 
-  /** Send to an address or a thread; return the id of the message in `outbox`. `content` is a text, or {text, files, images};
-   * `text` is another name for it. */
+  /** Send a message to an address or a thread. Return the id of the message in `outbox`. `content` is a text or {text,
+   * files, images}. `text` is another name for `content`. */
   send({to, thread_id: id, content, text, reply_to, requires_response, metadata}) {
     const answered = reply_to !== undefined ? newest().messages[reply_to] : lastOfChain(id);
     const body = {content: content ?? text, requires_response, metadata};
     return sendTo(to ?? findAddress(id, answered), body, answered ?? {thread_id: id}, reply_to);
   },
 
-  /** Send an own message again with another content, and ask the reactions to the old one to stop. */
+  /** Send an own message again with new content, and ask the reactions to the old message to stop. */
   async resend(seq, content) {
     const {recipients} = await actions.call("network.message_status", {seq});
-    const latest = recipients.map((recipient) => recipient.again ?? recipient); // the newest reaction, if a takeover interrupted the first
+    const latest = recipients.map((recipient) => recipient.again ?? recipient); // use the newest reaction if a takeover interrupted the first one
     const open = latest.filter((recipient) => recipient.reaction_status === "open" && recipient.reaction).map((recipient) => recipient.reaction);
     await Promise.all(open.map((reaction) => actions.call("network.cancel", {reaction})));
     const {to, reply_to, requires_response, thread_id} = newest().messages[seq];
@@ -183,8 +183,9 @@ export const actions = {
   take: (id, ttl_ms) => actions.call("network.take", {thread_id: id, ttl_ms}),
   give: (id) => actions.call("network.give", {thread_id: id}),
 
-  /** Decide on a request for approval: "approve" (once), "thread", "always", "deny" or "edit". `rest` is the reason or the
-   * arguments. `isCalled`: decide by an operation, for an operator who does not read the message. */
+  /** Decide about a request for approval: "approve" (once), "thread", "always", "deny" or "edit". `rest` is the reason
+   * or the arguments. With `isCalled`, the decision is sent as an operation, for an operator who cannot read the
+   * thread. */
   async decide(seq, how, rest = "", {isCalled = false} = {}) {
     const text = `${DECISIONS[how]} ${how === "deny" || how === "edit" ? rest : ""}`.trim();
     if (isCalled) return actions.call("network.decide", {seq, decision: text});
@@ -192,7 +193,7 @@ export const actions = {
     return sendTo(replyAddress(request, newest().me.agent_id), {content: text}, request, seq);
   },
 
-  /** Mark a thread as read up to a message. Calls run one at a time; the newest seq wins. */
+  /** Mark a thread as read up to a message. Calls run one at a time, and only the newest seq is sent. */
   async markRead(id, seq) {
     const isRead = seq <= (newest().threads[id]?.mark.read_upto ?? 0) || seq <= (reading.get(id) ?? 0);
     if (isRead) return;
@@ -215,10 +216,12 @@ export const actions = {
   resumeRoot: (root) => actions.call("network.resume_root", {root}),
   retryDeadLetter: ({seq, agent_id}) => actions.call("network.retry_dead_letter", agent_id ? {seq, agent_id} : {seq}),
 
-  /** Signal typing in a thread. Repeat it every three seconds; others show it for six. */
+  /** Signal that this person types in a thread. Repeat the signal every three seconds, because others show it for six
+   * seconds. */
   typing: (id) => source?.signal?.("typing", {}, {thread_id: id}),
 
-  /** Signal that this person views a thread, or no longer does. Repeat it every twenty seconds; others show it for thirty. */
+  /** Signal that this person views a thread, or no longer views it. Repeat the signal every twenty seconds, because
+   * others show it for thirty seconds. */
   viewing: (id, isActive) => source?.signal?.("viewing", {active: isActive}, {thread_id: id}),
 };
 
@@ -227,8 +230,8 @@ const CHANGING = [
   "resumeRoot", "retryDeadLetter", "typing", "viewing",
 ];
 
-/** Send a message. `answered` is the message that it replies to, if known, or {thread_id} alone: it determines the
- * conversation. */
+/** Send a message. `answered` is the message to which it replies, or {thread_id} if only the thread is known. It
+ * determines the conversation. */
 function sendTo(to, message, answered, replyTo) {
   if (source === null) throw new Error("This page is not connected.");
   const reply = replyTo ?? answered?.seq;
@@ -244,7 +247,7 @@ function findThread(to, answered) {
   return answered.thread_id.startsWith("thread:") ? answered.thread_id : `thread:${answered.seq}`;
 }
 
-/** In a reply thread every message replies to the newest one. */
+/** Return a message with `reply_to` set. In a reply thread, every message replies to the newest message. */
 function lastOfChain(id) {
   if (!id?.startsWith("thread:")) return undefined;
   return newest().messages[newest().threads[id]?.loaded?.seqs.at(-1)];
@@ -258,7 +261,8 @@ function findAddress(id, answered) {
   return to;
 }
 
-/** Find a message by its seq: it is loaded, or the inbox or a request for approval names its thread. */
+/** Find a message by its seq. The message must be loaded, or the inbox or a request for approval must name its thread.
+ */
 async function findMessage(seq) {
   const {messages, inbox, live_activity: liveActivity} = newest();
   if (messages[seq]) return messages[seq];

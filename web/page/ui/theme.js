@@ -1,8 +1,9 @@
-/** The theme: light, dark, or the system's. It is stored in this browser and set on the root element for style.css. */
+/** The theme of the page: light, dark, or the theme of the system. It is stored in this browser, and set on the root
+ * element for style.css. */
 import {signal} from "#vendor/signals.js";
 import {storeValue, loadValue} from "#ui/storage.js";
 
-/** Storage key of the theme. */
+/** Storage key of the chosen theme. */
 export const THEME_KEY = "roundelay.theme";
 const THEMES = ["system", "light", "dark"];
 
@@ -15,7 +16,7 @@ export function startTheme() {
   setTheme(THEMES.includes(stored) ? stored : "system");
 }
 
-/** Choose a theme; without a name, the next of the three. */
+/** Choose a theme. Without a name, choose the next of the three themes. */
 export function setTheme(name = THEMES[(THEMES.indexOf(theme.value) + 1) % THEMES.length]) {
   theme.value = name;
   document.documentElement.dataset.theme = name;

@@ -1,6 +1,7 @@
 /**
- * One thread: its head, its messages with live activity, and the composer. It owns the reader's state: which messages are new,
- * what was read, and who learns that somebody views the thread. The parts draw themselves.
+ * One thread: its header, its messages with live activity, and the composer. This module owns the reader's state: the
+ * messages that are new or were read, and the signal that this person views the thread. The parts are drawn by their
+ * own modules.
  */
 import {useComputed, useSignal} from "#vendor/signals.js";
 import {useEffect, useMemo, useRef, useState} from "#vendor/hooks.js";
@@ -22,10 +23,10 @@ const VIEWING_EVERY_MS = 20_000;
 const MARKED_MS = 2_500;
 const RETRY_MS = 2_000;
 
-/** Ignore a refusal that nobody can act on: the next draw, or the next connection, tries again. */
+/** Ignore a refusal that a person can do nothing about. The next draw or the next connection tries again. */
 const quietly = (promise) => void promise?.catch(() => {});
 
-/** The screen of a thread. @param {{id: string, at?: number}} props `at`: the seq of a message to start at */
+/** The screen of a thread. @param {{id: string, at?: number}} props `at`: the seq of the message at which to start */
 export function Thread({id, at}) {
   const me = useComputed(() => state.value.me).value;
   const row = useComputed(() => state.value.threads[id]).value;
@@ -47,7 +48,7 @@ export function Thread({id, at}) {
   const error = thread.loaded?.error;
   const isMissing = error?.code === "unknown_message";
   const isWaiting = useComputed(() => Object.values(state.value.outbox).some((entry) => entry.thread_id === id)).value;
-  const isBegun = isMissing && isWaiting && id.startsWith("thread:"); // the reply on its way creates the thread
+  const isBegun = isMissing && isWaiting && id.startsWith("thread:"); // the unsent reply creates the thread
   const isThere = !isMissing || isBegun;
   useViewing(id, mayWrite && isThere);
   useConversation(field, isReadOnly || (isLoaded && !(mayWrite && isThere)));
@@ -63,7 +64,7 @@ export function Thread({id, at}) {
   </section>`;
 }
 
-/** Whether the hub would accept a message of this participant in the thread, as far as the page knows. */
+/** Return whether the hub would accept a message from this participant in the thread, as far as the page knows. */
 function mayWriteIn(id, thread, me) {
   const [kind, name = ""] = id.split(/:(.*)/s);
   if (kind === "direct") return partiesOf(id).includes(me.agent_id);
@@ -97,7 +98,7 @@ function ThreadHead({id, thread, me, isReadOnly, mayWrite, isThere}) {
 
 const SPANS = [["15", "15 minutes"], ["60", "1 hour"], ["480", "8 hours"]];
 
-/** Confirms a takeover: which agents become silent, and for how long. */
+/** A dialog that confirms a takeover. It lists the agents that become silent, and asks for how long. */
 function TakeOver({thread, me, onClose}) {
   const agents = useComputed(() => state.value.agents).value;
   const [minutes, setMinutes] = useState("60");
@@ -115,7 +116,7 @@ function TakeOver({thread, me, onClose}) {
     <div class="dialog-tools"><${Button} run=${onClose}>Cancel<//><${Button} kind="primary" run=${take}>Take over<//></div><//>`;
 }
 
-/** The other readers; for a single other reader, its kind, activity and description. */
+/** The other readers of the thread. A single other reader is shown with its kind, activity and description. */
 function Readers({id, readers, me}) {
   const others = readers.filter((id) => id !== me);
   const [only] = id.startsWith("direct:") ? partiesOf(id).filter((id) => id !== me) : [];
@@ -131,7 +132,8 @@ function Readers({id, readers, me}) {
 
 // --- missing threads
 
-/** An address that leads to nothing, or to nothing that this reader may see: what is missing, if known, and ways to go on. */
+/** A screen for an address without a thread that this reader may see. It explains what is missing, if known, and what
+ * to do. */
 function Missing({id, me, isReadOnly, retry}) {
   const [kind, name = ""] = id.split(/:(.*)/s);
   const isChannel = kind === "channel" && !isReadOnly;
@@ -155,7 +157,7 @@ function Missing({id, me, isReadOnly, retry}) {
 
 // --- messages
 
-/** Describe where a conversation begins. */
+/** Return a text for the beginning of a conversation. */
 function describeBeginning(id, me) {
   if (id.startsWith("direct:") && partiesOf(id).includes(me)) return `This is the beginning of your conversation with ${namePlace(id, me)}`;
   return id.startsWith("channel:") ? `This is the beginning of ${namePlace(id, me)}` : "This is the beginning of the conversation";
@@ -222,7 +224,7 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
   const {has_before: isMore, is_loading: isLoading, error, damaged} = thread.loaded ?? {};
   const hasBefore = isMore && !isLoading && !error;
   const [tries, setTries] = useState(0);
-  useEffect(() => { // also if the reader reached the top while a page was loading
+  useEffect(() => { // run also when the reader has reached the top while a page was loading
     if (!view.isNearTop || !hasBefore) return undefined;
     let later;
     actions.loadEarlier(id).catch(() => { later = setTimeout(() => setTries((before) => before + 1), RETRY_MS); });
@@ -244,7 +246,7 @@ function Messages({id, at, thread, me, isReadOnly, mayWrite, target, field, list
     <${Announcer} rows=${rows} me=${me.agent_id} /></div>`;
 }
 
-/** The message that starts a reply thread; it belongs to the thread above. */
+/** The message that started a reply thread. The message itself belongs to another thread. */
 function Root({seq, place, desk}) {
   const loaded = useComputed(() => state.value.messages[seq]).value;
   const fetched = useFetched(async () => loaded ?? (place && fetchMessage(place, seq)), [seq, place, loaded]).value;
@@ -253,7 +255,7 @@ function Root({seq, place, desk}) {
   return html`<div class="root"><a class="link-button" href=${linkTo.thread(fetched.thread_id, seq)}>In ${nameThread({thread_id: fetched.thread_id}, desk.me.agent_id)}</a><${Message} row=${row} replies=${0} desk=${desk} /></div>`;
 }
 
-/** Announces new messages of others to screen readers, but not those that were there before. */
+/** Announces new messages of others to screen readers. Messages that were already loaded are not announced. */
 function Announcer({rows, me}) {
   const announced = useRef(Infinity);
   const last = rows.findLast((row) => row.message)?.message;
@@ -271,7 +273,8 @@ function Typing({id, me}) {
 
 // --- signals and read state
 
-/** Return which messages are new: unread when the thread was opened, or arrived while the page was hidden. */
+/** Return the range of new messages: those that were unread when the thread was opened, and those that arrived while
+ * the page was hidden. */
 function useUnread(id, thread) {
   const last = () => state.peek().threads[id]?.last_seq ?? 0;
   const [unread, setUnread] = useState(() => ({from: thread.mark?.read_upto ?? 0, upto: last()}));
@@ -283,7 +286,7 @@ function useUnread(id, thread) {
   return unread;
 }
 
-/** Mark seen messages as read while the page is visible. */
+/** Mark the visible messages as read while the page is visible. */
 function useRead(id, seq, isReadOnly) {
   const sent = useRef(0);
   useEffect(() => {
@@ -300,7 +303,7 @@ function useRead(id, seq, isReadOnly) {
   }, [id, seq, isReadOnly]);
 }
 
-/** Signal to the others in the thread that somebody views it. */
+/** Signal to the other readers that this person views the thread. */
 function useViewing(id, isTold) {
   useEffect(() => {
     if (!isTold) return undefined;

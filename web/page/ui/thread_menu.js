@@ -1,4 +1,5 @@
-/** The menu of a thread: the person's own name for it, pinned, muted, archived. The hub stores this; nobody else sees it. */
+/** The menu of a thread: the person's own title for it, and whether it is pinned, muted or archived. The hub stores
+ * these settings, and only this person sees them. */
 import {useState} from "#vendor/hooks.js";
 import {directThread, nameThread, partiesOf} from "#core/text.js";
 import {ChannelDialog} from "#ui/channel.js";

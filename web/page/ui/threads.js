@@ -1,5 +1,6 @@
 /**
- * The list of conversations: unread counts, last messages and working agents. It also starts conversations and joins channels.
+ * The list of conversations with unread counts, last messages and working agents. It can also start conversations and
+ * join channels.
  */
 import {computed, signal} from "#vendor/signals.js";
 import {useRef, useState} from "#vendor/hooks.js";
@@ -12,10 +13,11 @@ import {go, linkTo} from "#ui/router.js";
 import {actions, agents, isReadOnly, me, state, threads} from "#ui/store.js";
 import {newConversation, ThreadMenu} from "#ui/thread_menu.js";
 
-/** The number of unread threads that are neither muted nor archived. */
+/** The number of threads with unread messages that are neither muted nor archived. */
 export const unreadCount = computed(() => Object.values(threads.value).filter((thread) => thread.unread > 0 && !thread.mark?.is_muted && !thread.mark?.is_archived).length);
 
-/** The agents that work in each thread, and those that wait for a person: {thread_id: {works: [ids], decisions: [ids]}}. */
+/** The agents that work in each thread, and the agents that wait for a person's decision: {thread_id: {works: [ids],
+ * decisions: [ids]}}. */
 const workers = computed(() => {
   const byThread = {};
   for (const {agent_id, work = []} of Object.values(agents.value)) {
@@ -36,10 +38,10 @@ const which = signal("open");
 const MORE = 200;
 const shownCount = signal(MORE);
 
-/** Return the threads to show: pinned ones first, then by last message. */
+/** Return the threads to show. Pinned threads come first, then the threads with the newest messages. */
 function listThreads() {
   const words = filter.value.toLowerCase();
-  const isThere = ({messages, loaded}) => messages || (loaded?.is_open && !loaded.is_loading && !loaded.error); // or just started
+  const isThere = ({messages, loaded}) => messages || (loaded?.is_open && !loaded.is_loading && !loaded.error); // has messages, or was just started
   const isShown = (thread) => isThere(thread) && (which.value === "archived" ? thread.mark?.is_archived : !thread.mark?.is_archived && (which.value !== "unread" || thread.unread > 0));
   const matching = Object.values(threads.value).filter((thread) => isShown(thread)
     && (!words || `${nameThread(thread, me.value.agent_id)} ${thread.thread_id} ${thread.last?.text ?? ""}`.toLowerCase().includes(words)));
@@ -50,7 +52,7 @@ function listThreads() {
 export const isBeginning = signal(false);
 const begin = () => { isBeginning.value = true; };
 
-/** The list; `chosen` is the open thread. */
+/** The list of threads. `chosen` is the open thread. */
 export function Threads({chosen}) {
   const list = useRef(null);
   const field = useRef(null);
@@ -99,15 +101,15 @@ function Row({thread, isChosen}) {
 
 const Mark = ({icon, text}) => html`<span class="mark-icon"><${Icon} name=${icon} /><span class="unseen">${text}</span></span>`;
 
-/** Open a conversation with a participant. With an agent it is a new one if the first has messages: like other chat programs,
- * it starts without the earlier messages. With a person there is only one. */
+/** Open a conversation with a participant. With an agent, start a new conversation if the first one has messages, as
+ * other chat programs do. With a person, there is only one conversation. */
 export function startWith({agent_id: id, kind}) {
   const first = directThread(me.value.agent_id, id);
   const isUsed = kind === "agent" && threads.value[first]?.messages > 0;
   go(linkTo.thread(isUsed ? newConversation(id) : first));
 }
 
-/** The dialog that chooses an agent, a person or a channel, or creates a channel. */
+/** The dialog that starts a conversation with an agent or a person, joins a channel, or creates one. */
 export function NewConversation({onClose}) {
   const [query, setQuery] = useState("");
   const [access, setAccess] = useState("open");

@@ -1,6 +1,6 @@
 /**
- * The timeline: a row for each reaction, with a bar for each model call, tool call, wait and approval. Selecting a row shows
- * its steps.
+ * The timeline. It has a row for each reaction, with a bar for each model call, tool call, wait and approval. Selecting
+ * a row shows the steps of the reaction.
  */
 import {useMemo, useState} from "#vendor/hooks.js";
 import {formatCount} from "#core/text.js";
@@ -10,11 +10,11 @@ import {go, linkTo} from "#ui/router.js";
 import {actions, isOver} from "#ui/store.js";
 import {STATUS, Steps as StepList, formatDuration} from "#ui/why.js";
 
-const PAGE = 60; // reactions on one scale
+const PAGE = 60; // number of reactions that share one scale
 const ZOOMS = [1, 2, 4, 8, 16, 32];
 const KINDS = {model: "Model", tool: "Tool", wait: "Waiting for agents", approval: "Waiting for approval", review: "Review", failed: "Failed"};
 
-/** The screen; `query` has `agent`, `thread` and `reaction`, the chosen one. */
+/** The timeline screen. The fields of `query` are `agent`, `thread`, and `reaction`, which is the selected reaction. */
 export function Timeline({query}) {
   const isWhole = isOver.value;
   const {value, error, isLoading, again} = useFetched(() => readTimeline(actions.call, {isWhole, most: isWhole ? 20_000 : 300}), []);
@@ -37,7 +37,7 @@ export function Timeline({query}) {
 
 const Legend = () => html`<ul class="legend" aria-label="Colours">${Object.entries(KINDS).map(([kind, text]) => html`<li><span class=${`piece piece-${kind}`} aria-hidden="true"></span>${text}</li>`)}</ul>`;
 
-/** One page of reactions, newest first, with a scale of its own. */
+/** One page of reactions, newest first. Each page has its own scale. */
 function Rows({reactions, chosen, choose}) {
   const pages = Math.ceil(reactions.length / PAGE);
   const [back, setBack] = useState(() => pageOf(reactions, chosen));
@@ -56,7 +56,7 @@ function Rows({reactions, chosen, choose}) {
       ${rows.map((row) => html`<${Row} key=${`${row.agent_id} ${row.reaction}`} reaction=${row} scale=${scale} isChosen=${row.reaction === chosen} choose=${choose} />`)}</ol></div>`;
 }
 
-/** Return the page, counted from the end, that holds a reaction. */
+/** Return the number of the page that contains a reaction, counted from the end. */
 function pageOf(reactions, chosen) {
   const at = reactions.findIndex((reaction) => reaction.reaction === chosen);
   return at < 0 ? 0 : Math.floor((reactions.length - 1 - at) / PAGE);

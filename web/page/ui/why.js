@@ -1,6 +1,7 @@
 /**
- * Why a message was sent. At the left: what led to it. In the middle: the message, the steps of its reaction, and the messages
- * in its prompt. At the right: what followed. Parts that the reader may not see are named.
+ * Explains why a message was sent. The left column shows what led to the message. The middle shows the message, the
+ * steps of its reaction, and the messages in its prompt. The right column shows what followed. Parts that the reader
+ * may not see are named.
  */
 import {writeArguments} from "#core/json.js";
 import {explain, follow} from "#core/why.js";
@@ -12,7 +13,7 @@ import {actions, isReadOnly, nameHere} from "#ui/store.js";
 
 export const STATUS = {finished: "good", open: "accent", stopped: "warn", cancelled: "warn", failed: "bad"};
 
-/** The screen of one message. */
+/** The screen that explains one message. */
 export function Why({seq}) {
   const {value, error, isLoading, again} = useFetched(() => explain(actions.call, seq), [seq]);
   if (error?.code === "unknown_message" || !Number.isSafeInteger(seq)) {
@@ -36,7 +37,7 @@ function Message({message, isWhole = false}) {
   return isWhole ? html`<div class="card row">${body}</div>` : html`<a class="row" href=${linkTo.why(seq)}>${body}</a>`;
 }
 
-/** The messages from the root down to the selected one. */
+/** A list of the messages from the root to the selected message. */
 function Chain({chain}) {
   const above = chain.slice(1).reverse();
   const last = chain.at(-1).message;
@@ -47,7 +48,7 @@ function Chain({chain}) {
 
 const Reacted = ({status, trigger}) => html`<p class="faint reacted">sent in the reaction to #${trigger} ${status && status !== "finished" && html`<${Badge} kind=${STATUS[status]}>${status}<//>`}</p>`;
 
-/** How the message came about. */
+/** A summary of the reaction that sent the message. */
 function Made({step, before, hasPrices}) {
   const {message, reaction} = step;
   if (!reaction && message.cause === undefined) return html`<p class="made">This message starts the conversation. No reaction sent it.</p>`;
@@ -73,7 +74,7 @@ export function Steps({steps, sent, hasPrices, look = ""}) {
   return html`<ol class=${`${look} steps`}>${steps.map((step) => html`<${Step} key=${`${step.seq} ${step.kind}`} step=${step} isSender=${isOf(sent, step)} advice=${advice} />`)}</ol>`;
 }
 
-/** One step of a reaction. The `usd` of a model call is null if its price is unknown. */
+/** One step of a reaction. The `usd` of a model call is null if the price of the model is unknown. */
 function Step({step, isSender, advice}) {
   const {kind, path, turn, started_at: from, ended_at: to} = step;
   const parts = {
@@ -98,7 +99,7 @@ function Step({step, isSender, advice}) {
   </div></li>`;
 }
 
-/** Format a stored prompt, message by message. */
+/** Format a stored prompt, one message after the other. */
 function writePrompt({parts, tools, is_cut: isCut}) {
   const lines = isCut ? ["(long messages are cut)"] : [];
   for (const {role, text, tool = "", calls = []} of parts) lines.push(`[${`${role} ${tool}`.trim()}]`, String(text), ...calls.map(([name, args]) => `calls ${name} ${args}`));

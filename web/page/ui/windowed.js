@@ -1,9 +1,11 @@
 /**
- * A long list that draws only the rows near the viewport. It owns the scrolling: the visible rows stay in place while rows
- * above them appear, grow or go, and at the end it follows new rows. It knows nothing of messages.
+ * A long list that draws only the rows near the viewport. It owns the scroll position. Visible rows stay in place while
+ * rows above them appear, grow or disappear. At the end of the list, the view follows new rows. This module does not
+ * depend on messages.
  *
- * An anchor fixes the view: a row, and the distance of its top from the top of the viewport. Without an anchor the view is at
- * the end of the list. Heights are measured once a row is drawn; until then its `guess` counts. `chooseRange` is pure.
+ * An anchor fixes the view. It consists of a row, and the distance between the top of the row and the top of the
+ * viewport. Without an anchor, the view is at the end of the list. The height of a row is measured after the row is
+ * drawn. Before that, its `guess` is used. `chooseRange` is pure.
  */
 import {Component, createRef, h} from "#vendor/preact.js";
 
@@ -11,7 +13,7 @@ const MARGIN = 900;
 const END = 12;
 
 /**
- * Return which rows to draw, and the space of the rows above and below them.
+ * Return the rows to draw, and the height of the rows above and below them.
  * @param {{key: string}[]} rows
  * @param {(row: object) => number} heightOf
  * @param {{key: string, offset: number}|null} anchor
@@ -41,7 +43,7 @@ export class Windowed extends Component {
     this.list = createRef();
     this.heights = new Map();
     this.anchor = props.begin ? {key: props.begin, offset: 80} : null;
-    this.tops = []; // the rows that were visible last: [key, offset]
+    this.tops = []; // the rows that were visible at the last update: [key, offset]
     this.lastUpdate = "";
     this.view = 800;
     this.top = 0; // the last known scroll position
@@ -69,7 +71,7 @@ export class Windowed extends Component {
 
   heightOf = (row) => this.heights.get(row.key) ?? row.guess;
 
-  /** Go to the end, and follow it. */
+  /** Scroll to the end of the list, and follow new rows. */
   toEnd() {
     this.goTo(null);
   }
@@ -80,7 +82,7 @@ export class Windowed extends Component {
     this.setState({}, then);
   }
 
-  /** Show a row a little below the top. Return false if there is no row with that key. */
+  /** Scroll to a row, a little below the top. Return false if no row has this key. */
   jumpTo(key) {
     if (!this.props.rows.some((row) => row.key === key)) return false;
     this.goTo({key, offset: Math.min(120, this.view / 4)}, () => this.focusRow(key));
@@ -126,7 +128,7 @@ export class Windowed extends Component {
     this.top = box.scrollTop;
     this.measureVisible();
     if (this.hasGap()) this.setState({});
-    else if (box.clientHeight && this.isAtEnd()) this.anchor = null; // without a movement the browser sends no scroll event
+    else if (box.clientHeight && this.isAtEnd()) this.anchor = null; // the browser sends no scroll event if nothing moves
     this.reportScroll();
   }
 
@@ -162,7 +164,7 @@ export class Windowed extends Component {
     return scrollHeight - scrollTop - clientHeight <= END;
   }
 
-  /** Make the row at the top the anchor; at the end of the list remove the anchor. */
+  /** Use the row at the top as the anchor. At the end of the list, remove the anchor. */
   readAnchor() {
     const box = this.box.current;
     this.top = box.scrollTop;
@@ -172,20 +174,20 @@ export class Windowed extends Component {
     else this.anchor = this.guessAnchor(box.scrollTop);
   }
 
-  /** Take over a scroll whose event has not arrived yet, so that an update does not undo it. */
+  /** Process a scroll whose event has not arrived yet. Otherwise an update would undo the scroll. */
   catchUp() {
     if (this.box.current && Math.abs(this.box.current.scrollTop - this.top) >= 1) this.readAnchor();
   }
 
   scrolled = () => {
-    if (!this.box.current) return; // the browser may send the last scroll event after the screen was left
+    if (!this.box.current) return; // the browser may send a scroll event after the screen was closed
     this.readAnchor();
     const range = this.choose();
     if (range.first !== this.range.first || range.last !== this.range.last) this.setState({});
     this.reportScroll();
   };
 
-  /** Return the row at the top of the viewport after the reader scrolled past all drawn rows. */
+  /** Return the row at the top of the viewport after the reader has scrolled past all drawn rows. */
   guessAnchor(top) {
     let offset = -top + (this.list.current.offsetTop - this.range.above);
     for (const row of this.props.rows) {
