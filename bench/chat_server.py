@@ -1,12 +1,12 @@
-"""A chat-completions server that adds nothing but network time to a measured client.
+"""A server for chat completions. It adds nothing but network time to the measured client.
 
     python bench/chat_server.py
 
-It runs in a process of its own, so that its CPU is not measured, and prints one ready line. It answers the first
-`CALLING_TURNS` requests of a conversation with one call of the tool ``look_up`` each, then with text, or with a call of
-``give_answer`` if that is offered. A request without tools gets text. It takes the turn from the request if that names
-it (ours do), otherwise it counts the model's messages. Answers are prepared at the start. Requests are not checked; the
-tests have a strict server.
+The server is a separate process, so that its CPU is not measured, and prints one ready line. It answers the first
+`CALLING_TURNS` requests of a conversation with one call of the tool ``look_up`` each. After that, it answers with text,
+or with a call of ``give_answer`` if the request offers this tool. A request without tools gets text. If the request
+names its turn, as Roundelay's requests do, the server uses this number. Otherwise it counts the messages of the model.
+All answers are prepared at the start. The server does not check requests, unlike the server of the tests.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _OWN_MESSAGE = re.compile(rb'"role": ?"assistant"')
 _SAID_TURN = re.compile(rb"Turn (\d+) of \d+")
 _STREAM = re.compile(rb'"stream": ?true')
 _USAGE = {"prompt_tokens": 420, "completion_tokens": 18, "total_tokens": 438}
-_PIECE_CHARS = 5  # about a token
+_PIECE_CHARS = 5  # about the length of a token
 
 
 def build_completion(turn: int, *, is_structured: bool = False) -> bytes:
-    """Return the whole response of a turn."""
+    """Return the complete HTTP response for a turn."""
     message = _build_structured() if is_structured else _build_message(turn)
     reason = "tool_calls" if "tool_calls" in message else "stop"
     body = json.dumps(
@@ -55,7 +55,9 @@ def build_completion(turn: int, *, is_structured: bool = False) -> bytes:
 
 
 def build_stream(turn: int) -> bytes:
-    """Return the response of a turn as server-sent events: the text, or the call's arguments, a few characters each."""
+    """Return the HTTP response for a turn as server-sent events. Each event contains a few characters of the text or of
+    the call's arguments.
+    """
     message = _build_message(turn)
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": None if "tool_calls" in message else ""}]
     if "tool_calls" in message:
@@ -105,7 +107,7 @@ def _split(text: str) -> list[str]:
 
 
 class ChatConnection(asyncio.Protocol):
-    """A client's keep-alive connection. Its requests come one after the other."""
+    """A client's keep-alive connection, whose requests come one after the other."""
 
     completions = tuple(build_completion(turn) for turn in range(1, TURNS + 1))
     streams = tuple(build_stream(turn) for turn in range(1, TURNS + 1))

@@ -1,15 +1,17 @@
-"""Cost of a shared log, compared to one durable node (FULL): throughput, latency, the lag of a follower, and a
-takeover.
+"""Cost of a shared log compared with one durable node (FULL): throughput, latency, the lag of a follower, and the
+duration of a takeover.
 
     ./dev bench cluster [--quick] [--rounds 5] [--json FILE] [--postgres postgres://USER:PASSWORD@HOST/DATABASE]
 
-A node leads on one NATS server or on three, alone or with a follower. Each round measures each subject once, on new
-processes; a ratio is taken within its round. One sender keeps a window of messages in flight, then sends one at a time
-(load.py verifies every message). A takeover lasts from the `kill -9` of the leader until the follower is ready. The lag
-is the time from `stored` at the leader to the delivery at a reader of the follower, observed by one process. Catching
-up transfers the leader's messages into an empty database, minus the time of a start without messages. NATS syncs each
-record (`always`) or uses its default. With --postgres, a leader with its log in that database is measured as well; the
-tables roundelay_bench_* stay there.
+A node leads on one NATS server or on three, with or without a follower. Each round measures each subject once, with new
+processes. A ratio compares two values of the same round. One sender first keeps a window of messages in flight, and
+then sends one message at a time (load.py verifies every message).
+
+The duration of a takeover is the time from the `kill -9` of the leader until the follower is ready. The lag is the time
+from `stored` at the leader to the delivery to a reader of the follower. One process observes both. The time to catch up
+is the time to transfer the leader's messages into an empty database, minus the time of a start without messages. NATS
+syncs each record (`always`) or uses its default. With --postgres, a leader whose log is in that database is measured
+too. The tables roundelay_bench_* are left in the database.
 """
 
 from __future__ import annotations
@@ -48,8 +50,9 @@ POSTGRES = "leader, PostgreSQL"
 
 @dataclass(frozen=True)
 class OnNats:
-    """A leader on servers with this sync interval, optionally with a follower on the same machine, and the bounds for
-    it."""
+    """A leader whose log is on NATS servers, optionally with a follower on the same machine, and the bounds of its
+    results. ``sync`` is the sync interval of the servers.
+    """
 
     servers: int
     sync: str
@@ -73,10 +76,10 @@ class Size:
     messages: int
     latency_messages: int
     followed_messages: int
-    """That a follower catches up with."""
+    """Number of messages that a follower must catch up with."""
     lag_s: int
     takeovers: int
-    """In each round."""
+    """Number of takeovers in each round."""
 
 
 SIZES = {
@@ -85,7 +88,7 @@ SIZES = {
     "tiny": Size(1, 300, 50, 300, 1, 1),
 }
 LAG_RATES = (300, 3_000)
-"""Messages a second, sent at a steady pace."""
+"""Messages per second, sent at a steady pace, at which the lag is measured."""
 
 
 @dataclass(frozen=True)
@@ -94,18 +97,18 @@ class Sample:
     stored_p50_us: float
     node_cpu_us: float
     others_busy: float
-    """What else ran meanwhile, in cores; NATS is in it."""
+    """Use of the machine by other processes, including NATS, in cores."""
 
 
 @dataclass(frozen=True)
 class Following:
-    """Results of a follower on the leader's machine."""
+    """Results of one follower on the machine of the leader."""
 
     leader_per_s: float
     caught_up_per_s: float
     rebuilt_per_s: float
     lag_ms: dict[int, list[float]]
-    """By the rate that was sent: the median, the 99th percentile and the most."""
+    """Median, 99th percentile and maximum of the lag in ms, by the number of messages sent per second."""
 
 
 def free_port() -> int:
@@ -116,7 +119,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def nats_servers(folder: Path, sync: str, count: int = 1) -> Iterator[str]:
-    """Yield the address of a log on newly started servers."""
+    """Start NATS servers, and yield the address of a log on them."""
     ports, routes = [free_port() for _ in range(count)], [free_port() for _ in range(count)]
     others = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in routes)
     with contextlib.ExitStack() as stack:
@@ -146,12 +149,13 @@ async def wait_until_chosen(urls: list[str]) -> None:
 
 
 async def _pass_over(error: Exception) -> None:
-    """Ignore errors of a server that does not run yet; the client retries."""
+    """Ignore errors of a server that is not running yet, because the client retries."""
 
 
 def node_command(folder: Path, name: str, log: str | None, port: int = 0) -> list[str]:
     config = folder / f"{name}.yaml"
-    durability = "normal" if log else "full"  # with a log it is the log's, and full asks NATS' servers to show it
+    # A shared log provides the durability. With full, the node would check that the NATS servers sync.
+    durability = "normal" if log else "full"
     text = HUB_CONFIG.format(db=folder / f"{name}.db", durability=durability).replace("port: 0", f"port: {port}")
     config.write_text(text + (f"log: {log}\n" if log else ""))
     return [*DEFAULT_NODE, str(config)]
@@ -186,7 +190,7 @@ def measure(subject: str, size: Size, scratch: Path, postgres: str) -> Sample:
 
 
 def start_follower(stack: contextlib.ExitStack, folder: Path, log: str, port: int) -> None:
-    """Start a second node and wait until it follows."""
+    """Start a second node, and wait until it follows the leader."""
     other = subprocess.Popen(
         node_command(folder, "b", log, port), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
@@ -237,7 +241,7 @@ def measure_lag(fleet: Fleet, follower: str, rate: int, seconds: int) -> list[fl
             selector.register(participant.socket, selectors.EVENT_READ, participant)
         for participant in (fleet.sender, at_leader):
             participant.forget()
-        while reader.read():  # what is not handled at the leader yet comes first
+        while reader.read():  # skip messages that the follower delivers from earlier runs
             pass
         reader.forget()
         began = time.perf_counter()
@@ -266,7 +270,9 @@ def measure_lag(fleet: Fleet, follower: str, rate: int, seconds: int) -> list[fl
 
 
 def measure_takeover(scratch: Path, postgres: str = "") -> float:
-    """Return the seconds from the leader's death until the follower is ready; on NATS unless a database is given."""
+    """Return the time in seconds from the leader's death until the follower is ready. The log is on NATS, unless a
+    PostgreSQL database is given.
+    """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=scratch)))
         log = name_network(postgres) if postgres else stack.enter_context(nats_servers(folder, "always"))

@@ -1,9 +1,10 @@
-"""Cost of each feature of an agent: CPU of a turn with the feature, divided by that of the plain reaction in the same
-run.
+"""Cost of each feature of an agent: the CPU time of a turn with the feature, divided by the CPU time of a turn of the
+plain reaction in the same run.
 
-The plain reaction and those with a feature alternate, against one server. The feature's side effects count: longer
-requests, or additional model calls. Budgets ask the hub before each turn, so they are compared with the reaction whose
-records go there. `loops` defines a turn; this module defines how each feature is used.
+The plain reaction and the reactions with a feature take turns, with one model server. The side effects of a feature
+count too, such as longer requests or additional model calls. Budgets ask the hub before each turn. They are therefore
+compared with a reaction whose records go to the hub. `loops` defines a turn, and this module defines how each feature
+is used.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _ROWS = (
 ) * 2
 
 
-# --- what is used
+# --- tools and objects that the features use
 
 
 async def look_up_citable(article: str, warehouse: str) -> Output:
@@ -106,7 +107,7 @@ def _find(article: str) -> list[Any]:
 
 
 class Shelf(BaseModel):
-    """A structured answer."""
+    """Schema of a structured answer."""
 
     text: str
     articles: list[str]
@@ -114,7 +115,7 @@ class Shelf(BaseModel):
 
 
 class NoExporter(SpanExporter):
-    """Receives spans and drops them."""
+    """Receives spans and drops them, so that only the tracing itself is measured."""
 
     def export(self, spans: Sequence[Any]) -> SpanExportResult:
         return SpanExportResult.SUCCESS
@@ -127,7 +128,7 @@ def _trace(*, content: bool = False) -> Tracing:
 
 
 class Stock(McpServers):
-    """The server of `mcp_stock`, with its tool under the name that the model calls."""
+    """Offers the tool of the server in `mcp_stock` under the name that the model calls."""
 
     _given: Sequence[Tool] = ()
     _renamed: Sequence[Tool] = ()
@@ -146,7 +147,7 @@ def _make_stock() -> Stock:
 
 
 class EveryHook(Middleware):
-    """Overrides every hook without any effect, to measure the cost of the calls."""
+    """Overrides every hook without any effect, to measure the cost of calling the hooks."""
 
     def initial_state(self) -> Mapping[str, object]:
         return {"hooks": 0}
@@ -223,16 +224,16 @@ MASKS = (r"\b\d{4} \d{4} \d{4} \d{4}\b", r"[\w.]+@[\w.]+\.\w+")
 
 @dataclass(frozen=True)
 class Case:
-    """One feature in use. ``base`` is the reaction to compare with."""
+    """One feature in use. ``base`` names the reaction with which it is compared."""
 
     title: str
     options: Callable[[], Mapping[str, Any]]
     function: Callable[..., Any] | Tool | None = look_up
-    """Tool of the agent; None if the middleware adds the tool."""
+    """Tool of the agent, or None if the middleware adds the tool."""
     base: str = PLAIN
     answer: str = ANSWER
     content: Any = TRIGGER.content
-    """Content of the message that the agent reacts to."""
+    """Content of the message to which the agent reacts."""
     beside: str = ""
 
 
@@ -311,7 +312,9 @@ CASES: dict[str, Case] = {
 
 
 class FeatureCost:
-    """CPU of a turn with each feature, relative to the plain reaction; ``runs`` of each per round, of six turns."""
+    """Measures the CPU time of a turn with each feature, relative to the plain reaction. Each round has ``runs`` runs
+    per feature, of six turns each.
+    """
 
     name = "features"
 
@@ -351,8 +354,8 @@ class FeatureCost:
         used_s = dict.fromkeys(names, 0.0)
         order = random.Random(number)
         gc.collect()
-        for batch in range(-1, self._runs):  # the first one warms up: connections, caches of the SDK
-            order.shuffle(names)  # what one leaves behind (garbage, late frames) is not always the same one's to bear
+        for batch in range(-1, self._runs):  # the first batch is a warm-up for connections and caches of the SDK
+            order.shuffle(names)  # leftovers of a loop (garbage, late frames) must not always burden the same loop
             for name in names:
                 started_s = time.process_time()
                 await loops[name].run()

@@ -1,8 +1,8 @@
-"""CPU of a reaction after 1 and after 10,000 conversations of the same person.
+"""CPU time of a reaction after 1 and after 10,000 conversations of the same person.
 
     ./dev bench growth [--past 1,1000,10000] [--reactions 200]
 
-The hub, the agent and the person are in this process, on a ledger in memory. The agent answers at once, without a model
+The hub, the agent and the person run in this process, on a ledger in memory. The agent answers at once, without a model
 server. Times are medians of process time, so other processes on the machine do not count. docs/costs.md has the table.
 """
 
@@ -25,9 +25,10 @@ AT_ONCE = 500
 
 
 async def measure(past: int, reactions: int, form: PromptForm, *, is_new: bool) -> float:
-    """Return the median CPU of one answered message, in milliseconds, after this many handled conversations.
+    """Return the median CPU time of one answered message in milliseconds, after ``past`` handled conversations.
 
-    ``is_new``: each measured message begins a new conversation. Otherwise all are in the main thread.
+    With ``is_new``, each measured message begins a new conversation. Otherwise all measured messages are in the main
+    thread.
     """
     async with Network.open(limits=LIMITS) as network:
         async with await network.join("zoe", kind="human") as zoe, await network.join("desk") as handled:
@@ -37,7 +38,8 @@ async def measure(past: int, reactions: int, form: PromptForm, *, is_new: bool) 
                 await asyncio.gather(*(zoe.send_text("desk", "Hello", conversation=f"past{it}") for it in numbers))
                 for _ in numbers:
                     await (await anext(deliveries)).ack()
-        # The ledger in memory stands for a file. The garbage collector must not traverse its rows again and again.
+        # Exclude the ledger from garbage collection. A real ledger is in a file, so the collector would not traverse
+        # its rows.
         gc.collect()
         gc.freeze()
         policy = AgentPolicy(prompt=form)

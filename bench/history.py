@@ -1,8 +1,8 @@
-"""A ledger with a long history, written by a node of this checkout.
+"""Creates a ledger with a long history, written by a node of this checkout.
 
 The node receives the messages from a client, so the file contains everything that a hub writes, including indexes and
-state. Of six messages, two are direct messages between others, two go to channels of the reader, one is a broadcast and
-one goes to a channel without the reader. So half of them are the reader's.
+state. Of six messages, two are direct messages between others, two go to channels of the reader, one is a broadcast,
+and one goes to a channel without the reader. The reader therefore receives half of the messages.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _SEQ = re.compile(rb'"seq":(\d+)')
 
 @dataclass(frozen=True)
 class History:
-    """A ledger on disk."""
+    """A ledger with a long history, stored on disk."""
 
     path: Path
     messages: int
     missed: int
     resume: dict[str, object]
-    """The reader's arguments to get exactly its last ``missed`` messages."""
+    """The reader's resume arguments, with which it gets exactly its last ``missed`` messages."""
 
 
 def write_history(bench: Bench, messages: int, missed: int) -> History:
-    """Let a node write the ledger. Raises `LoadError`."""
+    """Let a node write the ledger, and return it. Raises `LoadError`."""
     path = bench.scratch / "history.db"
     targets = _targets()
     readers_seqs: list[int] = []
@@ -51,7 +51,7 @@ def write_history(bench: Bench, messages: int, missed: int) -> History:
         readers_seqs += _write(writer, targets, messages)
         network = writer.welcome["network"]
         writer.close()
-    os.sync()  # otherwise the next nodes compete with the write-back of these pages
+    os.sync()  # prevent the write-back of these pages from slowing down the next nodes
     assert isinstance(network, dict)
     if len(readers_seqs) <= missed:
         raise LoadError(f"{messages} messages hold no {missed} of the reader's")
@@ -59,7 +59,7 @@ def write_history(bench: Bench, messages: int, missed: int) -> History:
 
 
 def _settle(url: str) -> Participant:
-    """Register all participants and create the channels. Return the writer, who is in all of them."""
+    """Register all participants and create the channels. Return the writer, who is a member of all channels."""
     reader = _join(url, READER)
     writer = _join(url, WRITER)
     _call(writer, [("channels.create", name) for name in (*READERS_CHANNELS, *OTHER_CHANNELS)])
@@ -71,7 +71,7 @@ def _settle(url: str) -> Participant:
 
 
 def _targets() -> itertools.cycle[tuple[str, bool]]:
-    """Yield the address of each message, and whether the reader gets it."""
+    """Yield the address of each message, with whether the reader receives the message."""
     others = itertools.cycle(OTHERS)
     turns = zip(itertools.cycle(READERS_CHANNELS), OTHER_CHANNELS * 5, strict=False)
     return itertools.cycle(
@@ -89,7 +89,9 @@ def _targets() -> itertools.cycle[tuple[str, bool]]:
 
 
 def _write(writer: Participant, targets: itertools.cycle[tuple[str, bool]], messages: int) -> list[int]:
-    """Send this many messages, at most `WINDOW` not yet stored. Return the seqs of the reader's messages, ascending."""
+    """Send ``messages`` messages. At most `WINDOW` of them are in flight. Return the seqs of the reader's messages,
+    ascending.
+    """
     readers_seqs: list[int] = []
     while messages > 0:
         portion = list(itertools.islice(targets, min(messages, PORTION)))
@@ -105,7 +107,7 @@ def _write(writer: Participant, targets: itertools.cycle[tuple[str, bool]], mess
 
 
 def _send_frames(writer: Participant, frames: Sequence[bytes]) -> list[bytes]:
-    """Send frames and return their answers."""
+    """Send frames, and return the hub's answers."""
     writer.forget()
     mask = os.urandom(4)
     masked = [encode_masked_frame(frame, mask) for frame in frames]

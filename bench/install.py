@@ -1,11 +1,11 @@
-"""Cost of an installation: CPU seconds, megabytes and packages, of Roundelay and of comparable projects.
+"""Cost of an installation in CPU seconds, megabytes and packages, for Roundelay and for comparable projects.
 
     python bench/install.py [--runs 3] [--only roundelay,langgraph] [--json FILE]
 
-pip installs each project from the package index into an empty virtual environment, without a cache. The projects
-alternate, so that a slow minute affects all of them. Roundelay's wheel is built from this checkout. The output shows
-medians. CPU includes pip and its children; megabytes are those beyond an empty environment. For Roundelay, the demo
-runs as well, from the installed wheel. Exits with 1 if a target is missed.
+pip installs each project from the package index into an empty virtual environment, without a cache. The projects take
+turns, so that a slow minute of the machine affects all of them. Roundelay's wheel is built from this checkout. The
+output shows medians. The CPU time includes pip and its children, and the size does not include the empty environment.
+For Roundelay, the installed demo runs too. The exit code is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ ROOT = Path(__file__).parents[1]
 OWN = "roundelay"
 PEERS = ("agno", "langgraph", "openai-agents", "openagents[sdk]", "agentscope", "crewai", "autogen-agentchat")
 CPU_TARGET_S, SIZE_TARGET_MB = 20.0, 130.0
-"""Targets from an empty environment to the end of Roundelay's demo."""
+"""Maximum CPU time and size for Roundelay, from an empty environment to the end of the demo."""
 
 
 @dataclass
 class Cost:
-    """One project, with one value of each kind per run."""
+    """Measured costs of one project. Each list has one value per run."""
 
     name: str
     cpu_s: list[float] = field(default_factory=list)
@@ -41,7 +41,9 @@ class Cost:
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build the wheel of this checkout from a copy of the tracked files, so that the tree stays clean."""
+    """Build the wheel of this checkout. The build uses a copy of the tracked files, so that the working tree stays
+    unchanged.
+    """
     source = folder / "source"
     source.mkdir()
     packed = folder / "source.tar"
@@ -64,7 +66,7 @@ def measure_size_mb(folder: Path) -> float:
 
 
 def measure(cost: Cost, wanted: str, folder: Path) -> None:
-    """Install ``wanted`` into a new environment and add its cost. For Roundelay, that includes the demo."""
+    """Install ``wanted`` into a new environment, and add its cost. For Roundelay, the cost includes the demo."""
     home = folder / "environment"
     venv.create(home, with_pip=True)
     python, empty_mb = home / "bin" / "python", measure_size_mb(home)

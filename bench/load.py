@@ -1,9 +1,10 @@
-"""The load generator: plain clients of docs/protocol.md on raw sockets, several times cheaper than any measured server.
+"""The load generator. It consists of plain clients of docs/protocol.md on raw sockets, which use much less CPU time
+than any measured server.
 
-Frames are encoded and masked before the clock starts and sent in large slices. While the clock runs, received bytes are
-only split at frame boundaries. They are checked afterwards: each receiver must have every sent id exactly once, in
-order, and the sender one `stored` for each. Otherwise the measurement fails. Never starts servers, prints, or decides
-how much to measure.
+Frames are encoded and masked before the timed section, and are sent in large slices. During the timed section, received
+bytes are only split at frame boundaries. The frames are checked afterwards. Each receiver must have every sent id
+exactly once, in order, and the sender must have one `stored` for each id. Otherwise the measurement fails. This module
+starts no servers, prints nothing, and does not decide how much to measure.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ READ_BYTES = 1 << 18
 ACK_EVERY = 64
 TIMEOUT_S = 120.0
 
-# Shared by all participants, since only one reads at a time: `recv` would allocate its largest answer on each call.
+# All participants share one buffer, because only one of them reads at a time. `recv` would allocate the largest
+# possible answer on each call.
 _read_buffer = bytearray(READ_BYTES)
 _read_view = memoryview(_read_buffer)
 
@@ -48,7 +50,7 @@ class Throughput:
     receivers: int
     elapsed_s: float
     generator_cpu_s: float
-    machine_cpu_s: float  # of everything that ran, this generator and the server included
+    machine_cpu_s: float  # of all processes, including this generator and the server
 
     @property
     def messages_per_s(self) -> float:
@@ -56,13 +58,13 @@ class Throughput:
 
     @property
     def generator_busy(self) -> float:
-        """Share of one core that the generator used."""
+        """Used share of one core by the load generator."""
         return self.generator_cpu_s / self.elapsed_s
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Microseconds from sending a message, with nothing else in flight, to the response."""
+    """Time from sending a message to its response in microseconds, while no other message is in flight."""
 
     delivered_p50_us: float
     delivered_p99_us: float
@@ -70,10 +72,14 @@ class Latency:
 
 
 class Participant:
-    """A connected participant. Counts the frames with a prefix in `counted` and keeps all bytes for `read_frames`."""
+    """A connected participant. It counts the frames that start with a prefix in `counted`, and keeps all bytes for
+    `read_frames`.
+    """
 
     def __init__(self, url: str, agent_id: str, *, counted: Sequence[bytes], source: str | None = None) -> None:
-        """Open the connection, from the address ``source`` if given. Call `say_hello` and `await_welcome` next."""
+        """Open the connection, from the local address ``source`` if one is given. Then call `say_hello` and
+        `await_welcome`.
+        """
         self.agent_id = agent_id
         self.welcome: dict[str, object] = {}
         self.received = 0
@@ -86,7 +92,7 @@ class Participant:
 
     @classmethod
     def join(cls, url: str, agent_id: str, *, counted: Sequence[bytes]) -> Participant:
-        """Connect and wait for the welcome."""
+        """Open a connection, and wait for the welcome."""
         participant = cls(url, agent_id, counted=counted)
         participant.say_hello()
         participant.await_welcome()
@@ -109,12 +115,12 @@ class Participant:
         self.socket.setblocking(False)
 
     def write(self, frame: dict[str, object]) -> None:
-        """Send one small frame now."""
-        # The socket buffer always has room for these: a client has at most a few unread acks in flight.
+        """Send one small frame at once."""
+        # The socket buffer always has room for these frames, because a client has at most a few unread acks in flight.
         self.socket.sendall(encode_masked_frame(json.dumps(frame, separators=(",", ":")).encode(), os.urandom(4)))
 
     def read(self) -> bool:
-        """Read from the socket. Return whether counted frames arrived."""
+        """Read from the socket. Return whether frames arrived that are counted."""
         try:
             size = self.socket.recv_into(_read_buffer)
         except BlockingIOError:
@@ -127,23 +133,23 @@ class Participant:
         return self.received > before
 
     def ack_if_due(self, every: int = ACK_EVERY) -> None:
-        """Acknowledge cumulatively once enough deliveries are waiting."""
+        """Acknowledge all deliveries with one ack if at least ``every`` deliveries were not acknowledged yet."""
         if self.received - self._acked_at >= every:
             self.ack()
 
     def ack(self) -> None:
         match = _SEQ.search(self._last_frame)
-        # A relay forwards the frame as it was sent, without a seq: it gets as many acks as the hub does.
+        # Use the count for a relay, which forwards frames without a seq. A relay then gets as many acks as the hub.
         self.write({"type": "ack", "seq": int(match[1]) if match else self.received})
         self._acked_at = self.received
 
     def forget(self) -> None:
-        """Drop the bytes read so far and restart the count at 0."""
+        """Drop all bytes that were read so far, and restart the count at 0."""
         self._whole.clear()
         self.received = self._acked_at = 0
 
     def read_frames(self) -> list[bytes]:
-        """Return the payloads of the counted frames since `forget`, oldest first."""
+        """Return the payloads of all counted frames since the last call of `forget`, oldest first."""
         frames: list[bytes] = []
         for block in self._whole:
             position = 0
@@ -160,9 +166,9 @@ class Participant:
     def _split(self, data: bytes) -> None:
         """Count the complete frames in `data`, and keep the rest for the next read.
 
-        Consecutive frames usually have one length, so a run of them is recognized at once: slices compare the header
-        bytes at every multiple of the length. By induction the run is valid: frame k+1 begins where frame k ends, and
-        has the compared header.
+        Consecutive frames usually have the same length, so a run of them can be recognized at once. The header bytes at
+        every multiple of the length are compared by slices. Such a run is valid by induction: each frame begins where
+        the previous frame ends, and has the compared header.
         """
         position, size = 0, len(data)
         while size - position >= 2:
@@ -213,7 +219,7 @@ class Participant:
 
 
 class Fleet:
-    """One sender and its receivers, connected, with one selector."""
+    """One sender and its connected receivers, with one selector for all sockets."""
 
     def __init__(
         self,
@@ -225,9 +231,13 @@ class Fleet:
         ack_every: int = ACK_EVERY,
         is_answered: bool = True,
     ) -> None:
-        """`names_stored`: whether a `stored` contains its message's id (the relays cannot, because they never parse).
-        `ack_every`: number of deliveries after which a receiver acknowledges; 1 means once per read with deliveries,
-        like the network's client. Without `is_answered` the server only forwards."""
+        """Connect the sender and the receivers.
+
+        `names_stored` means that a `stored` frame contains the id of its message. The relays cannot do this, because
+        they never parse messages. `ack_every` is the number of deliveries after which a receiver acknowledges. The
+        value 1 means once per read with deliveries, like the network's client. Without `is_answered`, the server only
+        forwards messages.
+        """
         self._names_stored = names_stored
         self._make_id = make_id
         self._ack_every = ack_every
@@ -250,7 +260,9 @@ class Fleet:
             participant.close()
 
     def send_pipelined(self, messages: int, *, to: str, size_bytes: int, window: int) -> Throughput:
-        """Send `messages`, at most `window` of them not yet stored and delivered everywhere. Then verify."""
+        """Send ``messages`` messages, and verify the result. At most `window` of them are not yet stored and delivered
+        to all receivers.
+        """
         ids, frames = self._encode_messages(messages, to, size_bytes)
         frame_bytes = len(frames) // messages
         view = memoryview(frames)
@@ -266,7 +278,8 @@ class Fleet:
             if written_bytes < allowed_bytes:
                 with contextlib.suppress(BlockingIOError):
                     written_bytes += self.sender.socket.send(view[written_bytes:allowed_bytes])
-            # A full socket buffer empties as the server reads, which is answered sooner or later: no write event.
+            # Do not wait for a write event. A full socket buffer empties when the server reads, and the server then
+            # sends an answer.
             events = self._selector.select(1.0)
             if not events and time.perf_counter() > deadline_s:
                 raise LoadError(f"stalled: {self._describe_progress(messages)}")
@@ -283,7 +296,7 @@ class Fleet:
         return Throughput(messages, len(self.receivers), elapsed_s, cpu_s, machine_cpu_s)
 
     def send_one_by_one(self, messages: int, *, to: str, size_bytes: int) -> Latency:
-        """Send each message after the previous one was stored and delivered. Then verify."""
+        """Send each message after the previous one was stored and delivered. Then verify the result."""
         ids, frames = self._encode_messages(messages, to, size_bytes)
         frame_bytes = len(frames) // messages
         for participant in (self.sender, *self.receivers):
@@ -312,11 +325,11 @@ class Fleet:
         return Latency(delivered_us[messages // 2], delivered_us[int(messages * 0.99)], stored_p50_us)
 
     def _stored(self) -> int:
-        """Return how many messages the server has confirmed as stored."""
+        """Return the number of messages that the server has confirmed as stored."""
         return self.sender.received if self._is_answered else self.receivers[0].received
 
     def _encode_messages(self, messages: int, to: str, size_bytes: int) -> tuple[list[bytes], bytes]:
-        """Return new ids and the frames with them, all of one length."""
+        """Return new ids, and the frames that contain them. All frames have the same length."""
         ids = [self._make_id() for _ in range(messages)]
         filler = os.urandom(size_bytes).hex().encode()
         frames = [encode_send(message_id, to, filler, size_bytes) for message_id in ids]

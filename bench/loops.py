@@ -1,7 +1,7 @@
-"""The measured loops: one by hand over the `openai` SDK, and the reaction of an agent.
+"""The two measured loops: one written by hand with the `openai` SDK, and the reaction of an agent.
 
-Both ask the same server the same question: look up five articles with a tool call each, then answer with text. ``run``
-does all of it once and checks the result. `turn_cost` decides when and how often they run.
+Both loops send the same question to the same server. They look up five articles with one tool call each, and then
+answer with text. ``run`` runs a loop once and checks the result. `turn_cost` decides when and how often the loops run.
 """
 
 from __future__ import annotations
@@ -57,16 +57,18 @@ def look_up_blocking(article: str, warehouse: str) -> str:
 
 
 class Loop(Protocol):
-    """One way from a question to its answer."""
+    """One implementation of the way from a question to its answer."""
 
     async def run(self) -> None:
-        """Run all turns once. Raises `LoadError` for a wrong result."""
+        """Run all turns once. Raises `LoadError` if the result is wrong."""
 
     async def close(self) -> None: ...
 
 
 class HandWritten:
-    """The simplest correct loop: ask, run the calls, append the results, until there is no call."""
+    """The simplest correct loop: send a request, run the tool calls and append their results, until there are
+    no calls.
+    """
 
     def __init__(self, base_url: str, *, stream: bool, function: Callable[..., Any] = look_up) -> None:
         self._client = AsyncOpenAI(base_url=base_url, api_key="none")
@@ -156,7 +158,7 @@ class _Kept:
 
 
 class Nowhere:
-    """A journal's destination that stores nothing, so that only the loop is measured."""
+    """A destination for the records of a journal that stores nothing, so that only the loop is measured."""
 
     agent_id = "nobody"
 
@@ -171,10 +173,10 @@ _KEPT = _Kept()
 
 
 class OurReaction:
-    """A reaction as a runner drives it: `Reaction`, `Driver`, a journal.
+    """A reaction in the form in which a runner runs it, with `Reaction`, `Driver` and a journal.
 
-    Its records go to ``client``, or nowhere. ``options`` are its agent's. Without a ``function``, its middleware adds
-    the tool. ``content`` is that of its message.
+    The records go to ``client``, or nowhere if there is none. ``options`` are options of the agent. Without a
+    ``function``, the agent's middleware adds the tool. ``content`` is the content of the trigger message.
     """
 
     def __init__(
@@ -201,7 +203,8 @@ class OurReaction:
         self._numbers = itertools.count(1)
 
     async def run(self) -> None:
-        # Reactions differ by their trigger; here all have one, and the epoch's place makes the difference.
+        # Make the reaction ids unique. They usually differ by the trigger, but all runs here have the same trigger, so
+        # vary the epoch.
         reaction_name = reaction_id(AGENT_ID, self._trigger, f"{id(self)}-{next(self._numbers)}")
         journal = Journal(self._client or Nowhere(), reaction_name)
         await journal.record_started(
@@ -243,7 +246,7 @@ def _check(answer: str | None, turns: int, expected: str = ANSWER) -> None:
 
 
 async def join(url: str) -> tuple[NetworkClient, int]:
-    """Return the connection of the agent, its only reactor, and the seq of a message to use as a trigger."""
+    """Connect the agent as its only reactor. Return the connection, and the seq of a message to use as a trigger."""
     client = NetworkClient(AGENT_ID, url, token=make_token(AGENT_ID), role="reactor")
     await client.connect()
     stored = await client.broadcast("Are A-0001 to A-0005 in stock?")

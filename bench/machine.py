@@ -1,7 +1,7 @@
-"""Facts about the machine and the measured process, for the interpretation of a result.
+"""Facts about the machine and about the measured process, which are needed to interpret a result.
 
-Owns the description with each result, the fdatasync probe and the CPU clock of another process. Never runs inside a
-timed section.
+This module contains the description that is stored with each result, the fdatasync probe, and the CPU clock of another
+process. None of it runs inside a timed section.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MachineFacts:
 
 
 def describe_machine(directory: Path) -> MachineFacts:
-    """Describe the machine. The disk facts are those of the file system with `directory`."""
+    """Return a description of the machine. The facts about the disk apply to the file system of `directory`."""
     p50_us, p99_us = measure_fdatasync(directory)
     return MachineFacts(
         cpu_model=_read_cpu_model(),
@@ -48,8 +48,11 @@ def describe_machine(directory: Path) -> MachineFacts:
 
 
 def measure_fdatasync(directory: Path, writes: int = 200) -> tuple[float, float]:
-    """Return (p50, p99) in microseconds of a 4 KiB append and its fdatasync, like a write-ahead log."""
-    # macOS has no fdatasync in `os`, and its fsync does not reach the platter: the numbers there flatter the disk.
+    """Return the median and the 99th percentile of the time for a 4 KiB append and its fdatasync, in microseconds. A
+    write-ahead log writes in the same way.
+    """
+    # Use fsync on macOS, where `os` has no fdatasync. This fsync does not reach the disk itself, so the results are too
+    # good there.
     synchronise = getattr(os, "fdatasync", os.fsync)
     page = os.urandom(4096)
     times_us: list[float] = []
@@ -64,17 +67,20 @@ def measure_fdatasync(directory: Path, writes: int = 200) -> tuple[float, float]
 
 
 def read_process_cpu_s(pid: int) -> float:
-    """Return the CPU seconds, user and system, of all threads of process `pid`; 0.0 if the system cannot report
-    them."""
+    """Return the CPU seconds of all threads of a process, in user and system mode. Return 0.0 if the system cannot
+    report them.
+    """
     if sys.platform != "linux":
         return 0.0
-    # The kernel's id of another process's CPU clock (clock_getcpuclockid(3)): nanoseconds, where /proc/PID/stat has
-    # ticks of 10 ms, which is a tenth of the shortest run here.
+    # Use the kernel's id for the CPU clock of another process (clock_getcpuclockid(3)), which counts nanoseconds.
+    # /proc/PID/stat counts ticks of 10 ms, which is a tenth of the shortest run here.
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def list_process_tree(pid: int) -> list[int]:
-    """Return a process and all processes below it. Only the process itself if the system cannot report them."""
+    """Return the ids of a process and of all its descendants. Return only the process itself if the system cannot
+    report them.
+    """
     try:
         children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
     except OSError:
@@ -83,8 +89,9 @@ def list_process_tree(pid: int) -> list[int]:
 
 
 def read_tree_memory_kb(pid: int) -> float:
-    """Return the memory of a process and all processes below it in KiB. Memory that several processes share counts
-    once (the proportional set size). 0.0 if the system cannot report it."""
+    """Return the memory of a process and all its descendants in KiB. Memory that several processes share counts once
+    (proportional set size). Return 0.0 if the system cannot report it.
+    """
     total = 0.0
     for below in list_process_tree(pid):
         try:
@@ -96,8 +103,9 @@ def read_tree_memory_kb(pid: int) -> float:
 
 
 def read_written_bytes(pid: int) -> int:
-    """Return the bytes that process `pid` wrote to files on a disk, each page once; 0 if the system cannot report
-    them."""
+    """Return the number of bytes that a process wrote to files on a disk. Each page counts once. Return 0 if the system
+    cannot report it.
+    """
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     except OSError:
@@ -106,8 +114,9 @@ def read_written_bytes(pid: int) -> int:
 
 
 def read_machine_cpu_s() -> float:
-    """Return the CPU seconds of all cores, including those taken by the hypervisor; 0.0 if the system cannot report
-    them."""
+    """Return the CPU seconds of all cores, including the time that the hypervisor took. Return 0.0 if the system cannot
+    report it.
+    """
     try:
         fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     except OSError:
@@ -117,11 +126,11 @@ def read_machine_cpu_s() -> float:
 
 
 def split_cores() -> tuple[set[int], set[int]]:
-    """Return the cores of the servers and that of the load generator, the last one. Both are empty if nothing can be
-    pinned.
+    """Return the cores for the servers, and the last core for the load generator. Both sets are empty if processes
+    cannot be pinned.
 
-    Otherwise the kernel moves two processes that wake each other to one core. They then alternate, and a server that
-    answers each message separately reaches only three quarters of its speed.
+    Without pinning, the kernel moves two processes that wake each other to the same core. The two processes then
+    alternate, and a server that answers each message separately reaches only three quarters of its speed.
     """
     if not hasattr(os, "sched_getaffinity"):
         return set(), set()
@@ -130,7 +139,7 @@ def split_cores() -> tuple[set[int], set[int]]:
 
 
 def pin_process(pid: int, cores: Set[int]) -> None:
-    """Keep a process (0: this one) and all its threads on these cores. Without cores, change nothing."""
+    """Pin a process and all its threads to these cores. The id 0 means this process. Without cores, nothing changes."""
     if cores:
         os.sched_setaffinity(pid, cores)
 
@@ -151,7 +160,7 @@ def _find_version(distribution: str) -> str:
 
 
 def _find_filesystem(directory: Path) -> str:
-    """Return the type of the innermost mount with `directory`."""
+    """Return the type of the file system that contains `directory`."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:

@@ -1,4 +1,4 @@
-"""An MCP server over stdio with the tool of the measured loops, for `features`."""
+"""An MCP server over stdio that offers the tool of the measured loops. `features` uses it."""
 
 from mcp.server.mcpserver import MCPServer
 from mcp_types import ToolAnnotations

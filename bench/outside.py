@@ -1,9 +1,10 @@
-"""The hub as an external program measures it, which knows only docs/protocol.md.
+"""Measures the hub like an external program that knows only docs/protocol.md.
 
-It differs from relay.py in four ways that make the hub look slower. Ids are random, so they are scattered in the
-ledger's index. Each receiver acknowledges once per read with deliveries, like the network's client, not every 64
-messages. The relay only forwards and answers its sender nothing. With only 8 messages in flight, closer to
-conversations, fewer messages share a write and a commit. relay.py does the measuring.
+The measurement differs from relay.py in four ways that make the hub look slower. Message ids are random, so they are
+scattered in the index of the ledger. Each receiver acknowledges once per read with deliveries, like the network's
+client, instead of every 64 messages. The relay only forwards messages and does not answer its sender. Some scenarios
+have only 8 messages in flight, as in conversations, so fewer messages share a write and a commit. relay.py contains the
+measurement itself.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ALL = Scenario("outside_all", "out to 100", 100, TO_ALL, (FORWARD_ALL, HUBS[0]),
 SCENARIOS = (
     ONE,
     replace(ONE, name="outside_few", title="of 8", window=FEW),
-    # Ordered ids, to isolate the effect of random ones.
+    # Use ordered ids here, to isolate the effect of random ids.
     Scenario("outside_ordered", "ordered", 1, TO_ONE, HUBS[1:], MANY, ack_every=1),
     ALL,
     replace(ALL, name="outside_all_few", title="100, of 8", window=FEW),
@@ -32,7 +33,7 @@ SCENARIOS = (
 
 
 def _ratios() -> list[Ratio]:
-    """Return the ratios by rate and by CPU. The bounds apply to the rates."""
+    """Return the ratios by rate and by CPU time. The bounds apply only to the rates."""
     memory, normal, full = (hub.name for hub in HUBS)
     found = []
     for scenario, ending, bounds in (("outside", "", True), ("outside_few", ", 8 under way", False)):
@@ -57,7 +58,7 @@ def _ratios() -> list[Ratio]:
 
 
 class Outside(Relay):
-    """Throughput, latency, CPU and bytes of the hub in its three durabilities, measured from outside."""
+    """Throughput, latency, CPU time and bytes of the hub with each durability, measured from outside."""
 
     name = "outside"
     scenarios = SCENARIOS

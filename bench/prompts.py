@@ -1,4 +1,4 @@
-"""CPU of rendering a long conversation, and of selecting its messages by a budget."""
+"""CPU time for rendering a long conversation, and for selecting its messages by a budget."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roundelay.agents.prompt import ConversationPrompt
 from roundelay.network.messages import DirectMessage, MessageThread
 
 THREADS, PER_THREAD = 20, 10
-BUDGET = 6000  # tokens, about half of what they are
+BUDGET = 6000  # tokens, about half of all messages
 HUB = Subject("hub normal", "normal")
 AGENT_ID, ASKER_ID = "keeper", "asker"
 TIMEOUT_S = 30.0
@@ -23,8 +23,9 @@ _TEXT = (
 
 
 class Rendering:
-    """Milliseconds of CPU to render a conversation prompt of 20 threads of 10 messages in jinja's sandbox, and to
-    select about half of them by a budget."""
+    """Measures the milliseconds of CPU time to render a conversation prompt with 20 threads of 10 messages in jinja's
+    sandbox, and to select about half of the messages by a budget.
+    """
 
     name = "prompt"
 

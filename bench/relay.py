@@ -1,9 +1,10 @@
-"""Messages per second through the hub, beside the relays of relays.py.
+"""Messages per second through the hub, compared with the relays of relays.py.
 
-Each round measures every subject once, on a new server process: one sender to one receiver and one to 100, pipelined,
-then one message at a time. A ratio is taken within each round before its median, so a slow minute of the machine
-affects both sides. Server CPU is that of all threads of the server's process during the timed section. The load
-generator (load.py) verifies that every message is stored once and delivered once.
+Each round measures every subject once, on a new server process. One sender sends to one receiver and then to 100,
+pipelined, and after that one message at a time. A ratio compares two values of the same round, so a slow minute of the
+machine affects both sides. The table shows the median of the ratios. The server's CPU time is the time of all threads
+of the server's process during the timed section. The load generator (load.py) verifies that every message is stored
+once and delivered once.
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ class Scenario:
     receivers: int
     to: str
     subjects: tuple[Subject, ...]
-    window: int | None = None  # messages in flight; None uses the value of the run
+    window: int | None = None  # maximum number of messages in flight; None uses the value of the run
     make_id: Callable[[], bytes] = make_message_id
     ack_every: int = ACK_EVERY
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One subject in one round of one scenario."""
+    """Results of one subject in one round of one scenario."""
 
     messages_per_s: float
     server_cpu_us: float  # per message sent
-    server_busy: float  # share of one core, 1.0 or more: the server was the bottleneck, as it should be
+    server_busy: float  # share of one core; at 1.0 or more, the server was the bottleneck, as intended
     generator_busy: float
-    others_busy: float  # what else ran on the machine meanwhile, in cores: it should be nothing
+    others_busy: float  # use by other processes meanwhile, in cores; it should be 0
     delivered_p50_us: float | None = None
     delivered_p99_us: float | None = None
     stored_p50_us: float | None = None
-    commits_per_1000: float | None = None  # of a hub: its transactions, from its own figures
-    file_bytes: float | None = None  # of a hub that writes: its database when it has ended, per message
-    written_bytes: float | None = None  # the same: what it gave to the disk while it was timed
-    log_bytes: float | None = None  # its -wal file then: no part of a message
+    commits_per_1000: float | None = None  # transactions of a hub, from its own metrics
+    file_bytes: float | None = None  # size of a durable hub's database at its end, per message
+    written_bytes: float | None = None  # bytes that a durable hub wrote during the timed section, per message
+    log_bytes: float | None = None  # size of a durable hub's -wal file, not per message
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ RATIOS = (
 
 
 class Relay:
-    """Throughput, latency and CPU of the hub in its three durabilities, and of the relays."""
+    """Throughput, latency and CPU time of the hub with each durability, and of the relays."""
 
     name = "relay"
     scenarios: Sequence[Scenario] = SCENARIOS
@@ -125,21 +126,23 @@ class Relay:
         subjects: Collection[str] = (),
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``subjects`` selects some of them; empty selects all."""
-        self.fdatasync_p50_us: list[float] = []  # one per round, measured just before it
+        """Create the measurement. ``subjects`` names the subjects to measure. If it is empty, all subjects are
+        measured.
+        """
+        self.fdatasync_p50_us: list[float] = []  # one value per round, measured just before the round
         self._bench = bench
         self._messages = messages
         self._fanout_messages = max(messages // 20, 50)
         self._window = window
         self._subjects = subjects
         self._report = report
-        self._samples: dict[str, dict[str, list[Sample]]] = {}  # scenario -> subject -> one per round
+        self._samples: dict[str, dict[str, list[Sample]]] = {}  # scenario -> subject -> one sample per round
 
     def run_round(self, number: int) -> str:
         self.fdatasync_p50_us.append(measure_fdatasync(self._bench.scratch)[0])
         for scenario in self.scenarios:
             subjects = [it for it in scenario.subjects if not self._subjects or it.name in self._subjects]
-            # Each round begins with a different subject, so that none always follows the same one.
+            # Begin each round with a different subject, so that no subject always follows the same one.
             turn = number % len(subjects) if subjects else 0
             for subject in subjects[turn:] + subjects[:turn]:
                 sample = self._measure(subject, scenario)
@@ -153,7 +156,7 @@ class Relay:
         return f"fdatasync p50 before this round: {self.fdatasync_p50_us[-1]:.0f} us"
 
     def _measure(self, subject: Subject, scenario: Scenario) -> Sample:
-        """Start the subject, warm it up, measure it and end it."""
+        """Start a subject, warm it up, measure it, and stop it."""
         is_hub, is_kept = subject.durability is not None, subject.durability in ("normal", "full")
         messages = self._messages if scenario.receivers == 1 else self._fanout_messages
         window = scenario.window or self._window
@@ -179,7 +182,7 @@ class Relay:
                 commits = read_figure(url, "commits_total") - commits if is_hub else 0.0
                 others_cpu_s = sent.machine_cpu_s - cpu_s - sent.generator_cpu_s
                 log_bytes = Path(f"{db}-wal").stat().st_size if is_kept else None
-                # With 100 receivers, sending one at a time would only measure the fan-out again.
+                # Skip this for 100 receivers, because single messages would only measure the fan-out again.
                 latency, alone = None, max(messages // 40, 50) if scenario.receivers == 1 else 0
                 if alone:
                     latency = fleet.send_one_by_one(alone, to=scenario.to, size_bytes=SIZE_BYTES)
@@ -224,13 +227,13 @@ class Relay:
         return lines
 
     def _compute(self, ratio: Ratio) -> list[float]:
-        """Return the ratio of each round; empty if a side was not measured."""
+        """Return the ratio of each round. The list is empty if one side was not measured."""
         of, to = self._sides(ratio)
         values = [(ratio.measure(one), ratio.measure(other)) for one, other in zip(of, to, strict=False)]
         return [one / other for one, other in values if one is not None and other]
 
     def _describe(self, ratio: Ratio) -> str:
-        """Return both sides' medians: the measured value, and CPU per message."""
+        """Return the medians of both sides: the measured value, and the CPU time per message."""
         of, to = self._sides(ratio)
         if ratio.measure is delivered_p50:
             return " / ".join(f"{_median([it.delivered_p50_us for it in side]):.0f} us" for side in (of, to))
@@ -256,7 +259,7 @@ class Relay:
         }
 
     def describe(self) -> str:
-        """Return every subject's medians, for a terminal."""
+        """Return a table with the medians of every subject, for a terminal."""
         lines = [
             f"{'':<12}{'subject':<12}{'messages/s':>12}{'CPU us/msg':>12}{'server':>8}{'generator':>11}{'others':>8}"
             f"{'p50 us':>9}{'p99 us':>9}{'stored p50':>12}{'commits/1000':>14}"

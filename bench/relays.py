@@ -1,4 +1,4 @@
-"""Relays to compare the hub with: the cost of the WebSocket layer alone.
+"""Relays with which the hub is compared. They show the cost of the WebSocket layer alone.
 
     plain        `async for message in websocket: await receiver.send(message)`, like most `websockets` programs
     broadcast    the same with `websockets.broadcast()` to the receivers
@@ -7,10 +7,10 @@
     forward      `plain` without answers to the sender
     forward-all  the same with `websockets.broadcast()`
 
-Each is a process of its own that prints one ready line. The first frame of a connection is a `hello`, as with the hub.
-A participant whose id starts with `receiver` gets every message. Except for the last two, each message is answered with
-a frame of the size of `stored`, and acks are read and dropped, so that the work compares with the hub's. The relays
-never parse, store, order or check messages.
+Each relay is a separate process that prints one ready line. The first frame of a connection is a `hello`, as with the
+hub. A participant whose id starts with `receiver` gets every message. The first three relays answer each message with a
+frame of the size of `stored`. All relays read acks and drop them. Their work is therefore comparable with the hub's
+work. The relays never parse, store, order or check messages.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def make_plain_handler(*, uses_broadcast: bool, answers: bool) -> Handler:
             finally:
                 receivers.remove(connection)
         except ConnectionClosed:
-            pass  # the load generator drops its connections without a closing handshake
+            pass  # the load generator closes its connections without a handshake
 
     return handle
 
 
 class BareConnection(ServerConnection):
-    """Routes inside `data_received`: no task switch, queue or await per message."""
+    """Routes messages inside `data_received`, without a task switch, queue or await per message."""
 
     receivers: ClassVar[list[BareConnection]] = []
     written_this_tick: ClassVar[list[BareConnection]] = []
@@ -119,12 +119,12 @@ class BareConnection(ServerConnection):
 
 
 async def wait_until_closed(connection: ServerConnection) -> None:
-    """Handle a bare connection, whose callback processes all frames."""
+    """Wait until a bare connection is closed. Its callback processes all frames."""
     await connection.wait_closed()
 
 
 def encode_text_frame(payload: bytes) -> bytes:
-    """Return an unmasked, unfragmented text frame, as servers send it (RFC 6455, 5.2)."""
+    """Return an unmasked, unfragmented text frame, as servers send it (RFC 6455, section 5.2)."""
     length = len(payload)
     if length < 126:
         return struct.pack("!BB", 0x81, length) + payload
@@ -134,7 +134,7 @@ def encode_text_frame(payload: bytes) -> bytes:
 
 
 async def run_relay(name: str, port: int) -> None:
-    """Serve the named relay until the process ends."""
+    """Serve the relay with this name until the process ends."""
     if name == "bare":
         server = serve(
             wait_until_closed,

@@ -1,4 +1,6 @@
-"""Options and output of every measurement: a table, JSON, or Markdown of a stored run."""
+"""Command-line options and output of every measurement. The output is a table, JSON, or the Markdown of a
+stored run.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +14,15 @@ from typing import Any, TypeVar
 from table import Line, format_lines, format_markdown
 
 Results = dict[str, Any]
-"""Plain data. Its lines are in ``table``."""
+"""Results of a measurement as plain data. The key ``table`` contains the lines of the table."""
 
 Size = TypeVar("Size")
 
 
 def make_parser(description: str | None, sizes: Iterable[str], *, quick: str, rounds: str) -> argparse.ArgumentParser:
-    """Return a parser with the options of every measurement. ``quick`` and ``rounds`` describe these two."""
+    """Return a parser with the options that every measurement has. ``quick`` and ``rounds`` are the help texts of these
+    two options.
+    """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick)
     parser.add_argument("--size", choices=sizes, default="full", help="tiny: whether it works at all")
@@ -39,8 +43,9 @@ def tell_results(
     *,
     failure: type[Exception] = RuntimeError,
 ) -> None:
-    """Measure, or load a stored run, and print the results as requested. ``failure`` ends the process with its
-    sentence."""
+    """Measure or load a stored run, and print the results as requested. If ``measure`` raises ``failure``, the process
+    ends with the text of the error.
+    """
     if options.markdown:
         kept = json.loads(Path(options.markdown).read_text())
         print(f"```\n{describe(kept)}\n```\n\n{format_markdown(_read_lines(kept))}")
@@ -60,7 +65,7 @@ def tell_results(
 
 
 def tell(text: str) -> None:
-    """Print progress to stderr."""
+    """Print a line about the progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

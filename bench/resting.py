@@ -1,10 +1,11 @@
-"""Memory of waiting agents: hundreds of them in one process, on a node in another.
+"""Memory of waiting agents. Hundreds of agents run in one process, and their node runs in another.
 
     python bench/resting.py URL COUNT
 
-As a program it runs them. It prints the memory per agent once all are connected, and again after each has reacted to a
-message. Memory is the resident size of the process after COUNT more agents, divided by COUNT. The first agents, which
-also load code and fill caches, are not counted. The node and the model's server are separate processes.
+As a program, this module runs the agents. It prints the memory per agent when all agents are connected, and again after
+each agent has reacted to a message. The memory per agent is the growth of the resident size of the process by COUNT
+more agents, divided by COUNT. The first agents, which also load code and fill caches, do not count. The node and the
+model server are separate processes.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ TIMEOUT_S = 300.0
 
 
 class RestingAgents:
-    """KiB per waiting agent in one process: before its first message, and after one reaction."""
+    """Measures the KiB per waiting agent in one process, before its first message and after one reaction."""
 
     name = "resting"
 
@@ -69,7 +70,9 @@ class RestingAgents:
 
 
 async def hold(url: str, base_url: str, count: int) -> dict[str, float]:
-    """Run and measure agents, each with a connection and a model of its own. They end with the block."""
+    """Run agents and measure their memory. Each agent has its own connection and its own model. The agents end with the
+    block.
+    """
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     async with NetworkClient("asker", url, token=make_token("asker")) as asker, asyncio.TaskGroup() as group:
@@ -109,7 +112,7 @@ async def _start(url: str, base_url: str, begin: int, count: int, group: asyncio
 
 
 async def _ask(asker: NetworkClient, runners: list[SimpleAgentRunner]) -> None:
-    """Ask each agent, a few at once, and wait for the answers."""
+    """Send each agent a question, a few at a time, and wait for the answers."""
     answers = asker.deliveries()
     for start in range(0, len(runners), TOGETHER):
         some = runners[start : start + TOGETHER]

@@ -1,9 +1,9 @@
-"""Cost of a return for the hub: a participant of ten channels missed 500 of 300,000 messages.
+"""CPU time of the hub when a participant returns. The participant has ten channels, and missed 500 of 300,000 messages.
 
-The participant brings its cursor, so the same return can be repeated. The clock starts after the handshakes. It counts
-the CPU of all threads of the hub's process from `hello` to the last delivery, with commits and page reads. The reader
-acknowledges like a client, because the window is smaller than the missed messages. Each return is verified: exactly the
-missed messages, once each, ascending.
+The participant sends its own cursor, so the same return can be repeated. The measurement starts after the WebSocket
+handshakes. It counts the CPU time of all threads of the hub's process from `hello` to the last delivery, including
+commits and page reads. The reader acknowledges messages like a client, because the window is smaller than the number of
+missed messages. Each return is verified: the reader must receive exactly the missed messages, once each, ascending.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SEQ = re.compile(rb'"seq":(\d+)')
 
 
 class Resume:
-    """Milliseconds of the hub's CPU per return."""
+    """Measures the milliseconds of CPU time that the hub uses per return."""
 
     name = "resume"
 
@@ -39,7 +39,7 @@ class Resume:
 
     def run_round(self, number: int) -> str:
         with self._bench.start(HUB, self._history.path) as (url, pid):
-            for _ in range(2):  # the first ones read the file into the cache
+            for _ in range(2):  # the first returns read the file into the page cache
                 self._come_back(self._open(url))
             readers = [self._open(url) for _ in range(self._returns)]
             cpu_s = read_process_cpu_s(pid)
@@ -55,11 +55,11 @@ class Resume:
         return Participant(url, READER, counted=(b'{"type":"deliver"',))
 
     def _come_back(self, reader: Participant) -> float:
-        """Return the seconds from `hello` to the last delivery."""
+        """Let a reader return. Return the seconds from `hello` to the last delivery."""
         started_s = time.perf_counter()
         reader.say_hello(self._history.resume)
         reader.await_welcome()
-        reader.ack_if_due()  # deliveries may have come with the welcome, as many as the hub gives before it waits
+        reader.ack_if_due()  # some deliveries may have arrived with the welcome
         with selectors.DefaultSelector() as selector:
             selector.register(reader.socket, selectors.EVENT_READ)
             while reader.received < self._history.missed:

@@ -1,10 +1,10 @@
-"""All measures of the network, in one run and one table.
+"""All measurements of the network, in one run and one table.
 
     ./dev bench [--quick] [--rounds 5] [--only MEASURE ...] [--json FILE]
     ./dev bench --markdown FILE
 
-Each round takes every measure once. The table shows medians over the rounds; ratios are taken within a round. The
-second form prints the table of a stored run. docs/performance.md explains the results.
+Each round takes every measurement once. The table shows the medians of all rounds. A ratio compares two values of the
+same round. The second command prints the table of a stored run. docs/performance.md explains the results.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ MEASURES = (Relay.name, Outside.name, Resume.name)
 
 
 class Measure(Protocol):
-    """A family of measures with a module of its own."""
+    """A family of measurements, implemented in its own module."""
 
     name: str
 
     def run_round(self, number: int) -> str:
-        """Measure once. Return a one-line summary."""
+        """Measure once. Return a summary in one line."""
 
     def lines(self) -> list[Line]:
-        """Return the lines of the table, after at least one round."""
+        """Return the lines of the table. There must have been at least one round."""
 
     def details(self) -> dict[str, Any]:
         """Return all measured values as plain data."""
@@ -47,16 +47,16 @@ class Measure(Protocol):
 
 @dataclass(frozen=True)
 class Size:
-    """Amount of work."""
+    """Amount of work in a run."""
 
     rounds: int
     messages: int
-    """Messages from one sender to one receiver; to 100 receivers, a twentieth of them."""
+    """Number of messages from one sender to one receiver. With 100 receivers, a twentieth of them is sent."""
     ledger_messages: int
     missed: int
     returns: int
     subjects: tuple[str, ...] = ()
-    """Names of the relays and hubs to measure; empty for all."""
+    """Names of the relays and hubs to measure. If it is empty, all of them are measured."""
 
 
 SIZES = {
@@ -67,9 +67,9 @@ SIZES = {
 
 
 def run(size: Size, names: Sequence[str], *, rounds: int, window: int, node: Sequence[str]) -> Results:
-    """Take the named measures ``rounds`` times, interleaved. Return the results as plain data. Raises `LoadError`."""
+    """Take the named measurements ``rounds`` times, in turns. Return the results as plain data. Raises `LoadError`."""
     started_s = time.monotonic()
-    # Not in the system's temporary folder, which may be in memory: the disk is part of the measurement.
+    # Do not use the system's temporary folder, which may be in memory. The disk is part of the measurement.
     with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as scratch:
         server_cores, own_cores = split_cores()
         pin_process(0, own_cores)
@@ -111,7 +111,7 @@ def _make_measures(
 
 
 def describe_run(results: Results) -> str:
-    """Describe the machine and the run."""
+    """Return a description of the machine and of the run."""
     facts, size = results["machine"], results["size"]
     cores = ", ".join(map(str, results["server_cores"])) or "any"
     return "\n".join(

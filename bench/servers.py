@@ -1,7 +1,7 @@
-"""The measured servers: a node or a relay of relays.py, each in a process of its own, and its memory and metrics from
-outside.
+"""Starts and stops the measured servers, and reads their memory and metrics from outside. A server is a node or a relay
+of relays.py, and runs as a separate process.
 
-Owns the node's configuration for a measurement, its start and its end. Measures nothing itself.
+This module also contains the node's configuration for a measurement. It does not measure anything itself.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 DEFAULT_NODE = (sys.executable, "-m", "roundelay", "up")
 
-# Rate limits that no run reaches, so that the hub is measured and not its limits. All other settings are the defaults.
+# Set rate limits that no run reaches, so that the hub is measured and not its limits. All other settings are the
+# defaults.
 HUB_CONFIG = """\
 name: bench
 host: 127.0.0.1
@@ -41,10 +42,10 @@ limits:
 
 @dataclass(frozen=True)
 class Subject:
-    """One measured server."""
+    """One server that is measured."""
 
     name: str
-    durability: str | None = None  # of the hub; None: a relay of relays.py
+    durability: str | None = None  # durability of the hub; None means a relay of relays.py
 
     def build_command(self, directory: Path, node: Sequence[str], db: Path | None = None) -> list[str]:
         if self.durability is None:
@@ -56,15 +57,15 @@ class Subject:
 
 @dataclass(frozen=True)
 class Bench:
-    """Settings of every measurement: the node's command, the folder for files, and the servers' cores."""
+    """Settings of every measurement: the command of the node, the folder for files, and the cores of the servers."""
 
     node: Sequence[str]
     scratch: Path
-    server_cores: frozenset[int]  # empty: not pinned
+    server_cores: frozenset[int]  # if empty, servers are not pinned to cores
 
     @contextlib.contextmanager
     def start(self, subject: Subject, db: Path | None = None) -> Iterator[tuple[str, int]]:
-        """Start the subject. Yield its URL and process id. It uses a new folder, or an existing database."""
+        """Start a subject, and yield its URL and process id. The subject uses a new folder, or an existing database."""
         with tempfile.TemporaryDirectory(dir=self.scratch) as folder:
             command = subject.build_command(Path(folder), self.node, db)
             with start_server(command, self.server_cores, Path(folder)) as started:
@@ -75,8 +76,8 @@ class Bench:
 def start_server(
     command: Sequence[str], cores: frozenset[int] = frozenset(), home: Path | None = None
 ) -> Iterator[tuple[str, int]]:
-    """Start a server, wait for its ready line, and yield its URL and process id. End it afterwards."""
-    # Isolate the node from the user's settings, and the user's commands from this node.
+    """Start a server, wait for its ready line, and yield its URL and process id. The server is stopped afterwards."""
+    # Isolate the node from the settings of the user, and the user's commands from this node.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ROUNDELAY_")}
     environment |= {"PYTHONUNBUFFERED": "1"} | ({"ROUNDELAY_HOME": str(home)} if home is not None else {})
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -99,7 +100,7 @@ def start_server(
 
 
 def read_figure(url: str, name: str) -> float:
-    """Return one metric of a hub from ``/metrics``."""
+    """Return the value of one metric of a hub, from ``/metrics``."""
     with urllib.request.urlopen(url.replace("ws", "http", 1) + "metrics", timeout=10) as response:
         text = response.read().decode()
     found = re.search(rf"^roundelay_{name} (\S+)$", text, re.MULTILINE)
@@ -109,7 +110,7 @@ def read_figure(url: str, name: str) -> float:
 
 
 def read_memory_kb(pid: int) -> float:
-    """Return the resident memory of process ``pid`` in KiB; 0.0 if the system cannot report it."""
+    """Return the resident memory of a process in KiB. Return 0.0 if the system cannot report it."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

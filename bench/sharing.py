@@ -1,11 +1,12 @@
-"""How much of a request repeats the previous one, its tokens, and the growth of the ledger in a long conversation.
+"""Share of a request that repeats the previous request, its tokens, and the growth of the ledger in a long
+conversation.
 
     ./dev bench sharing [--quick] [--json FILE]
 
-An agent in this process reacts to one person sixty times, in one thread, in five threads in turn, or in twenty threads
-by Zipf's law. A provider caches the beginning of a prompt up to its first difference. So the messages of consecutive
-requests are compared, including the system message. The tools, which a provider puts first and which stay the same, are
-left out. Nothing is timed. docs/performance.md has the table, docs/costs.md the advice.
+An agent in this process reacts to one person sixty times: in one thread, in five threads in turn, or in twenty threads
+by Zipf's law. A provider caches the beginning of a prompt up to the first difference. The messages of consecutive
+requests are therefore compared, including the system message. The tools are left out, because a provider puts them
+first and they stay the same. No time is measured. docs/performance.md has the table, and docs/costs.md gives advice.
 """
 
 from __future__ import annotations
@@ -39,25 +40,29 @@ _ANSWER = (
 )
 
 CALLS, CONVERSATION_CHARS = 100, 800_000
-"""Size of the long reaction: about 200,000 tokens of tool results, at 4 characters per token."""
+"""Number of calls and size of the long reaction: about 200,000 tokens of tool results, at 4 characters per token."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Mean values of one order of threads: percent of a request that repeats the previous one, and estimated tokens."""
+    """Mean values for one order of threads: the percentage of a request that repeats the previous request, and
+    estimated tokens.
+    """
 
     way: str
     shared: float
     messages: float
-    """Tokens of the messages, including cached ones."""
+    """Number of tokens in the messages, including cached ones."""
     fresh: float
-    """Tokens that no cache can hold."""
+    """Number of tokens that no cache can contain."""
     tools: float
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Bytes of one reaction with this many model calls: of its requests, of its content, and of the ledger's growth."""
+    """Sizes of one reaction with ``calls`` model calls in bytes: of its requests, of its content, and of the ledger's
+    growth.
+    """
 
     calls: int
     requests: int
@@ -66,7 +71,7 @@ class Growth:
 
 
 class Listener:
-    """A model that answers every request with text, and stores the requests."""
+    """A model that answers every request with text, and stores all requests."""
 
     name = "listener"
 
@@ -79,7 +84,7 @@ class Listener:
 
 
 class Reader:
-    """A model that calls a tool in each turn except the last, and sums up the size of its requests."""
+    """A model that calls a tool in each turn except the last, and adds up the size of its requests."""
 
     name = "reader"
 
@@ -104,9 +109,9 @@ def choose_threads(way: str, reactions: int) -> list[int]:
 
 
 async def measure_sharing(way: str, reactions: int, policy: AgentPolicy | None = None) -> Shared:
-    """Let an agent answer this many messages, and compare its requests."""
+    """Let an agent answer messages in the threads of this order, and compare its requests."""
     model = Listener()
-    newest: dict[int, AnyMessage] = {}  # of each thread, the last answer: the next message there is a reply to it
+    newest: dict[int, AnyMessage] = {}  # the last answer in each thread, to which the next message replies
     async with Network.open() as network:
         asker = await network.join("asker", kind="human")
         await asker.join_channel("desk")
@@ -133,7 +138,7 @@ async def measure_sharing(way: str, reactions: int, policy: AgentPolicy | None =
 
 
 async def measure_growth(calls: int, chars: int) -> Growth:
-    """Let an agent read a long text page by page in one reaction, on a ledger in a file."""
+    """Let an agent read a long text page by page in one reaction. The ledger is in a file."""
 
     @tool(idempotent=True)
     def read_page(number: int) -> str:
@@ -173,7 +178,7 @@ def _count_shared(one: str, other: str) -> int:
 
 
 def describe(shared: Sequence[Shared], growth: Growth) -> str:
-    """Return the table in Markdown."""
+    """Return the results as a Markdown table."""
     lines = [
         "| messages come | shared with the request before | tokens of messages | of these fresh | tokens of tools |",
         "| --- | ---: | ---: | ---: | ---: |",

@@ -1,9 +1,10 @@
-"""Thousands of simple agents in one simulation: each is a session of the hub and a function, without task, journal or
-model.
+"""Thousands of simple agents in one simulation. Each agent consists of a session of the hub and a function. It has no
+task, journal or model.
 
-For questions about networks instead of single agents: how a rumor spreads, or how a limit affects ten thousand agents.
-A member reads its deliveries and answers at once, with the same sessions and frames as everybody else. It never keeps
-turn records, waits, or resumes; use `simulation.start_agent` for that. docs/scenarios.md shows an example.
+A crowd is for questions about whole networks, such as how a rumor spreads, or how a limit affects ten thousand agents.
+A member reads its deliveries and answers at once, with the same sessions and frames as any other participant. A member
+never writes turn records, waits, or resumes. Use `simulation.start_agent` for agents that do. docs/scenarios.md shows
+an example.
 """
 
 from __future__ import annotations
@@ -50,13 +51,14 @@ _decoder = msgspec.json.Decoder(
 )
 
 ACK_EVERY, ACK_WITHIN_S = 16, 0.5
-"""Number of deliveries after which a member acknowledges, and the maximum delay in seconds."""
+"""Number of deliveries after which a member acknowledges, and the maximum delay before it acknowledges in seconds."""
 AT_ONCE = 128
-"""Members that react in one round of the loop. With this many, messages stay in the processor's cache on their way
-through the hub."""
+"""Number of members that react in one iteration of the event loop. With this number, messages stay in the processor's
+cache on their way through the hub.
+"""
 
 _crowds: WeakKeyDictionary[Simulation, int] = WeakKeyDictionary()
-"""Number of crowds of each simulation, so that each crowd gets different message ids and random numbers."""
+"""Number of crowds in each simulation. It gives each crowd different message ids and random numbers."""
 _STORED = b'{"type":"stored"'
 
 
@@ -69,7 +71,9 @@ _window_decoder = msgspec.json.Decoder(_Window)
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A delivery to a member. ``prompt`` is the rendered conversation, empty if the crowd renders none."""
+    """A message that was delivered to a member. ``prompt`` is the rendered conversation, or an empty string if the
+    crowd renders no prompts.
+    """
 
     agent_id: str
     sender_id: str
@@ -80,28 +84,30 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message from a member to an id or an address."""
+    """A message that a member sends to an id or an address."""
 
     to: str
     text: str
 
 
 CrowdScript = Callable[[Incoming], Iterable[Message]]
-"""Says what a member answers to a message. The same message must get the same answers in every run of a seed."""
+"""Function that returns the answers of a member to a message. In every run of a seed, the same message must get the
+same answers.
+"""
 
 
 class Crowd:
-    """The members of a simulation that follow one script.
+    """The members of a simulation that follow the same script.
 
-    With ``renders_prompts``, each message's conversation is read from the hub with the visibility of an agent, and
-    rendered as for a model. The seed decides the order of members that receive messages at the same moment.
+    With ``renders_prompts``, the conversation of each message is read from the hub with the visibility of an agent, and
+    is rendered as for a model. The seed determines the order of members that receive messages at the same moment.
     """
 
     def __init__(self, simulation: Simulation, script: CrowdScript, *, renders_prompts: bool = False) -> None:
         self.script = script
         self.prompts_rendered = 0
         self.errors: list[RoundelayError] = []
-        """Refusals of the hub."""
+        """Refusals from the hub."""
 
         self._simulation = simulation
         self._number = _crowds.get(simulation, 0)
@@ -121,7 +127,7 @@ class Crowd:
         return len(self._members)
 
     async def join(self, agent_ids: Sequence[str]) -> None:
-        """Let participants join, all at once. Raises the hub's refusals."""
+        """Let participants join, all at the same time. Raises the hub's refusals."""
         hub = self._simulation.hub
         if hub is None:
             raise SimulationError("The simulated hub is down.")
@@ -132,17 +138,17 @@ class Crowd:
         self._joining.clear()
 
     def send(self, agent_id: str, to: str, text: str) -> None:
-        """Let a member send a message without a trigger."""
+        """Let a member send a message that answers no other message."""
         self._members[agent_id].say(Message(to, text), None)
 
     def leave(self) -> None:
-        """Disconnect all members."""
+        """Disconnect all members of the crowd."""
         self._acknowledge()
         for member in self._members.values():
             member.leave()
         self._members.clear()
 
-    # --- members with deliveries, which run once after each tick of the hub
+    # --- members with deliveries; they react once after each tick of the hub
 
     def take(self, member: _Member, payloads: list[bytes]) -> None:
         if not self._written and not self._reading:
@@ -181,7 +187,7 @@ class Crowd:
             self.errors.append(error)
 
     def render(self, message: WireMessage, window: list[dict[str, Any]]) -> str:
-        """Return the conversation prompt of a message, which must be in its window."""
+        """Return the conversation prompt for a message. The message must be in the window."""
         assert self._prompt is not None
         threads, trigger = [], None
         for thread in window:
@@ -199,7 +205,7 @@ class Crowd:
         return self._prompt.render(shown, trigger.thread_id, trigger)
 
     def make_id(self) -> str:
-        """Return a new message id, even for a member that returns."""
+        """Return a new message id. The id is new even for a member that has returned."""
         return f"crowd-{self._number}-{next(self._ids)}"
 
     @property
@@ -212,7 +218,7 @@ class Crowd:
 
 
 class _Member:
-    """One member: the hub's `Connection` and its other end."""
+    """One member. It implements the hub's `Connection`, and is also the other end of this connection."""
 
     __slots__ = (
         "_crowd",
@@ -251,7 +257,7 @@ class _Member:
             self._crowd.joined(self.agent_id, SimulationError(f"{self.agent_id} was closed with {code}: {reason}"))
 
     def admit(self) -> None:
-        """Accept without displacing a connection."""
+        """Accept the connection without closing another one."""
 
     def pause_reading(self) -> None:
         self._is_held = True
@@ -289,9 +295,10 @@ class _Member:
         last = 0
         for payload in payloads:
             if payload.startswith(_STORED):
-                continue  # half of all frames, and nobody waits for them
+                continue  # skip these frames, which are half of all, because nobody waits for them
             frame = _decoder.decode(payload)
-            if type(frame) is DeliverFrame:  # before the match, whose class patterns cost: nearly every frame is one
+            # Check for deliveries before the match: they are nearly all frames, and class patterns are slow.
+            if type(frame) is DeliverFrame:
                 last = frame.message.seq
                 if frame.message.sender_id != self.agent_id:
                     self._begin(frame.message)
@@ -315,7 +322,7 @@ class _Member:
                 self._crowd.acknowledge_soon(self)
 
     def acknowledge(self) -> None:
-        """Acknowledge all deliveries."""
+        """Acknowledge all deliveries so far."""
         if self._taken:
             self._taken = 0
             self._send(AckFrame(seq=self._last))

@@ -2,8 +2,8 @@
 
     python bench/start_up.py [--runs 5] [--json FILE]
 
-The output shows medians. CPU includes the interpreter; memory is the maximum resident size. Bytecode is written before
-the first counted run, as in an installation. Exits with 1 if a target is missed.
+The output shows medians. The CPU time includes the interpreter, and memory is the maximum resident size. Bytecode is
+written before the first run that counts, as in an installation. The exit code is 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from servers import read_memory_kb
 
 IMPORT_TARGET_S, ALL_TARGET_S, SEND_TARGET_S, UP_TARGET_S = 0.15, 0.35, 0.25, 0.6
 MEMORY_TARGET_MB = 45.0
-"""Maximum resident memory after an import of everything at the package's root."""
+"""Maximum resident memory after importing everything that the package exports, in MB."""
 
-# Runs in the measured process, after all else. Not `ru_maxrss`: across fork and exec it keeps the parent's (getrusage(2)).
+# This code runs last in the measured process. It does not use `ru_maxrss`, which keeps the parent's value across fork
+# and exec (getrusage(2)).
 REPORT = """\
 import atexit, sys, time
 
@@ -48,7 +49,7 @@ COMMAND = "import runpy; sys.argv = {argv!r}; runpy.run_module('roundelay', run_
 
 @dataclass(frozen=True)
 class Subject:
-    """A command or code to measure. ``max_cpu_s`` is its target, if it has one."""
+    """A command or a piece of code to measure. ``max_cpu_s`` is its target in CPU seconds, or None."""
 
     name: str
     code: str
@@ -74,20 +75,22 @@ SUBJECTS = (
 )
 NODE = ("up", "--port", "0", "--db", "{database}", "--no-open")
 UP = Subject.command("up", max_cpu_s=UP_TARGET_S)
-"""A node without agents, until it says that it is ready: measured when it starts, once a run."""
+"""A node without agents. It is measured once per run, from its start until it is ready."""
 MANY_CPU_TARGET_S, MANY_MEMORY_TARGET_MB = 3.0, 200.0
 TEAMS = {
     1: Subject("roundelay up, 1 agent", ""),
     10: Subject("roundelay up, 10 agents", ""),
     50: Subject("roundelay up, 50 agents", "", MANY_CPU_TARGET_S, MANY_MEMORY_TARGET_MB),
 }
-"""Nodes with agents, until all are ready: the sum of all processes. Memory that they share counts once."""
+"""Nodes with agents. They are measured until all agents are ready. The values are sums over all processes, and memory
+that the processes share counts once.
+"""
 AGENT = "  - {id: agent-NUMBER, instruction: Answer., model: {openai: {name: m, base_url: 'http://127.0.0.1:9/v1'}}}\n"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One subject; one value of each per run."""
+    """Costs of one subject. Each list has one value per run."""
 
     name: str
     max_cpu_s: float | None
@@ -102,7 +105,9 @@ class Cost:
 
 
 def measure(runs: int, subjects: Sequence[Subject] = SUBJECTS) -> list[Cost]:
-    """Run each subject once unmeasured, then ``runs`` times. The subjects take turns, so that a slow minute hits all."""
+    """Run each subject once without measuring it, and then ``runs`` times. The subjects take turns, so that a slow
+    minute of the machine affects all of them.
+    """
     all_subjects = (*subjects, UP, *TEAMS.values())
     costs = [Cost(subject.name, subject.max_cpu_s, subject.max_memory_mb, [], []) for subject in all_subjects]
     with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +125,7 @@ def measure(runs: int, subjects: Sequence[Subject] = SUBJECTS) -> list[Cost]:
 
 
 def _start_team(folder: Path, environment: dict[str, str], count: int) -> tuple[float, float]:
-    """Start a node with agents. Return the CPU seconds and the megabytes of all its processes when it is ready."""
+    """Start a node with ``count`` agents. When it is ready, return the CPU seconds and MB of all its processes."""
     file = folder / f"team-{count}.yaml"
     file.write_text("agents:\n" + "".join(AGENT.replace("NUMBER", str(number)) for number in range(count)))
     with start_node(folder, environment, str(file)) as (_, cpu_s, memory_mb):
@@ -129,7 +134,7 @@ def _start_team(folder: Path, environment: dict[str, str], count: int) -> tuple[
 
 @contextmanager
 def start_node(folder: Path, environment: dict[str, str], *file: str) -> Iterator[tuple[str, float, float]]:
-    """Run a node; yield its URL, and the CPU seconds and megabytes of its processes when it is ready."""
+    """Run a node. When it is ready, yield its URL, and the CPU seconds and megabytes of its processes."""
     arguments = [*(argument.format(database=folder / "node.db") for argument in NODE), *file]
     with subprocess.Popen(
         [sys.executable, "-m", "roundelay", *arguments], env=environment, cwd=folder, stdout=subprocess.PIPE, text=True
@@ -140,7 +145,7 @@ def start_node(folder: Path, environment: dict[str, str], *file: str) -> Iterato
             if ready is None:
                 sys.exit("the node did not start")
             cpu_s = sum(map(read_process_cpu_s, list_process_tree(process.pid)))
-            # Without agents the node is one process, measured like the other commands.
+            # Without agents, the node is a single process. Measure its memory like that of the other commands.
             memory_kb = read_tree_memory_kb(process.pid) if file else read_memory_kb(process.pid)
             memory_mb = memory_kb / 1024
             yield ready.split(" is ready at ")[1].split()[0], cpu_s, memory_mb

@@ -1,6 +1,8 @@
-"""The table that a run ends in: one line per measure, its value in each round, and the bound that it is held against.
+"""The table with the results of a run. It has one line per measurement, with the value of each round and the bound that
+the value must meet.
 
-Pure: lines in, text, Markdown or plain data out. Which lines there are is each measure's own business.
+This module performs no IO. It gets lines, and returns text, Markdown or plain data. Each measurement decides which
+lines it has.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Line:
-    """One measure over all rounds. ``unit`` is empty for a ratio; ``beside`` is what the value should be read with."""
+    """One measurement over all rounds. ``unit`` is empty for a ratio. ``beside`` is additional information for reading
+    the value.
+    """
 
     name: str
     title: str
@@ -30,7 +34,7 @@ class Line:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the median keeps the bound, or None for a line without one."""
+        """Whether the median meets the bound, or None for a line without a bound."""
         if self.bound is None:
             return None
         return self.median <= self.bound if self.fewer_is_better else self.median >= self.bound
@@ -59,7 +63,7 @@ class Line:
 
 
 def format_lines(lines: Sequence[Line]) -> str:
-    """For a terminal."""
+    """Return the table for a terminal."""
     shown = [f"{'measure':<58}{'median':>9}{'min':>9}{'max':>9}{'bound':>9}{'aim':>6}  {'':<7}beside it"]
     for line in lines:
         title = f"{line.title}{f' ({line.unit})' if line.unit else ''}"
@@ -71,7 +75,7 @@ def format_lines(lines: Sequence[Line]) -> str:
 
 
 def format_markdown(lines: Sequence[Line]) -> str:
-    """For docs/performance.md."""
+    """Return the table in Markdown, for docs/performance.md."""
     shown = [
         "| measure | median | rounds | bound | aim | | beside it |",
         "| --- | ---: | ---: | ---: | ---: | --- | --- |",
@@ -88,7 +92,7 @@ def format_markdown(lines: Sequence[Line]) -> str:
 
 
 def median_of(values: Sequence[float]) -> float:
-    """The median, 0.0 of nothing."""
+    """Return the median of the values, or 0.0 if there are none."""
     return statistics.median(values) if values else 0.0
 
 

@@ -1,8 +1,8 @@
-"""CPU of a turn: an agent's reaction over a loop written by hand, on the same server.
+"""CPU time of a turn: the reaction of an agent compared with a loop that is written by hand, with the same server.
 
-The measured time is that of this process (`time.process_time`) with all its threads. The model's server and the hub are
-separate processes. The loops alternate, one run or one batch each, so that a slow second of the machine affects all of
-them. A ratio is taken within its round.
+The measured time is the CPU time of this process with all its threads (`time.process_time`). The model server and the
+hub are separate processes. The loops take turns after each run or batch, so that a slow second of the machine affects
+all of them. A ratio compares two values of the same round.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ BOUNDS: dict[str, tuple[float, float | None]] = {OURS: (1.25, 1.1), RECORDED: (1
 
 
 class TurnCost:
-    """Microseconds of CPU per turn, by the way of asking and the loop; ``runs`` of each in a round, of six turns."""
+    """Measures the microseconds of CPU time per turn, by the kind of request and the loop. Each round has ``runs`` runs
+    of each loop, of six turns each.
+    """
 
     name = "turns"
 
@@ -71,7 +73,7 @@ class TurnCost:
         used_s = dict.fromkeys(names, 0.0)
         batches = max(1, self._runs // at_once)
         gc.collect()
-        for batch in range(-1, batches):  # the first one warms up: connections, caches of the SDK
+        for batch in range(-1, batches):  # the first batch is a warm-up for connections and caches of the SDK
             for name in names[turn:] + names[:turn]:
                 started_s = time.process_time()
                 await asyncio.gather(*(loops[name].run() for _ in range(at_once)))
@@ -97,7 +99,7 @@ class TurnCost:
 
 @contextmanager
 def start_chat_server(bench: Bench) -> Iterator[str]:
-    """The base URL of the server that answers models."""
+    """Start the server that answers model requests, and yield its base URL."""
     with start_server([sys.executable, str(HERE / "chat_server.py")], bench.server_cores) as (base_url, _pid):
         yield base_url
 

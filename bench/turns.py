@@ -1,10 +1,11 @@
-"""Cost of an agent without its model: CPU of a turn, alone and with each feature, of rendering its prompt, and memory.
+"""Cost of an agent without its model: CPU time of a turn, alone and with each feature, CPU time for rendering a prompt,
+and memory.
 
     ./dev bench turns [--quick] [--rounds 5] [--only MEASURE ...] [--json FILE]
     ./dev bench turns --markdown FILE
 
-Each round takes every measure once. The table shows medians over the rounds; ratios are taken within a round. The
-second form prints the table of a stored run. docs/performance.md explains the results.
+Each round takes every measurement once. The table shows the medians of all rounds. A ratio compares two values of the
+same round. The second command prints the table of a stored run. docs/performance.md explains the results.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ MEASURES = (TurnCost.name, FeatureCost.name, Rendering.name, RestingAgents.name)
 
 @dataclass(frozen=True)
 class Size:
-    """Amount of work."""
+    """Amount of work in a run."""
 
     rounds: int
     runs: int
-    """Runs of each loop per round, of six turns each."""
+    """Number of runs of each loop per round. Each run has six turns."""
     at_once: int
     feature_runs: int
-    """Runs of the reaction with each feature per round, of six turns each."""
+    """Number of runs with each feature per round. Each run has six turns."""
     renderings: int
     agents: int
 
@@ -49,7 +50,7 @@ SIZES = {
 
 
 def run(size: Size, names: Sequence[str], *, rounds: int) -> Results:
-    """Take the named measures, ``rounds`` times, interleaved; gives the results as plain data. Raises `LoadError`."""
+    """Take the named measurements ``rounds`` times, in turns. Return the results as plain data. Raises `LoadError`."""
     started_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="roundelay-bench-", dir=Path.cwd()) as scratch:
         server_cores, own_cores = split_cores()
@@ -77,7 +78,7 @@ def run(size: Size, names: Sequence[str], *, rounds: int) -> Results:
 
 
 def describe_run(results: Results) -> str:
-    """The machine and the run."""
+    """Return a description of the machine and of the run."""
     facts, size = MachineFacts(**results["machine"]), results["size"]
     versions = ", ".join(f"{name} {facts.libraries[name]}" for name in ("openai", "pydantic", "jinja2", "websockets"))
     featured = f", {size['feature_runs']} with each feature" if "feature_runs" in size else ""

@@ -1,7 +1,7 @@
-"""docs/protocol.md on a raw socket: the handshake, frames as bytes, and ids and tokens like a client's. The base of
-`load`.
+"""Speaks docs/protocol.md on a raw socket: the handshake, frames as bytes, and ids and tokens like those of a client.
+`load` is built on this module.
 
-Never keeps state or measures.
+The module keeps no state and measures nothing.
 """
 
 from __future__ import annotations
@@ -20,26 +20,28 @@ CONNECT_TIMEOUT_S = 30.0
 
 
 class LoadError(Exception):
-    """The server refused, closed, stalled, lost, repeated or reordered something: no number can be given."""
+    """The server refused, closed, stalled, lost, repeated or reordered something, so there is no valid result."""
 
 
 def make_message_id() -> bytes:
-    """As the network's own client makes them: the time, then random bits."""
+    """Return an ordered message id, like the network's own client: the time, followed by random bits."""
     return b"%012x" % (time.time_ns() // 1_000_000) + os.urandom(10).hex().encode()
 
 
 def make_random_id() -> bytes:
-    """As other clients make them: of nothing but random bits, so that each stands somewhere else in an index."""
+    """Return a random message id, like other clients. Such ids are scattered over the index of the ledger."""
     return os.urandom(16).hex().encode()
 
 
 def make_token(agent_id: str) -> str:
-    """32 bytes in base64url, the same on each connection of one participant."""
+    """Return the token of a participant: 32 bytes in base64url. It is the same on each connection of the
+    participant.
+    """
     return base64.urlsafe_b64encode(hashlib.sha256(agent_id.encode()).digest()).rstrip(b"=").decode()
 
 
 def encode_send(message_id: bytes, to: str, filler: bytes, size_bytes: int) -> bytes:
-    """A `send` whose content differs from that of every other, so that nothing on the way can profit from repetition."""
+    """Return a `send` frame. The content differs in each message, so that no component can benefit from repetition."""
     return b'{"type":"send","message_id":"%s","to":"%s","content":"%s"}' % (
         message_id,
         to.encode(),
@@ -48,7 +50,7 @@ def encode_send(message_id: bytes, to: str, filler: bytes, size_bytes: int) -> b
 
 
 def encode_masked_frame(payload: bytes, mask: bytes, head: int = 0x81) -> bytes:
-    """A masked, unfragmented frame, as clients send them (RFC 6455, 5.2)."""
+    """Return a masked, unfragmented frame, as clients send it (RFC 6455, section 5.2)."""
     length = len(payload)
     if length < 126:
         header = struct.pack("!BB", head, 0x80 | length)
@@ -60,7 +62,9 @@ def encode_masked_frame(payload: bytes, mask: bytes, head: int = 0x81) -> bytes:
 
 
 def find_payload(data: bytes, position: int) -> tuple[int, int]:
-    """(start, end) of the payload of the unmasked frame at `position`; the end is past the data if it is incomplete."""
+    """Return the start and the end of the payload of the unmasked frame at `position`. If the frame is incomplete, the
+    end is greater than the length of the data.
+    """
     length = data[position + 1]
     if length < 126:
         return position + 2, position + 2 + length
@@ -76,7 +80,7 @@ def leading_run(data: bytes) -> int:
 
 
 def websocket_request(url: str) -> bytes:
-    """Return the HTTP request for a WebSocket at a URL."""
+    """Return the HTTP request that opens a WebSocket at a URL."""
     address, key = urlsplit(url), base64.b64encode(os.urandom(16)).decode()
     place = (address.path or "/") + (f"?{address.query}" if address.query else "")
     return (
@@ -99,7 +103,7 @@ def open_websocket(url: str, source: str | None) -> socket.socket:
     opened.sendall(websocket_request(url))
     answer = b""
     while not answer.endswith(b"\r\n\r\n"):
-        part = opened.recv(4096)  # never more than the handshake: the server speaks after `hello`
+        part = opened.recv(4096)  # contains only the handshake, because the server sends frames after `hello`
         if not part:
             raise LoadError(f"no WebSocket at {url}: {answer!r}")
         answer += part

@@ -1,4 +1,6 @@
-"""Microsoft Agent Framework in one process. A team is agents as tools; a channel is a session that all agents share."""
+"""Microsoft Agent Framework in one process. A team is an agent with other agents as tools. In a channel, all agents
+share a session.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""AgentScope 2 in one process. A team is its `TeamPipeline`. In a channel, the other agents `observe` each message."""
+"""AgentScope 2 in one process. A team uses its `TeamPipeline`. In a channel, the other agents `observe` each
+message.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ async def open_system(job: Job) -> AsyncIterator[Ask]:
         tools = [FunctionTool(add, permission=allowed)] if has_adder(job.work, name) else []
         return Agent(name, instruction(name), models[name], Toolkit(tools))
 
-    # An agent holds one conversation, so each conversation needs a new agent.
+    # Create a new agent for each conversation, because an agent can hold only one.
     team = {name: make(name) for name in job.workload.agents} if job.workload.shares_thread else {}
 
     async def ask_team(text: str) -> str:

@@ -1,4 +1,6 @@
-"""AutoGen's gRPC runtime: a host, a process per agent (one for all 200), and the person in another process."""
+"""AutoGen's gRPC runtime with a host, one process per agent (one process for all 200 agents), and another process for
+the person.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class Answer:
 
 
 def make_class(job: Job, name: str) -> Any:
-    """Return the class of one agent. The runtime makes an instance for each conversation."""
+    """Return the class of one agent. The runtime creates an instance for each conversation."""
     model = make_model(job, name)
 
     class Participant(RoutedAgent):
@@ -58,7 +60,7 @@ async def join(address: str) -> GrpcWorkerAgentRuntime:
 
 
 async def serve(job: Job, address: str, names: list[str]) -> None:
-    """Run the host (without names), or these agents."""
+    """Run the host if there are no names, and otherwise run the agents with these names."""
     if not names:
         GrpcWorkerAgentRuntimeHost(address).start()
     else:

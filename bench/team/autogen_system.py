@@ -1,4 +1,6 @@
-"""AutoGen's agentchat in one process. A team is agents as tools; a channel is `SelectorGroupChat` with a function."""
+"""AutoGen's agentchat in one process. A team is an agent with other agents as tools. A channel is a `SelectorGroupChat`
+with a selector function.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ async def open_system(job: Job) -> AsyncIterator[Ask]:
 
     async def ask(number: int, text: str) -> str:
         name = target(job.work, number)
-        # An agent holds one conversation, so each conversation needs a new agent.
+        # Create a new agent for each conversation, because an agent can hold only one.
         tools = [AgentTool(make(worker)) for worker in WORKERS] if job.work == "w2" else []
         return await answer(team.get(name) or make(name, tools), text)
 

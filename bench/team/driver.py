@@ -1,13 +1,13 @@
-"""A team's answers in Roundelay and in comparable projects: CPU, prompt bytes, memory and time.
+"""Cost of a team's answers in Roundelay and in comparable projects: CPU time, prompt bytes, memory and time.
 
     ./dev bench team [--rounds 5] [--only w1,w2] [--systems roundelay,langgraph] [--json FILE]
     ./dev bench team --quick
     ./dev bench team --markdown FILE
 
-Each measurement starts a new process, beside a fake model server. Every answer is checked. The order of
-the systems rotates by round. CPU and memory are those of all processes of the system with the person's client; the model
-server does not count. Environments are made for the peers; a peer that cannot be installed is left out with a note.
-Exits with 1 after a wrong answer.
+Each measurement starts a new process, and uses a fake model server. Every answer is checked. The order of the systems
+rotates by round. CPU time and memory include all processes of the system and the person's client, but not the model
+server. Environments are created for the comparable projects. A project that cannot be installed is left out with a
+note. The exit code is 1 after a wrong answer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ QUICK_WORKLOADS = ("w1", "w2")
 
 
 class ModelServer:
-    """The process of the fake model."""
+    """The process of the fake model server."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
@@ -70,7 +70,7 @@ class ModelServer:
         return f"{self._root}/v1"
 
     def read(self, path: str) -> dict[str, int]:
-        """Return the counts. The path /reset begins new ones."""
+        """Return the counts of the model server. The path /reset starts new counts."""
         with urllib.request.urlopen(self._root + path, timeout=30) as reply:
             return json.load(reply)
 
@@ -91,14 +91,14 @@ def read_tree_cpu_s(pid: int) -> float:
         try:
             total_s += read_process_cpu_s(below)
         except OSError:
-            continue  # it ended in between
+            continue  # the process ended meanwhile
     return total_s
 
 
 def stop_tree(process: subprocess.Popen[Any]) -> None:
-    """End a process and all that it started."""
+    """Kill a process and all processes that it started."""
     if process.poll() is not None:
-        return  # another process may have its id by now
+        return  # another process may have the same id by now
     for pid in reversed(list_process_tree(process.pid)):
         try:
             os.kill(pid, signal.SIGKILL)
@@ -108,7 +108,7 @@ def stop_tree(process: subprocess.Popen[Any]) -> None:
 
 
 class Measurement:
-    """One system at one workload: its process, and the clocks at each of its steps."""
+    """Measurement of one system with one workload: the process of the system, and the clocks at each step."""
 
     def __init__(self, process: subprocess.Popen[str], server: ModelServer) -> None:
         self._process = process
@@ -116,7 +116,7 @@ class Measurement:
         self.steps: list[tuple[dict[str, Any], float, dict[str, int]]] = []
 
     def read_step(self) -> dict[str, Any]:
-        """Wait for the next report. Add it with the CPU seconds and the model server's counts at that moment."""
+        """Wait for the next report. Store it with the CPU seconds and the model server's counts at that moment."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -181,7 +181,7 @@ def measure(server: ModelServer, system: System, python: Path, work: str, questi
 
 
 def find_pythons(systems: list[System], folder: Path) -> dict[str, Path]:
-    """Return the Python of each system that can run here. Report the others."""
+    """Return the Python interpreter of each system that can run here. Report the other systems."""
     pythons: dict[str, Path] = {}
     failed: dict[str, str] = {}
     for system in systems:
@@ -199,7 +199,7 @@ def report(text: str) -> None:
 
 
 def save(file: Path | None, rows: list[Row]) -> None:
-    """Write the file of --json. It is written after each round, so that an interrupted run loses one round."""
+    """Write the file for --json. It is written after each round, so that an interrupted run loses only one round."""
     if file:
         machine = vars(describe_machine(Path(tempfile.gettempdir())))
         file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")

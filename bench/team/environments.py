@@ -1,4 +1,4 @@
-"""The measured systems of systems.toml, and an environment under .suites/ for each that needs its own packages."""
+"""The measured systems of systems.toml. Each system that needs its own packages gets an environment under .suites/."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 DEFAULT_FOLDER = HERE.parents[1] / ".suites" / "bench-team"
 MARKER = "pins.json"
-"""File of a complete environment with the pins it was made from."""
+"""Name of the file in each complete environment that contains the pinned versions."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ def list_systems() -> list[System]:
 
 
 def find_python(name: str, folder: Path) -> Path:
-    """Return the Python of an environment in ``folder``. Make the environment if it is missing or its pins changed.
+    """Return the Python interpreter of an environment in ``folder``. Create the environment if it is missing or its
+    pins have changed.
 
     Raises `RuntimeError` if the installation fails.
     """

@@ -1,4 +1,6 @@
-"""The floor: the same model requests by hand, with sockets and JSON. It has no errors, no limits and no types."""
+"""The floor: the same model requests, written by hand with sockets and JSON. It has no error handling, limits
+or types.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ def describe(name: str, description: str, properties: dict[str, Any]) -> dict[st
 
 
 class Floor:
-    """Agents as loops over one pool of connections."""
+    """Agents as loops that share one pool of connections."""
 
     def __init__(self, job: Job) -> None:
         self._work = job.work

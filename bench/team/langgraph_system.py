@@ -1,6 +1,7 @@
-"""LangGraph with LangChain's agents, in one process. Mode sqlite stores a checkpoint after each step.
+"""LangGraph with LangChain's agents, in one process. The mode sqlite stores a checkpoint after each step.
 
-A team is agents as tools, as its documentation advises. It has no channel: an edge of a graph picks the mentioned agent.
+A team is an agent with other agents as tools, as the documentation of LangGraph advises. LangGraph has no channels, so
+an edge of a graph selects the mentioned agent.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
-"""A fake server of OpenAI's Chat Completions on loopback. Prints its port as JSON.
+"""A fake server for OpenAI's Chat Completions on loopback. It prints its port as JSON.
 
-The model's name is SCRIPT:AGENT, and an answer follows from the request alone. The last question `Q17: 3+4` counts.
+The name of the model is SCRIPT:AGENT. An answer depends only on the request, and only on its last question, such as
+`Q17: 3+4`. The scripts are:
 
 tool    calls `add`, then answers `A17: 7.`
-worker  the same, with the answer `R17 AGENT=7.`
+worker  like tool, but with the answer `R17 AGENT=7.`
 lead    asks bob0 to bob4 with the offered tools, then answers `A17: 35 of 5.`
 chat    answers `A17: 7.` and a sentence
 
-`GET /stats` returns the counts since the previous `GET /reset`: requests, bytes of prompts (tools and messages as
-JSON), and the bytes of them that do not repeat the start of the agent's previous request.
+`GET /stats` returns the counts since the last `GET /reset`: the requests, the bytes of their prompts (tools and
+messages as JSON), and the bytes that do not repeat the beginning of the agent's previous request.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Calls = list[tuple[str, dict[str, Any]]]
 
 
 class Counts:
-    """Counts of one measurement."""
+    """Counts of requests and bytes during one measurement."""
 
     def __init__(self) -> None:
         self.requests = self.prompt_bytes = self.fresh_bytes = 0
@@ -40,7 +41,7 @@ class Counts:
 
 
 def count_shared(first: bytes, second: bytes) -> int:
-    """Return the length of the common start, by bisection."""
+    """Return the length of the common beginning of two texts, by bisection."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2
@@ -54,7 +55,7 @@ def read_text(message: dict[str, Any]) -> str:
 
 
 def decide(body: dict[str, Any]) -> tuple[str | None, Calls]:
-    """Return the text of the answer and its tool calls."""
+    """Return the text of the answer, and its tool calls."""
     script, _, agent = body["model"].partition(":")
     messages = body["messages"]
     asked = [
@@ -87,7 +88,9 @@ def decide(body: dict[str, Any]) -> tuple[str | None, Calls]:
 
 
 def plan_calls(offered: dict[str, Any], question: str) -> Calls:
-    """Ask all workers: with one call of `ask`, with `TeamAssign`, or with a tool per worker."""
+    """Return the calls that ask all workers: one call of `ask`, calls of `TeamAssign`, or one call of each worker's
+    tool.
+    """
     if "ask" in offered:
         limit = {"timeout_s": 60} if "timeout_s" in offered["ask"]["properties"] else {}
         return [("ask", {"agent_ids": WORKERS, "text": question, **limit})]
@@ -126,7 +129,7 @@ def answer(body: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def stream(completion: dict[str, Any]) -> bytes:
-    """Return a completion as server-sent events, a word or all tool calls in each piece."""
+    """Return a completion as server-sent events. Each event contains one word, or all tool calls."""
     [choice] = completion["choices"]
     message = choice["message"]
     deltas = [{"role": "assistant", "content": f"{word} "} for word in (message["content"] or "").split()]
@@ -142,7 +145,7 @@ def stream(completion: dict[str, Any]) -> bytes:
 
 
 class Server:
-    """Answers the requests of all connections and counts them."""
+    """Answers the requests of all connections, and counts them."""
 
     def __init__(self) -> None:
         self._counts = Counts()

@@ -1,5 +1,8 @@
-"""OpenAgents: a network process, a process per agent (`AgentRunner`), and a person who is a client. Its clients poll
-each second, so its wall time is waiting. A lead asks with events and answers when five have come."""
+"""OpenAgents with a network process, one process per agent (`AgentRunner`), and a client for the person.
+
+The clients poll once per second, so most of the wall time is waiting. A lead asks the workers with events, and answers
+when five answers have arrived.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,7 @@ def make_event(sender: str, to: str, text: str) -> Event:
 
 
 class Desk(AgentRunner):
-    """An agent that answers whoever wrote. A lead asks all workers first."""
+    """An agent that answers each sender. A lead asks all workers before it answers."""
 
     name = work = ""
     _asked: dict[str, tuple[str, str, list[str]]]
@@ -164,7 +167,7 @@ async def open_system(job: Job) -> AsyncIterator[Ask]:
 
 if len(sys.argv) > 2:
     ready = os.dup(1)
-    os.dup2(2, 1)  # it prints; only "ready" may reach the parent
+    os.dup2(2, 1)  # OpenAgents prints to stdout, but only "ready" may reach the parent
     asyncio.run(serve(read_job(), sys.argv[2], int(sys.argv[3])))
 else:
     run(open_system)

@@ -1,6 +1,7 @@
-"""The OpenAI Agents SDK in one process. Mode sqlite stores finished messages in a file.
+"""The OpenAI Agents SDK in one process. The mode sqlite stores finished messages in a file.
 
-A team is agents as tools, its way with a manager. It has no channel: all agents share a session, and code picks one.
+A team is a manager with other agents as tools, as the SDK recommends. The SDK has no channels, so all agents share a
+session, and code selects the agent.
 """
 
 from __future__ import annotations

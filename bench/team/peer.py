@@ -1,7 +1,9 @@
-"""The part of a measured process that all systems share: open the system, ask the questions, check every answer.
+"""The part of a measured process that all systems share. It opens the system, asks the questions, and checks every
+answer.
 
-A system file has ``open_system(job)``, an async context manager that yields ``ask(number, text)``, and ends with
-``run(open_system)``. The driver writes a line to standard input for each step and reads one JSON line after it.
+A system file defines ``open_system(job)``, an async context manager that yields ``ask(number, text)``. The file ends
+with ``run(open_system)``. For each step, the process writes one JSON line, and then waits until the driver writes a
+line to its standard input.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ FIRST_WARM_UP = 9000
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement. ``mode`` is that of the system in systems.toml."""
+    """One measurement. ``mode`` is the mode of the system in systems.toml."""
 
     work: str
     questions: int
@@ -45,7 +47,7 @@ def read_job() -> Job:
 
 
 class Asker:
-    """Asks the questions of a job and counts the right answers."""
+    """Asks the questions of a job, and collects the wrong answers and the times."""
 
     def __init__(self, job: Job, ask: Ask, report: int) -> None:
         self._job = job
@@ -65,7 +67,7 @@ class Asker:
             self.wrong.append(f"{number}: {answer}"[:300])
 
     async def step(self, **values: object) -> None:
-        """Report to the driver, and wait until it has read the clocks."""
+        """Send a report to the driver, and wait until the driver has read the clocks."""
         os.write(self._report_to, (json.dumps(values) + "\n").encode())
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
 
@@ -91,7 +93,7 @@ class Asker:
 
 def run(open_system: Callable[[Job], AbstractAsyncContextManager[Ask]]) -> None:
     report = os.dup(1)
-    os.dup2(2, 1)  # systems print; only reports may reach the driver
+    os.dup2(2, 1)  # systems print to stdout, but only reports may reach the driver
     job = read_job()
     os.environ.update(OPENAI_API_KEY="none", OPENAI_BASE_URL=job.base_url, NO_PROXY="127.0.0.1")
 
@@ -100,4 +102,4 @@ def run(open_system: Callable[[Job], AbstractAsyncContextManager[Ask]]) -> None:
             await Asker(job, ask, report).run()
 
     asyncio.run(main())
-    os._exit(0)  # without the threads that some systems leave
+    os._exit(0)  # exit without waiting for threads that some systems leave behind

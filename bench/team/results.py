@@ -1,6 +1,6 @@
-"""The tables of `./dev bench team`, made from one row per round, workload and system.
+"""The tables of `./dev bench team`, created from one row per round, workload and system.
 
-A ratio compares a system with the best peer in the same round, so a slow minute affects both.
+A ratio compares a system with the best peer of the same round, so a slow minute affects both.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def is_right(row: Row) -> bool:
 
 
 def read_cpu_ms(row: Row) -> float:
-    """Return the CPU of one answer. For a start, that includes the start."""
+    """Return the CPU time of one answer in ms. For the workload `start`, this includes the start of the system."""
     total_s = row["cpu_s"] + (row["ready_cpu_s"] if row["work"] == "w6" else 0)
     return total_s / row["questions"] * 1000
 
 
 def list_ratios(rows: Sequence[Row], system: str, work: str, peers: Iterable[str]) -> list[float]:
-    """Return the CPU of a system beside that of the best peer, per round."""
+    """Return, for each round, the CPU time of a system divided by the CPU time of the best peer."""
     ratios = []
     for row in rows:
         if (row["system"], row["work"]) != (system, work) or not is_right(row):
@@ -62,7 +62,7 @@ COLUMNS: dict[str, Value] = {
 
 
 Table = tuple[str, list[list[str]]]
-"""A title and rows of cells, the head first."""
+"""A title, and rows of cells. The first row is the header."""
 SUMMARY = (
     ("tool call: CPU ms", "w1", "CPU ms"),
     ("p50 ms", "w1", "p50 ms"),
@@ -73,7 +73,7 @@ SUMMARY = (
     ("200 agents: MB", "w5", "MB"),
     ("after 1,000", "w7", "last / first"),
 )
-"""Columns of the second table of docs/performance.md: title, workload, value."""
+"""Columns of the second table of docs/performance.md: title, workload and value."""
 
 
 def choose_systems(rows: Sequence[Row], systems: Sequence[System]) -> list[System]:
@@ -82,7 +82,7 @@ def choose_systems(rows: Sequence[Row], systems: Sequence[System]) -> list[Syste
 
 
 def build_overview(rows: Sequence[Row], systems: Sequence[System]) -> Table:
-    """Return the ratios of all workloads."""
+    """Return a table with the ratios of all workloads."""
     peers = {system.name for system in systems if system.is_peer}
     works = [work for work in WORKLOADS if any(row["work"] == work for row in rows)]
     table = [["CPU / best peer", "stores", *(WORKLOADS[work].title for work in works)]]
@@ -93,7 +93,7 @@ def build_overview(rows: Sequence[Row], systems: Sequence[System]) -> Table:
 
 
 def build_summary(rows: Sequence[Row], systems: Sequence[System]) -> Table:
-    """Return the values that a user needs to choose."""
+    """Return a table with the values that help a user to choose a system."""
     table = [["", *(title for title, _, _ in SUMMARY)]]
     for system in choose_systems(rows, systems):
         values = (find_median(rows, system.name, work, COLUMNS[name]) for _, work, name in SUMMARY)
@@ -102,7 +102,7 @@ def build_summary(rows: Sequence[Row], systems: Sequence[System]) -> Table:
 
 
 def build_details(rows: Sequence[Row], systems: Sequence[System]) -> list[Table]:
-    """Return a table of all values for each workload."""
+    """Return one table with all values for each workload."""
     peers = {system.name for system in systems if system.is_peer}
     tables: list[Table] = []
     for work in (work for work in WORKLOADS if any(row["work"] == work for row in rows)):
@@ -140,7 +140,7 @@ def format_text(tables: Iterable[Table]) -> str:
 
 
 def format_markdown(tables: Iterable[Table]) -> str:
-    """Return the tables for docs/performance.md."""
+    """Return the tables in Markdown, for docs/performance.md."""
     blocks = []
     for title, (head, *body) in tables:
         marks = ["---" if place == 0 or name == "stores" else "---:" for place, name in enumerate(head)]
@@ -149,7 +149,9 @@ def format_markdown(tables: Iterable[Table]) -> str:
 
 
 def format_problems(rows: Iterable[Row]) -> list[str]:
-    """Return a line for each measurement that failed or had a wrong answer. Tables leave such measurements out."""
+    """Return one line for each measurement that failed or had a wrong answer. The tables leave out such
+    measurements.
+    """
     return [
         f"{row['system']}, {row['work']}, round {row['round'] + 1}: {row.get('error') or row['wrong'][0]}"
         for row in rows

@@ -1,6 +1,7 @@
 """Roundelay with its default settings, in one process (`Network.open`) or as `roundelay up` with agent files.
 
-Only the number of parallel reactions is not the default. Durability `full` is synced, and resumes after a kill.
+Only the number of parallel reactions differs from the default. Durability `full` syncs every commit, and reactions
+resume after a kill.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ add = tool(idempotent=True)(plain)
 
 
 def describe_agent(job: Job, agent: str) -> dict[str, Any]:
-    """Return one agent as an agent file holds it."""
+    """Return one agent in the form of an agent file."""
     described: dict[str, Any] = {
         "id": agent,
         "instruction": instruction(agent),
@@ -44,7 +45,7 @@ def describe_agent(job: Job, agent: str) -> dict[str, Any]:
 
 
 class Person:
-    """Sends questions and hands each answer to the question that waits for it."""
+    """Sends questions, and passes each answer to the question that waits for it."""
 
     def __init__(self, client: NetworkClient, work: str) -> None:
         self._client = client

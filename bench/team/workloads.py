@@ -1,6 +1,6 @@
-"""The workloads of `./dev bench team`: who is asked what, and the right answers.
+"""The workloads of `./dev bench team`: which agent is asked which question, and the right answers.
 
-Runs in the environment of every system, so it imports the standard library alone.
+This module runs in the environment of every system, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ PADDING = " Please take your time, and answer in plain words, as you would at a 
 
 @dataclass(frozen=True)
 class Workload:
-    """``agents`` answer; without ``agents`` only ann does. ``shares_thread``: each agent has one conversation for all
-    questions. Otherwise each question begins a new one."""
+    """One workload. ``agents`` are the agents that answer. With ``shares_thread``, each agent has one conversation for
+    all questions. Otherwise each question begins a new conversation.
+    """
 
     title: str
     questions: int
@@ -47,13 +48,13 @@ WORKLOADS = {
     "w8": Workload("32 at once", 128, parallel=32, uses_tool=True, quick_questions=64),
 }
 GROWING = ("w4", "w7")
-"""Workloads whose last answers are compared with their first."""
+"""Workloads in which the last answers are compared with the first answers."""
 EDGE = 50
-"""Number of first and of last answers that are compared."""
+"""Number of first answers and of last answers that are compared."""
 
 
 def target(work: str, number: int) -> str:
-    """Return the agent that question ``number`` is for."""
+    """Return the agent to which question ``number`` is sent."""
     agents = WORKLOADS[work].agents
     return "ann" if "ann" in agents else agents[number % len(agents)]
 
@@ -77,7 +78,7 @@ def expected(work: str, number: int) -> str:
 
 
 def model_name(work: str, agent: str) -> str:
-    """Return the name of the fake model, which says how it answers."""
+    """Return the name of the fake model. The name determines how the model answers."""
     workload = WORKLOADS[work]
     if workload.is_team:
         return f"lead:{agent}" if agent == "ann" else f"worker:{agent}"

@@ -1,5 +1,5 @@
 /**
- * The first screen. It shows the last conversation, or the agents with whom a person can talk. This module only chooses
+ * The first screen. It shows the last conversation, or the agents to talk to. This module only chooses
  * the conversation. Other modules draw the thread, and the dialog that starts a conversation.
  */
 import {computed} from "#vendor/signals.js";
