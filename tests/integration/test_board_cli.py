@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("cronsim")
 from tests.support.announced import announced_node
-from tests.support.command import run
+from tests.support.command import invoke
 
 
 async def test_tasks_and_timers_are_made_shown_and_ended_from_a_shell(
@@ -20,29 +20,31 @@ async def test_tasks_and_timers_are_made_shown_and_ended_from_a_shell(
         monkeypatch.chdir(tmp_path)
         ann, bob = [await node.person(name) for name in ("ann", "bob")]
         at = ["--url", node.url, "--token", node.owner_token, "--as"]
-        made = await run("tasks", "create", "Report\x1b", "--assignee", "bob", "--body", "Three\npages.", *at, "ann")
+        made = await invoke("tasks", "create", "Report\x1b", "--assignee", "bob", "--body", "Three\npages.", *at, "ann")
         assert made.out == "Task 1 is open (bob): Report\\x1b\n"
-        await run("tasks", "create", "Mail", "--after", "1", *at, "ann")
-        listed = json.loads((await run("tasks", "--json", *at, "ann")).out)
+        await invoke("tasks", "create", "Mail", "--after", "1", *at, "ann")
+        listed = json.loads((await invoke("tasks", "--json", *at, "ann")).out)
         assert [(it["task"], it["state"]) for it in listed["tasks"]] == [(1, "open"), (2, "waiting")]
-        await run("tasks", "claim", "1", *at, "bob")
-        assert "claimed (bob)" in (await run("tasks", "claim", "1", *at, "ann", code=1)).out
-        await run("tasks", "progress", "1", "Half done.", *at, "bob")
-        await run("tasks", "complete", "1", "See below.", *at, "bob")
-        shown = (await run("tasks", "show", "1", *at, "ann")).out
+        await invoke("tasks", "claim", "1", *at, "bob")
+        assert "claimed (bob)" in (await invoke("tasks", "claim", "1", *at, "ann", code=1)).out
+        await invoke("tasks", "progress", "1", "Half done.", *at, "bob")
+        await invoke("tasks", "complete", "1", "See below.", *at, "bob")
+        shown = (await invoke("tasks", "show", "1", *at, "ann")).out
         assert "Three\npages." in shown
         assert "bob: Half done." in shown
         assert "Result:\nSee below." in shown
-        assert (await run("tasks", "list", "--all", *at, "ann")).out.count("\n") == 3
-        await run("tasks", "cancel", "2", *at, "ann")
-        assert "no such tasks" in (await run("tasks", *at, "ann")).out
+        assert (await invoke("tasks", "list", "--all", *at, "ann")).out.count("\n") == 3
+        await invoke("tasks", "cancel", "2", *at, "ann")
+        assert "no such tasks" in (await invoke("tasks", *at, "ann")).out
 
-        again = await run("timers", "create", "Tea", "--cron", "0 8 * * *", "--timezone", "Europe/Berlin", *at, "ann")
+        again = await invoke(
+            "timers", "create", "Tea", "--cron", "0 8 * * *", "--timezone", "Europe/Berlin", *at, "ann"
+        )
         assert again.out.startswith("Timer 1 sends to ann at 20")
-        timers = json.loads((await run("timers", "list", "--json", *at, "ann")).out)["timers"]
+        timers = json.loads((await invoke("timers", "list", "--json", *at, "ann")).out)["timers"]
         assert [(it["timer"], it["cron"]) for it in timers] == [(1, "0 8 * * *")]
-        assert "no cron expression" in (await run("timers", "create", "Tea", "--cron", "x", *at, "ann", code=1)).err
-        assert (await run("timers", "cancel", "1", *at, "ann")).out == "Timer 1 is cancelled.\n"
+        assert "no cron expression" in (await invoke("timers", "create", "Tea", "--cron", "x", *at, "ann", code=1)).err
+        assert (await invoke("timers", "cancel", "1", *at, "ann")).out == "Timer 1 is cancelled.\n"
         await ann.close()
         await bob.close()
 
@@ -53,23 +55,23 @@ async def test_polls_are_made_voted_and_closed_from_a_shell(tmp_path: Path, monk
         monkeypatch.chdir(tmp_path)
         ann, bob = [await node.person(name) for name in ("ann", "bob")]
         at = ["--url", node.url, "--token", node.owner_token, "--as"]
-        assert "There are no polls" in (await run("polls", *at, "ann")).out
+        assert "There are no polls" in (await invoke("polls", *at, "ann")).out
         create = ("polls", "create", "broadcast", "Launch\x1b?", "yes", "no")
-        poll = str(json.loads((await run(*create, "--json", *at, "ann")).out)["poll"])
-        voted = json.loads((await run("polls", "vote", poll, "yes", "--json", *at, "bob")).out)
+        poll = str(json.loads((await invoke(*create, "--json", *at, "ann")).out)["poll"])
+        voted = json.loads((await invoke("polls", "vote", poll, "yes", "--json", *at, "bob")).out)
         assert voted == {"poll": int(poll), "voted": True}
-        assert "has no choice" in (await run("polls", "vote", poll, "maybe", *at, "ann", code=1)).err
-        shown = (await run("polls", "show", poll, *at, "ann")).out
+        assert "has no choice" in (await invoke("polls", "vote", poll, "maybe", *at, "ann", code=1)).err
+        shown = (await invoke("polls", "show", poll, *at, "ann")).out
         assert shown == f"Poll {poll} by ann in broadcast (open): Launch\\x1b?\n  yes: 1 (bob)\n  no: 0\n"
-        secret = str(json.loads((await run(*create, "--secret", "--json", *at, "bob")).out)["poll"])
-        await run("polls", "vote", secret, "no", *at, "ann")
-        hidden = json.loads((await run("polls", "show", secret, "--json", *at, "bob")).out)
+        secret = str(json.loads((await invoke(*create, "--secret", "--json", *at, "bob")).out)["poll"])
+        await invoke("polls", "vote", secret, "no", *at, "ann")
+        hidden = json.loads((await invoke("polls", "show", secret, "--json", *at, "bob")).out)
         assert (hidden["voters"], hidden["choices"]) == (1, [{"choice": "yes"}, {"choice": "no"}])
-        assert "is final" in (await run("polls", "vote", secret, "yes", *at, "ann", code=1)).err
-        closed = (await run("polls", "close", secret, *at, "bob")).out
+        assert "is final" in (await invoke("polls", "vote", secret, "yes", *at, "ann", code=1)).err
+        closed = (await invoke("polls", "close", secret, *at, "bob")).out
         assert closed.endswith("(closed): Launch\\x1b?\n  yes: 0\n  no: 1\n  1 voted in secret.\n")
-        left = json.loads((await run("polls", "list", "--open", "--thread", "broadcast", "--json", *at, "ann")).out)
+        left = json.loads((await invoke("polls", "list", "--open", "--thread", "broadcast", "--json", *at, "ann")).out)
         assert [it["poll"] for it in left["polls"]] == [int(poll)]
-        assert (await run("polls", *at, "ann")).out.count("\n") == 3
+        assert (await invoke("polls", *at, "ann")).out.count("\n") == 3
         for client in (ann, bob):
             await client.close()

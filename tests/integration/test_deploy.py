@@ -26,7 +26,7 @@ from packaging.utils import canonicalize_name
 
 from roundelay.network.cluster.postgres import OLDEST
 from roundelay.network.log_urls import PostgresAddress, read_log_url
-from tests.support.command import command, run
+from tests.support.command import command, invoke
 from tests.support.nats import SERVER, free_port, wait_until_chosen
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +75,7 @@ async def test_the_images_command_runs_and_its_health_check_follows_it(tmp_path:
     data, team = tmp_path / "data", tmp_path / "team"
     data.mkdir()
     team.mkdir()
-    await run("init", cwd=team)
+    await invoke("init", cwd=team)
 
     def place(text: str) -> str:
         return text.replace("/data", str(data))
@@ -244,7 +244,7 @@ async def test_the_units_command_runs_and_a_wrong_file_is_not_tried_again(tmp_pa
     config, state = tmp_path / "etc", tmp_path / "lib"
     config.mkdir()
     state.mkdir()
-    await run("init", cwd=config)
+    await invoke("init", cwd=config)
 
     def place(text: str) -> list[str]:
         return shlex.split(text.replace("/etc/roundelay", str(config)).replace("/var/lib/roundelay", str(state)))
@@ -257,7 +257,7 @@ async def test_the_units_command_runs_and_a_wrong_file_is_not_tried_again(tmp_pa
         await up.stop()
     assert {it.name for it in state.iterdir()} >= {"roundelay.db", "home"}
     (config / "roundelay.yaml").write_text("prot: 1\n", encoding="utf-8")
-    await run(*arguments, cwd=config, code=int(service["RestartPreventExitStatus"]), **environment)
+    await invoke(*arguments, cwd=config, code=int(service["RestartPreventExitStatus"]), **environment)
 
 
 @pytest.mark.full
@@ -291,7 +291,7 @@ async def play_service(tmp_path: Path) -> None:
     wrapper.write_text(text, encoding="utf-8")
     wrapper.chmod(0o755)
     (etc / "environment").write_text("# keys\nOPENAI_API_KEY='sk-of-the-service'\nROUNDELAY_NAME=lab", encoding="utf-8")
-    await run("init", cwd=etc)
+    await invoke("init", cwd=etc)
     shutil.chown(lib, "nobody")
     clean = {"PATH": os.environ["PATH"], "SUDO_USER": "mia", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -419,7 +419,7 @@ async def test_the_servers_of_the_cluster_take_each_other_and_nodes_with_the_pas
         async with asyncio.timeout(60):
             await wait_until_chosen([f"nats://roundelay:p4ss@{host}" for host in hosts.split(",")])
         up = ("up", "--port", "0", "--no-web", "--db", tmp_path / "a.db", "--log")
-        refused = await run(*up, f"nats://{hosts}/lab?replicas=3", code=1)
+        refused = await invoke(*up, f"nats://{hosts}/lab?replicas=3", code=1)
         assert "refuse who connects" in refused.err
         assert "nats://USER:PASSWORD@HOST" in refused.err
         async with command(*up, f"nats://roundelay:p4ss@{hosts}/lab?replicas=3") as node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.announced import announced_node
-from tests.support.command import invoke, run
+from tests.support.command import invoke
 
 
 def list_files(folder: Path) -> list[Path]:
@@ -29,27 +29,27 @@ AGENT = "id: desk\ninstruction: You are at the desk.\ntools: [desk_tools:look_up
 
 async def test_an_agents_file_is_looked_at_as_such(tmp_path: Path) -> None:
     (tmp_path / "desk.yaml").write_text(AGENT)
-    done = await run("doctor", "desk.yaml", cwd=tmp_path, code=1)
+    done = await invoke("doctor", "desk.yaml", cwd=tmp_path, code=1)
     assert "agent desk desk.yaml:3: agent desk: the tool 'desk_tools:look_up'" in done.out
     (tmp_path / "desk_tools.py").write_text("def look_up(order: str) -> str:\n    return order\n")
-    done = await run("doctor", "desk.yaml", cwd=tmp_path)
+    done = await invoke("doctor", "desk.yaml", cwd=tmp_path)
     assert "ok     agent desk 1 tool of its own; its model is a script." in done.out
     assert "database" not in done.out
     (tmp_path / "desk.yaml").write_text(AGENT.replace("instruction", "instuction"))
-    done = await run("doctor", "desk.yaml", cwd=tmp_path, code=1)
+    done = await invoke("doctor", "desk.yaml", cwd=tmp_path, code=1)
     assert 'desk.yaml:2: unknown key "instuction"; did you mean "instruction"?' in done.out
 
 
 async def test_the_network_tools_of_an_agent_are_checked_against_a_node_that_is_named(tmp_path: Path) -> None:
     agent = tmp_path / "desk.yaml"
     agent.write_text(AGENT.replace("tools: [desk_tools:look_up]", "network_tools: [finish, send_txt_message]"))
-    done = await run("doctor", "desk.yaml", cwd=tmp_path)
+    done = await invoke("doctor", "desk.yaml", cwd=tmp_path)
     assert "note   agent desk The names in network_tools are not checked: only a node knows them." in done.out
     async with announced_node(tmp_path) as node:
-        done = await run("doctor", "desk.yaml", "--url", node.url, cwd=tmp_path, code=1)
+        done = await invoke("doctor", "desk.yaml", "--url", node.url, cwd=tmp_path, code=1)
         assert 'desk.yaml:3: Agent desk: network_tools names "send_txt_message"' in done.out
         agent.write_text(agent.read_text().replace("txt", "text"))
-        done = await run("doctor", "desk.yaml", "--url", node.url, cwd=tmp_path)
+        done = await invoke("doctor", "desk.yaml", "--url", node.url, cwd=tmp_path)
         assert f"ok     agent desk The hub at {node.url} has its network_tools." in done.out
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import run
+from tests.support.command import invoke, run
 from tests.support.node import running_node
 
 
@@ -20,20 +20,20 @@ async def test_file_is_put_listed_and_fetched(tmp_path: Path, monkeypatch: pytes
     async with running_node(mods=["channels", "files"]) as node:
         bob = await node.agent("bob")
         options = ["--url", node.url, "--token", node.owner_token]
-        assert "There are no files." in (await run("files", "list", *options)).out
+        assert "There are no files." in (await invoke("files", "list", *options)).out
         sent = ["--to", "agent:bob", "--text", "look"]
-        stored = json.loads((await run("files", "put", "data.bin", *sent, "--json", *options)).out)
+        stored = json.loads((await invoke("files", "put", "data.bin", *sent, "--json", *options)).out)
         message = await bob.expect("deliver")
         assert message["message"]["content"]["files"][0]["file"] == stored["file"]
         (tmp_path / "data.bin").write_bytes(b"second")
-        changed = await run("files", "put", "data.bin", "--file", stored["file"], *options)
+        changed = await invoke("files", "put", "data.bin", "--file", stored["file"], *options)
         assert f"Stored data.bin as {stored['file']}." in changed.out
-        [listed] = json.loads((await run("files", "list", "--json", *options)).out)["files"]
+        [listed] = json.loads((await invoke("files", "list", "--json", *options)).out)["files"]
         assert (listed["file"], listed["versions"]) == (stored["file"], [1, 2])
-        refused = await run("files", "get", stored["file"], *options, code=2)  # a name that exists
+        refused = await invoke("files", "get", stored["file"], *options, code=2)  # a name that exists
         assert "data.bin exists" in refused.err
-        await run("files", "get", stored["file"], "first.bin", "--version", "1", *options)
-        await run("files", "get", stored["file"], "second.bin", *options)
+        await invoke("files", "get", stored["file"], "first.bin", "--version", "1", *options)
+        await invoke("files", "get", stored["file"], "second.bin", *options)
         assert ((tmp_path / "first.bin").read_bytes(), (tmp_path / "second.bin").read_bytes()) == (data, b"second")
 
 

@@ -26,7 +26,7 @@ from roundelay.network.errors import LedgerError
 from roundelay.network.ledger.sqlite import SQLiteLedger
 from tests.contract.test_ledger import message
 from tests.integration.test_shared_log import fill, ledger
-from tests.support.command import command, invoke, run
+from tests.support.command import command, invoke
 from tests.support.nats import NatsServer, free_port, nats_server
 from tests.support.node import running_node
 
@@ -118,14 +118,14 @@ async def test_a_move_that_is_killed_goes_on_and_nobody_serves_what_is_not_whole
         while appended.pending_msgs:
             await appended.next_msg()
     assert found[0] < found[1] < 22, "each was killed in the middle, and the second went on"
-    refused = await run("up", "--port", "0", "--db", tmp_path / "a.db", "--log", log, code=1)
+    refused = await invoke("up", "--port", "0", "--db", tmp_path / "a.db", "--log", log, code=1)
     assert "let `roundelay cluster migrate` go on" in refused.err
-    out = await run("cluster", "migrate", "--from", log, "--to", tmp_path / "b.db", code=1)
+    out = await invoke("cluster", "migrate", "--from", log, "--to", tmp_path / "b.db", code=1)
     assert "is not complete" in out.err
     other = tmp_path / "other.db"
     await make_database(other, 3, epoch="e2")
-    assert "holds another network" in (await run("cluster", "migrate", "--from", other, "--to", log, code=1)).err
-    moved = json.loads((await run("cluster", "migrate", "--from", lab, "--to", log, "--json")).out)
+    assert "holds another network" in (await invoke("cluster", "migrate", "--from", other, "--to", log, code=1)).err
+    moved = json.loads((await invoke("cluster", "migrate", "--from", lab, "--to", log, "--json")).out)
     assert (moved["is_equal"], moved["rows"], moved["values"]) == (True, 20_000, 2)
     await client.close()
 
@@ -217,10 +217,10 @@ async def test_a_start_with_an_address_where_no_log_is_leaves_no_file_of_its_own
     up = ("up", "--port", "0", "--no-web", "--db", tmp_path / "a.db", "--log")
     (tmp_path / "a.db.owner").write_text("t" * 43)
     (tmp_path / "a.db.owner").chmod(0o600)
-    assert "can be reached" in (await run(*up, nowhere, code=1)).err
+    assert "can be reached" in (await invoke(*up, nowhere, code=1)).err
     assert list_files(tmp_path) == ["a.db.owner"], "which was there"
     await fill(ledger(server.url("lab"), tmp_path / "a.db"), 1)
-    assert "can be reached" in (await run(*up, nowhere, code=1)).err
+    assert "can be reached" in (await invoke(*up, nowhere, code=1)).err
     assert list_files(tmp_path) == ["a.db", "a.db.head", "a.db.owner"]
 
 
@@ -261,7 +261,7 @@ async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_th
 
     log, known = f"nats://127.0.0.1:{port}/lab", dict[str, Any]()
     process = await started()
-    taken = await run(*start[:-1], tmp_path / "other", code=2)
+    taken = await invoke(*start[:-1], tmp_path / "other", code=2)
     assert f"Port {port}" in taken.err
     wrong = await invoke(*start, "--stream", "a.b", code=2)
     assert "the name of its stream" in wrong.err
@@ -269,7 +269,7 @@ async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_th
     await process.wait()
     pid = (folder / "servers.pid").read_text()
     try:
-        assert f"(processes {pid})" in (await run(*start, code=2)).err
+        assert f"(processes {pid})" in (await invoke(*start, code=2)).err
     finally:
         os.kill(int(pid), signal.SIGTERM)
     with (folder / "servers.pid").open() as held:
@@ -282,14 +282,14 @@ async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_th
     assert node.stdout is not None
     while b"ready" not in (await node.stdout.readline()):
         pass
-    known = json.loads((await run("cluster", "status", "--log", log, "--json")).out)
+    known = json.loads((await invoke("cluster", "status", "--log", log, "--json")).out)
     assert [(it["leads"], it["behind"]) for it in known["nodes"]] == [(True, 0)]
-    refused = await run("cluster", "migrate", "--from", log, "--to", tmp_path / "b.db", code=1)
+    refused = await invoke("cluster", "migrate", "--from", log, "--to", tmp_path / "b.db", code=1)
     assert f"Nodes use the log {log} ({known['nodes'][0]['node']})" in refused.err
     await stop(node)
     await stop(process)
     process = await started()
-    told = await run("cluster", "status", "--log", log)
+    told = await invoke("cluster", "status", "--log", log)
     assert "no node says that it is there" in told.out
     assert f"{known['records'] + 1} records" in told.out, "what they had, and that the node has gone"
     await stop(process)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_up import node_up
-from tests.support.command import invoke, run
+from tests.support.command import invoke
 
 
 @pytest.mark.usefixtures("real_processes")
@@ -27,7 +27,7 @@ async def test_notes_are_created_read_and_changed_from_the_command_line(
         shown = await invoke("notes", "show", note, "--sources", "--heading", "Risks", *by)
         assert shown.out == "[mia, version 1]\n## Risks\nNone.\n[mia, version 2]\nThe pump leaks.\n"
         plan.write_text("# Plan\nTuesday.\n")
-        refused = await run("notes", "write", note, str(plan), "--expected", "1", *by, code=1)
+        refused = await invoke("notes", "write", note, str(plan), "--expected", "1", *by, code=1)
         assert "+Tuesday." in refused.out
         assert "has version 2 by now, so nothing was stored" in refused.err
         await invoke("notes", "write", note, str(plan), "--expected", "2", *by)
@@ -38,5 +38,5 @@ async def test_notes_are_created_read_and_changed_from_the_command_line(
         assert note in (await invoke("notes", "search", "tuesday", *by)).out
         listed = json.loads((await invoke("notes", "--json", *by)).out)["notes"]
         assert [(it["note"], it["version"]) for it in listed] == [(note, 3)]
-        wrong = await run("notes", "create", "plan", str(plan), *by, code=2)
+        wrong = await invoke("notes", "create", "plan", str(plan), *by, code=2)
         assert "Write THREAD/NAME" in wrong.err

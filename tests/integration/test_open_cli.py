@@ -10,7 +10,7 @@ import pytest
 from roundelay.network.client import OpenEntry, OpenItems
 from roundelay.runs.open_items import describe_open
 from tests.support.announced import announced_node
-from tests.support.command import run
+from tests.support.command import invoke
 
 
 async def test_open_shows_what_waits_and_whether_it_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,13 +21,13 @@ async def test_open_shows_what_waits_and_whether_it_is_quiet(tmp_path: Path, mon
         bob = await node.agent("bob", role="reactor")
         seq = (await ann.send("agent:bob", "hello"))["seq"]
         options = ["--url", node.url, "--token", node.owner_token]
-        shown = await run("open", str(seq), "--wait", "0", *options, code=1)
+        shown = await invoke("open", str(seq), "--wait", "0", *options, code=1)
         assert f"waiting for bob: message not handled yet (#{seq}, " in shown.out
-        found = json.loads((await run("open", str(seq), "--json", *options)).out)
+        found = json.loads((await invoke("open", str(seq), "--json", *options)).out)
         assert (found["is_quiet"], found["items"][0]["agent_id"]) == (False, "bob")
         await bob.record("r", "started", {"trigger": seq})
         await bob.record("r", "finished", {"status": "completed"})
-        assert "Nothing is open" in (await run("open", str(seq), "--wait", "5", *options)).out
+        assert "Nothing is open" in (await invoke("open", str(seq), "--wait", "5", *options)).out
 
 
 def test_lines_name_who_is_waited_for() -> None:

@@ -23,7 +23,7 @@ from roundelay.network.ledger.opening import PAGE_BYTES
 from roundelay.nodes import doctor, up
 from roundelay.nodes.status import compute_rates, describe_figures, describe_quotas
 from tests.support.announced import announced_node
-from tests.support.command import command, invoke, run
+from tests.support.command import command, invoke
 from tests.support.node import Node, ProcessNode, node_process
 from tests.support.wire import WireSession, make_token
 
@@ -365,6 +365,6 @@ async def test_tail_shows_a_message_when_it_is_stored_and_outlives_its_hub(tmp_p
             await node.kill9()
             async with command("up", "--port", port, "--db", db, cwd=tmp_path) as again:
                 await again.line("is ready")
-                await run("send", "broadcast", "after")
+                await invoke("send", "broadcast", "after")
                 await tail.end()
         assert [line.rpartition(": ")[2] for line in tail.lines] == ["before", "after"]

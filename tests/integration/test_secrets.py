@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.test_up import ask, node_up
-from tests.support.command import run
+from tests.support.command import invoke, run
 from tests.support.fake_openai import FakeOpenAI, Reply
 from tests.support.fake_openai import error as refusal
 from tests.support.openai_rules import Body
@@ -117,13 +117,13 @@ async def test_no_output_holds_a_secret_that_servers_repeat(tmp_path: Path, stat
             ) as (up, url):
                 for agent in ("desk", "echo", "tools", "remote"):
                     outputs[f"answer of {agent} ({level})"] = await ask(url, agent, "hello")
-                reactions = await run("reactions", "list", "--json", "--url", url)
+                reactions = await invoke("reactions", "list", "--json", "--url", url)
                 outputs[f"reactions ({level})"] = reactions.out + reactions.err
                 for command in (
                     ["export"], ["export", "--format", "html"], ["agents", "--json"], ["status", "--json"],
                     ["inbox", "--json"], ["dead-letters", "list"],
                 ):  # fmt: skip
-                    done = await run(*command, "--url", url, code=None)
+                    done = await invoke(*command, "--url", url, code=None)
                     outputs[f"{command} ({level})"] = done.out + done.err
             outputs[f"log ({level})"] = "\n".join([*up.lines, *up.errors])
         assert all("model failed" in outputs[f"log ({level})"] for level in levels)
@@ -132,11 +132,11 @@ async def test_no_output_holds_a_secret_that_servers_repeat(tmp_path: Path, stat
         assert {it.headers.get("openai-organization") for it in models.received} == {CANARIES["OPENAI_ORG_ID"]}
         for file in ("desk.yaml", "echo.yaml", "tools.yaml", "remote.yaml"):
             for extra in ((), ("--json",)):
-                done = await run("agent", "try", file, "hello", *extra, cwd=tmp_path, code=None, **line_breaks)
+                done = await invoke("agent", "try", file, "hello", *extra, cwd=tmp_path, code=None, **line_breaks)
                 outputs[f"try {file} {extra}"] = done.out + done.err
-            done = await run("doctor", file, cwd=tmp_path, code=None, **line_breaks)
+            done = await invoke("doctor", file, cwd=tmp_path, code=None, **line_breaks)
             outputs[f"doctor {file}"] = done.out + done.err
-        done = await run("config", "show", cwd=tmp_path, code=None, **line_breaks)
+        done = await invoke("config", "show", cwd=tmp_path, code=None, **line_breaks)
         outputs["config show"] = done.out + done.err
     outputs |= read_files(tmp_path)
     assert find_leaks(outputs) == {}
@@ -146,8 +146,8 @@ async def test_no_output_holds_a_secret_that_servers_repeat(tmp_path: Path, stat
 async def test_a_secret_that_no_header_can_carry_stops_the_start_unquoted(tmp_path: Path, name: str) -> None:
     write_team(tmp_path, "http://127.0.0.1:9/v1", "http://127.0.0.1:9")
     broken = {**CANARIES, name: CANARIES[name][:4] + "\u201d" + CANARIES[name][4:]}
-    for command in ("up",), ("doctor",):
-        done = await run(*command, cwd=tmp_path, code=None, **broken, ROUNDELAY_DEBUG="1")
+    for call, command in (run, "up"), (invoke, "doctor"):
+        done = await call(command, cwd=tmp_path, code=None, **broken, ROUNDELAY_DEBUG="1")
         assert done.code != 0
         assert name in done.out + done.err
         assert "typographic quotation mark in its middle" in done.out + done.err

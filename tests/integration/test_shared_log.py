@@ -171,7 +171,7 @@ async def test_a_password_is_in_no_traceback(tmp_path: Path, url: str) -> None:
         (["cluster", "migrate", "--debug", "--from", url, "--to", tmp_path / "b.db"], {}),
         *[([*up, "--debug", tmp_path / name], {}) for name in ("node.yaml", "list.yaml", "broken.yaml")],
     ):
-        done = await run(*arguments, code=None, **environment)
+        done = await invoke(*arguments, code=None, **environment)
         assert done.code
         assert "Error" in done.err
         assert "s3cr3t" not in done.out + done.err

@@ -13,7 +13,7 @@ from roundelay.connection import find_login_id
 from roundelay.network.home import running_nodes
 from tests.integration.test_demo import demo_process, read_until
 from tests.support.announced import announced_node
-from tests.support.command import command, invoke, run
+from tests.support.command import command, invoke
 from tests.support.node import running_node
 from tests.support.terminals import command_at_terminal
 from tests.support.wire import WireSession, expect_error, hello_frame, make_token
@@ -93,11 +93,11 @@ async def test_an_operator_elsewhere_makes_links_by_a_token_of_its_own(tmp_path:
         await node.invite(host, "ops", operator=True)
         await node.invite(host, "mia")
         token = ("--url", node.url, "--token", node.token_of("ops"), "--as", "ops")
-        [link] = (await run("web", *token)).lines
+        [link] = (await invoke("web", *token)).lines
         page = await open_link(link)
         assert (await page.expect("welcome"))["is_operator"] is True
         await page.close()
-        refused = await run("web", "--url", node.url, "--token", node.token_of("mia"), "--as", "mia", code=1)
+        refused = await invoke("web", "--url", node.url, "--token", node.token_of("mia"), "--as", "mia", code=1)
         assert "operator" in refused.err
 
 
@@ -105,7 +105,7 @@ async def test_a_node_without_the_page_has_no_links() -> None:
     async with running_node(web=False) as node:
         host = await node.person("operator")
         await node.invite(host, "ops", operator=True)
-        done = await run("web", "--url", node.url, "--token", node.token_of("ops"), "--as", "ops", code=1)
+        done = await invoke("web", "--url", node.url, "--token", node.token_of("ops"), "--as", "ops", code=1)
         assert "--no-web" in done.err
         assert done.out == ""
 
@@ -116,7 +116,7 @@ async def test_a_link_is_opened_in_the_browser_of_the_machine(tmp_path: Path) ->
     browser.write_text(f'#!/bin/sh\nprintf %s "$1" > {opened}\n')
     browser.chmod(0o755)
     async with announced_node(tmp_path):
-        done = await run("web", "--open", BROWSER=f"{browser} %s")
+        done = await invoke("web", "--open", BROWSER=f"{browser} %s")
         assert opened.read_text() == done.lines[0]
 
 
