@@ -32,6 +32,7 @@ from .screens import SCHEDULE
 MAX_TIMERS, MAX_TIMERS_BY_ONE = 5000, 100
 """Maximum number of timers in a network, and of one creator."""
 MAX_AHEAD_MS = 5 * 365 * DAY_MS
+HALF_HOUR_MS = 1_800_000
 GRACE_MS = 60_000
 """Delay in ms after which a due time counts as missed. The hub reaches due times within a second, while it runs."""
 
@@ -199,16 +200,31 @@ def next_time(cron: str, zone: ZoneInfo, after: int) -> int:
     problem = f"{cron!r} is no cron expression. Write minute, hour, day, month and weekday: 0 8 * * MON-FRI."
     if len(cron.split()) != 5:  # six fields would be seconds
         raise InvalidArguments(problem)
-    start = datetime.fromtimestamp(after / 1000, zone)
+
+    def local(at: int) -> datetime:
+        return datetime.fromtimestamp(at / 1000, zone)
+
+    def first(after: int) -> int:
+        times = CronSim(cron, local(after))
+        return next(due for it in times if (due := round(it.timestamp() * 1000)) > after)
+
     try:
-        times = CronSim(cron, start)
-        while (due := round(next(times).timestamp() * 1000)) <= after:
-            pass
+        due = first(after)
+        early = due - 26 * 3_600_000
+        if (_offset(local(due)) - _offset(local(early))) % timedelta(hours=1):
+            # CronSim leaves out times after a change by half an hour (Lord Howe), so search from each half hour as well.
+            start = max(after, early)
+            starts = range(start - start % HALF_HOUR_MS + HALF_HOUR_MS - 1, due, HALF_HOUR_MS)
+            due = min([due, *map(first, starts)])
     except CronSimError as error:
         raise InvalidArguments(f"{problem} ({error})") from error
     except StopIteration as error:
         raise InvalidArguments(f"{cron!r} never comes.") from error
     return due
+
+
+def _offset(time: datetime) -> timedelta:
+    return time.utcoffset() or timedelta()
 
 
 def _read_time(text: str, zone: ZoneInfo) -> int:

@@ -7,7 +7,7 @@ messages. It holds the committed state, which the publisher replaces after each 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from roundelay.network.core.state import State
 from roundelay.network.core.tables import Attempt, Participant
@@ -34,8 +34,8 @@ class LiveParticipant:
 class LiveParticipants:
     """Every `LiveParticipant`, and the committed state. Mailboxes are loaded from the state when needed."""
 
-    def __init__(self, now: Callable[[], int]) -> None:
-        self.absences = Absences(now)
+    def __init__(self) -> None:
+        self.absences = Absences()
         self.state = State()
         """The committed state."""
         self.live: dict[str, LiveParticipant] = {}

@@ -50,7 +50,7 @@ class SessionRegistry:
     def __init__(self, limits: Limits, ledger: Ledger, now: Callable[[], int], new_id: NewId) -> None:
         self.counts: Counter[str] = Counter()
         """Events since the start, for the metrics."""
-        self.participants = LiveParticipants(now)
+        self.participants = LiveParticipants()
         self.meta = Meta(epoch="", name="", first_seq=1, head=0, stamp=0)
         self.sessions: dict[str, Session] = {}
         self.joined = 0

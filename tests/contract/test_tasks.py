@@ -247,6 +247,25 @@ def test_claim_ends_when_its_holder_was_offline_longer_than_the_lease() -> None:
     simulate(main, mods=MODS)
 
 
+def test_jump_of_the_clock_ends_no_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    ahead_ms, read = [0], Simulation.clock
+    monkeypatch.setattr(Simulation, "clock", lambda self: read(self) + ahead_ms[0])
+
+    async def main(simulation: Simulation) -> None:
+        lead, ann = [(await simulation.join_person(name)).client for name in ("lead", "ann")]
+        task = await create(lead, assignee="ann")
+        await ann.call("tasks.claim", {"task": task})
+        await simulation.leave("ann")
+        for jump in (3_600_000, -3_600_000):
+            ahead_ms[0] += jump
+            await asyncio.sleep(60)
+            assert await state_of(lead, task) == "claimed"
+        await asyncio.sleep(1800)  # the lease, while the clock runs at half speed
+        assert await state_of(lead, task) == "open"
+
+    simulate(main, mods=MODS)
+
+
 def worker(script: Any) -> Any:
     return lambda: SimpleAgentRunner("bob", model=ScriptedModel(script), instruction="Work.")
 

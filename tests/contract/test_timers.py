@@ -22,6 +22,7 @@ from roundelay.network.errors import InvalidArguments, UnknownRecipient
 from roundelay.simulation.network import START_MS, Simulation, simulate
 
 MODS = ["channels", "timers"]
+HOUR_MS = 3_600_000
 ZONES = ("Europe/Berlin", "America/New_York", "Australia/Sydney", "Australia/Lord_Howe")
 
 
@@ -67,6 +68,28 @@ def test_skipped_time_comes_after_the_change_and_a_double_one_once(name: str, sp
     found = list_times(f"{double.minute} {double.hour} * * *", zone, 364)
     # By timestamp: a time that comes twice never equals a time of another zone.
     assert [time.timestamp() for time in found if time.date() == double.date()] == [double.timestamp()]
+
+
+CRONS = ("30 2 * * *", "0 3 * * *", "*/7 * * * *", "5 */2 * * *", "*/20 2 * * *", "10,50 1,2 * * *", "30 2 * * SUN")
+
+
+@pytest.mark.parametrize(("name", "changes"), [
+    ("Europe/Berlin", ("2026-03-29T03:00+02:00", "2026-10-25T02:00+01:00")),
+    ("America/New_York", ("2026-03-08T03:00-04:00", "2026-11-01T01:00-05:00")),
+    ("Australia/Sydney", ("2026-10-04T03:00+11:00", "2026-04-05T02:00+10:00")),
+    ("Australia/Lord_Howe", ("2026-10-04T02:30+11:00", "2026-04-05T01:30+10:30")),
+])  # fmt: skip
+def test_next_time_near_a_clock_change_is_the_same_until_it_comes(name: str, changes: tuple[str, str]) -> None:
+    zone = ZoneInfo(name)
+    for change, cron in itertools.product(changes, CRONS):
+        moment, due = round(datetime.fromisoformat(change).timestamp() * 1000), 0
+        for now in range(moment - 3 * 3_600_000, moment + 3 * 3_600_000, 10 * 60_000):
+            earlier, due = due, next_time(cron, zone, now)
+            assert due > now
+            assert due == earlier or (earlier <= now and due > earlier), (
+                cron,
+                datetime.fromtimestamp(now / 1000, zone),
+            )
 
 
 def test_hourly_timer_comes_every_real_hour() -> None:
@@ -148,6 +171,34 @@ def test_timers_fire_once_across_kills_of_the_hub() -> None:
         assert Counter(text.partition(": ")[2] for text in texts(simulation)) == Counter(f"t{it}" for it in range(60))
 
     simulate(main, mods=MODS, seed=5)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_timers_fire_once_while_the_clock_jumps(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    ahead_ms, read = [0], Simulation.clock
+    monkeypatch.setattr(Simulation, "clock", lambda self: read(self) + ahead_ms[0])
+
+    async def main(simulation: Simulation) -> None:
+        ann = (await simulation.join_person("ann")).client
+        chance = simulation.chance("jumps")
+        for number in range(40):
+            await ann.call("timers.create", {"text": f"t{number}", "in_minutes": chance.uniform(0.1, 90)})
+        await ann.call("timers.create", {"text": "tick", "cron": "*/5 * * * *"})
+        for _ in range(20):
+            ahead_ms[0] += chance.choice((-HOUR_MS, HOUR_MS, -5000, 60_000))
+            await asyncio.sleep(chance.uniform(1, 300))
+            if chance.random() < 0.3:
+                await simulation.kill_hub()
+                await simulation.restart_hub()
+        await asyncio.sleep(4 * 3600)  # a clock that was set back is caught up at half speed
+        sent = [it for it in simulation.messages if it.sender_id == "timers"]
+        once = Counter(it.text.rpartition(": ")[2] for it in sent if not it.text.endswith("tick"))
+        assert once == Counter(f"t{number}" for number in range(40))
+        ticks = [it.sent_at // 300_000 for it in sent if it.text.endswith("tick")]
+        assert ticks == sorted(set(ticks))
+        assert len(ticks) > 20
+
+    simulate(main, mods=MODS, seed=seed)
 
 
 async def test_wrong_timers_are_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
