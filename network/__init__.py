@@ -1,4 +1,4 @@
-"""The network: messages, ledger, hub, transports and client. Imports nothing from the other top-level folders."""
+"""The network: messages, ledger, hub, transports and client. This package imports no other top-level folder."""
 
 from __future__ import annotations
 

@@ -1,12 +1,13 @@
-"""Addresses (destinations of messages) and thread ids. All addresses and thread ids are built and parsed in this
-module. No IO, no state.
+"""Addresses (destinations of messages) and thread ids. Only this module builds and parses them. It does no IO and has
+no state.
 
     address      agent:ID     broadcast    channel:NAME    mod:ID
     thread id    direct:ID~ID (sorted)    broadcast    channel:NAME    mod:MOD~ID    thread:SEQ
                  direct:ID~ID:CONVERSATION                         mod:MOD~ID:CONVERSATION
 
-A reply to a broadcast or to a channel message starts a thread. The ``seq`` of the answered message names this thread.
-Two participants, and a mod, may name several conversations; each conversation has its own thread.
+A reply to a broadcast or to a channel message starts a thread, whose id contains the ``seq`` of the answered message.
+Two participants, or a participant and a mod, may have several named conversations. Each conversation has its own
+thread.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def parse_address(to: str) -> tuple[str, str]:
 
 
 def name_of(address: str) -> str:
-    """Return the id or name in an address. Empty for ``broadcast``."""
+    """Return the id or name in an address, or an empty text for ``broadcast``."""
     return address.partition(":")[2]
 
 
@@ -69,8 +70,8 @@ def short_address(to: str) -> str:
 @lru_cache(maxsize=4096)
 def direct_thread(one: str, other: str, conversation: str = "") -> str:
     """Return the id of the direct thread of two participants: their sorted ids, and the name of the conversation, if
-    any. A note to oneself has the same id twice."""
-    # Sorted, so that both directions share one thread.
+    any. If a participant sends a message to itself, both ids are the same."""
+    # Sort the ids, so that both directions share one thread.
     pair = f"direct:{one}~{other}" if one <= other else f"direct:{other}~{one}"
     return f"{pair}:{conversation}" if conversation else pair
 
@@ -80,18 +81,18 @@ def mod_thread(mod: str, agent_id: str, conversation: str = "") -> str:
 
 
 def reply_thread(seq: int) -> str:
-    """Return the thread of the replies to a message in a channel or broadcast."""
+    """Return the id of the thread that contains the replies to a channel message or a broadcast."""
     return f"thread:{seq}"
 
 
 def memory_of(thread_id: str) -> str:
-    """Return the id under which agents store their memories of a thread. Memories have this id where turn records have
-    a reaction's id. The id is a hash, because a thread id may be too long."""
+    """Return the id under which agents store their memories of a thread. A memory is a record that has this id instead
+    of the id of a reaction. The id is a hash, because the id of the thread may be too long."""
     return f"memory-{hashlib.sha256(thread_id.encode()).hexdigest()[:32]}"
 
 
 def write_address(to: str) -> str:
-    """Return an address as models write it: the id of a participant stands for ``agent:ID``."""
+    """Return the address for a model's input, which is an address or the id of a participant, with or without ``@``."""
     return to if ":" in to or to == BROADCAST else agent_address(to.removeprefix("@"))
 
 
@@ -100,21 +101,21 @@ def thread_start(thread_id: str) -> int | None:
     if not thread_id.startswith("thread:"):
         return None
     digits = thread_id[7:]
-    # One spelling for each seq: ``thread:07`` or other digits of Unicode would name the same thread twice.
+    # Accept only one spelling of each seq: ``thread:07`` or other Unicode digits would be a second name for a thread.
     is_seq = digits.isascii() and digits.isdecimal() and len(digits) <= _SEQ_DIGITS and digits[0] != "0"
     return int(digits) if is_seq else None
 
 
 def answer_threads(kind: str, thread_id: str, seq: int) -> tuple[str, ...]:
-    """Return the threads in which a message may be answered: the message's thread, then its reply thread, if it has
-    one."""
+    """Return the threads in which a message may be answered: first the message's own thread, then its reply thread if
+    replies to it start a thread."""
     begins = kind in ("broadcast", "channel") and thread_start(thread_id) is None
     return (thread_id, reply_thread(seq)) if begins else (thread_id,)
 
 
 def thread_parties(thread_id: str) -> tuple[str, str]:
-    """Return the two ids of a direct thread, or the mod and the participant of a mod's thread. Do not call it for other
-    thread ids."""
+    """Return the two participants of a direct thread, or the mod and the participant of a mod's thread. Other thread
+    ids are not allowed."""
     one, _, other = name_of(thread_id).partition("~")
     if conversation := conversation_of(thread_id):
         other = other.removesuffix(f":{conversation}")
@@ -122,8 +123,8 @@ def thread_parties(thread_id: str) -> tuple[str, str]:
 
 
 def conversation_of(thread_id: str) -> str:
-    """Return the conversation named in the id of a direct thread or of a mod's thread. Empty without a conversation,
-    and for other threads."""
+    """Return the name of the conversation in the id of a direct thread or a mod's thread, or an empty text if the id
+    names no conversation."""
     kind, _, rest = thread_id.partition(":")
     conversation = rest.partition(":")[2]
     return conversation if kind in ("direct", "mod") and is_id(conversation) else ""

@@ -1,5 +1,5 @@
-"""Generates docs/asyncapi.json from the frames: ``python -m roundelay.network.asyncapi > docs/asyncapi.json``. A test
-checks that the file is up to date."""
+"""Generator of docs/asyncapi.json from the frames: ``python -m roundelay.network.asyncapi > docs/asyncapi.json``. A
+test checks that the file is up to date."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _REFERENCE = "#/components/schemas/{name}"
 
 
 def asyncapi_document() -> dict[str, Any]:
-    """Return the frames as an AsyncAPI 3.0 document: the messages of both directions over one WebSocket."""
+    """Return an AsyncAPI 3.0 document that describes the frames of both directions over one WebSocket."""
     frames = (*CLIENT_FRAMES, *HUB_FRAMES)
     _, schemas = msgspec.json.schema_components(frames, ref_template=_REFERENCE)
     messages = {

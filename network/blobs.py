@@ -1,8 +1,8 @@
-"""The blob store: contents of files, named by their SHA-256, beside the ledger.
+"""The blob store: contents of files, named by their SHA-256, in a folder next to the ledger's file.
 
 A blob gets its name only after its bytes are complete, verified and synced. A reader therefore sees a whole blob or no
-blob, whatever happens to the process. Uploads arrive in chunks as drafts of one participant. The ids that clients choose
-are hashed before they become file names, so a client cannot choose a path. The store never decompresses a blob.
+blob, whatever happens to the process. Uploads arrive in chunks as drafts of one participant. The ids that clients
+choose are hashed before they become file names, so a client cannot choose a path. The store never decompresses a blob.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ class FolderBlobs:
             if self._draft_bytes is None:
                 self._draft_bytes = sum(_measure(path) for path in self._folder.glob("drafts/*/*.part"))
             else:
-                self._draft_bytes += added  # a new count has the added bytes already
+                self._draft_bytes += added  # the first count above already includes the added bytes
             return self._draft_bytes
 
     def _finish(self, draft: Path, sha256: str) -> Blob:

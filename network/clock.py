@@ -1,6 +1,6 @@
 """Sources of time and identifiers. No other module of the network reads the system's clock or random numbers.
 
-The core takes time and ids as arguments, so that replay and simulation can supply their own.
+The core receives times and ids as arguments, so that replay and simulation can supply their own values.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 
 Clock = Callable[[], int]
-"""Returns the time in milliseconds since the Unix epoch. The time may go back, except with `SteadyClock`."""
+"""Function that returns the time in milliseconds since the Unix epoch. Only `SteadyClock` never goes back."""
 
 NewId = Callable[[], str]
-"""Returns a new identifier of 1 to 128 visible ASCII characters. Identifiers are unlikely to repeat."""
+"""Function that returns a new random identifier of 1 to 128 visible ASCII characters."""
 
 
 def system_clock() -> int:
@@ -39,7 +39,7 @@ def ordered_id() -> str:
 
 class SteadyClock:
     """A `Clock` that follows another clock and never goes back. When the other clock jumps back, this clock runs at
-    half speed until the other one has caught up. Standing still would stop every rate limit and every retry."""
+    half speed until the other clock has caught up. A clock that stood still would block rate limits and retries."""
 
     def __init__(self, source: Clock) -> None:
         self._source = source
@@ -54,8 +54,8 @@ class SteadyClock:
         return int(self._time)
 
     def not_before(self, time: int) -> None:
-        """Continue from ``time`` if it is later than the clock: the hub has already used this time."""
-        self()  # read first: time that has already passed must not be added to the new time
+        """Advance the clock to ``time`` if the clock is earlier, because the hub has already used this time."""
+        self()  # update `_seen` first: the time that passed before this call must not be added to the new time
         self._time = max(self._time, time)
 
 

@@ -2,9 +2,9 @@
 
 The configuration is read before anything starts. A command-line flag overrides the environment (`ROUNDELAY_*`), the
 environment overrides the node's file, and the file overrides the default. `resolve_config` records the source of each
-value. The environment is an argument, and only the named file is opened. Every field has a reader. The command line
-reads `host`, `port`, `tls_cert`, `tls_key`, `interop` and `agents`. The server reads `behind_proxy` and `web_hosts`,
-the app reads `web` and `web_reload`, and the hub reads the rest.
+value. This module opens only the named file, and receives the environment as an argument. The command line uses `host`,
+`port`, `tls_cert`, `tls_key`, `interop` and `agents`. The server uses `behind_proxy` and `web_hosts`, the app uses
+`web` and `web_reload`, and the hub uses the other fields.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ def _read_allowance(value: object) -> int | Literal["unlimited"]:
         return "unlimited"
     if type(value) is int and 0 <= value <= MAX_NUMBER:
         return value
-    raise ValueError(f"must be a whole number from 0 on, or unlimited, not {show_value(value)}")
+    raise ValueError(f"must be 0, a positive whole number, or unlimited, not {show_value(value)}")
 
 
 _Allowance = Annotated[int | Literal["unlimited"] | None, PlainValidator(_read_allowance)]
 
 
 class Limits(Settings):
-    """Limits of one hub: all limits that a client can exceed. The ``welcome`` frame announces them, and
+    """All limits of a hub that a client can exceed. The ``welcome`` frame announces these limits, and
     docs/operations.md explains each limit."""
 
     max_frame_bytes: _Bytes = 256 * 1024
@@ -95,7 +95,7 @@ class Limits(Settings):
     max_unauthenticated: _Count = 1_000
     max_pending_bytes: _Bytes = 64 * 1024 * 1024
     max_reads: _Count = 64
-    # a result with one more message stays well below the maximum frame of clients
+    # The last message of a result may exceed this limit. The result still fits into the largest frame of clients.
     max_result_bytes: _Bytes = 4 * 1024 * 1024
     session_result_bytes: _Bytes = 16 * 1024 * 1024
     participant_result_bytes: _Bytes = 64 * 1024 * 1024
@@ -109,13 +109,13 @@ class Limits(Settings):
     max_put_off: _Count = 10_000
     max_marks: _Count = 2_000
     max_questions: _Count = 1_000
-    # 0: until the person ends it
+    # 0: a takeover lasts until the person ends it
     takeover_ms: Annotated[int, Field(ge=0, le=30 * 24 * 60 * 60 * 1000)] = 60 * 60 * 1000
     registrations_per_minute: _Count = 12_000  # 10,000 agents may register at once
 
 
 class Quota(Settings):
-    """Limits of one participant, which replace those in `Limits`. None keeps the general limit."""
+    """Limits of one participant, which replace the hub's `Limits`. None keeps the hub's limit."""
 
     bytes_per_day: _Allowance = None
     messages_per_day: _Allowance = None
@@ -128,14 +128,14 @@ _RoleName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 def _check_pattern(text: str) -> str:
     if re.fullmatch(r"[a-z0-9*][a-z0-9._*-]{0,127}", text):
         return text
-    raise ValueError(f"must be an id or a name in lower case, with * for anything, not {show_value(text)}")
+    raise ValueError(f"must be an id or a name in lower case, where * matches any text, not {show_value(text)}")
 
 
 def _check_addressee(text: str) -> str:
     if re.fullmatch(r"((role|mod):)?[a-z0-9*][a-z0-9._*-]{0,63}", text):
         return text
     raise ValueError(
-        f"must be ID, role:NAME or mod:ID, with * for anything, not {show_value(text)}; list channels under write"
+        f"must be ID, role:NAME or mod:ID, where * matches any text, not {show_value(text)}; list channels under write"
     )
 
 
@@ -144,14 +144,14 @@ _Addressee = Annotated[str, AfterValidator(_check_addressee)]
 
 
 class Role(Settings):
-    """Permissions of one role. A participant may only do what at least one of its roles allows (`rights`). A ``*`` in a
-    pattern matches any text."""
+    """Permissions of one role in `rights`. A participant has the permissions of all its roles. A ``*`` in a pattern
+    matches any text."""
 
     ids: tuple[_Pattern, ...] = ()
     kinds: tuple[Literal["agent", "human", "service"], ...] = ()
     send: tuple[_Addressee, ...] = ()  # to participants, to all with a role, to mods
     broadcast: bool = False
-    create: tuple[_Pattern, ...] = ()  # channels; the next three fields list channels too
+    create: tuple[_Pattern, ...] = ()  # channels, as in the next three fields
     join: tuple[_Pattern, ...] = ()
     read: tuple[_Pattern, ...] = ()
     write: tuple[_Pattern, ...] = ()
@@ -161,26 +161,26 @@ class Role(Settings):
 
 
 class Retain(Settings):
-    """Retention of the ledger. Without any value in this section nothing is deleted (docs/operations.md)."""
+    """Retention of the ledger (docs/operations.md). Without any value in this section, nothing is deleted."""
 
     days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # messages
     record_days: Annotated[int, Field(ge=1, le=36_500)] | None = None  # turn records
     # maximum size of the database, whatever rows it contains
     bytes: Annotated[int, Field(ge=1024, le=1 << 50)] | None = None
-    # How long a connected session that reads nothing keeps its undelivered messages from deletion. Only read when
-    # messages are about to be deleted.
+    # Time for which a connected session that reads nothing protects its undelivered messages from deletion. The hub
+    # checks this time only before it deletes messages.
     patience_minutes: Annotated[int, Field(ge=1, le=60 * 24 * 365)] = 30
 
 
 class WebHost(NamedTuple):
-    """A host name or address by which browsers reach a node, in lower case and without a final dot. ``port`` is None if
-    the text names no port."""
+    """A host name or address that browsers use to reach a node, in lower case and without a final dot. ``port`` is None
+    if the text names no port."""
 
     name: str
     port: int | None
 
     def at_port(self, scheme: str) -> WebHost:
-        """Return the host with a port. Without a port it gets the default port of ``http`` or ``https``."""
+        """Return the host with a port: its own port, or else the default port of ``scheme`` (``http`` or ``https``)."""
         return self if self.port is not None else WebHost(self.name, {"http": 80, "https": 443}[scheme])
 
 
@@ -205,7 +205,7 @@ def read_web_host(text: str) -> WebHost | None:
 def check_web_host(text: str) -> str:
     if read_web_host(text) is None:
         raise ValueError(
-            f"must be a host as it stands in a URL, hub.example.org or hub.example.org:8443, not {show_value(text)}"
+            f"must be a host as in a URL, such as hub.example.org or hub.example.org:8443, not {show_value(text)}"
         )
     return text.lower()
 
@@ -216,7 +216,7 @@ _URL_PATH = re.compile(r"(?:/[A-Za-z0-9._~%-]+)*/?", re.ASCII)
 
 
 def check_public_url(text: str) -> str:
-    """Return a server's public address without a slash at the end. Raises `ValueError`."""
+    """Return a server's public address without its final slash. Raises `ValueError` for an invalid address."""
     try:
         parts = urlsplit(text)
         is_url = parts.scheme in ("http", "https") and read_web_host(parts.netloc) is not None
@@ -225,7 +225,7 @@ def check_public_url(text: str) -> str:
         is_url = False
     if not is_url or not _URL_PATH.fullmatch(parts.path):
         raise ValueError(
-            f"must be an address as https://hub.example.org or https://example.org/hub, not {show_value(text)}"
+            f"must be an address such as https://hub.example.org or https://example.org/hub, not {show_value(text)}"
         )
     return text.rstrip("/")
 
@@ -236,7 +236,7 @@ PublicUrl = Annotated[str, AfterValidator(check_public_url)]
 def _check_log_url(text: object) -> str:
     if not isinstance(text, str):
         # do not show the value: it may contain a password
-        raise ValueError("must be the address of a log, as one text")
+        raise ValueError("must be the address of a log, written as one text value")
     text = text.strip()
     try:
         read_log_url(text)
@@ -249,15 +249,15 @@ _LogUrl = Annotated[str, BeforeValidator(_check_log_url)]
 
 
 class Interop(Settings):
-    """The gateway that a node runs for programs of other protocols (docs/interop.md). Without `serve`, `interop:` in a
-    file serves all protocols."""
+    """The gateway that a node runs for programs that use other protocols (docs/interop.md). If a file contains
+    `interop:` without `serve`, the gateway serves all protocols."""
 
     serve: tuple[Served, ...] = ()
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8701  # 0: any free port
-    # address for clients elsewhere, if the gateway is behind a proxy; includes the path
+    # the gateway's address, including the path, for clients on other machines if the gateway is behind a proxy
     public_url: PublicUrl | None = None
-    # hosts that may be called although they are not public, and without TLS
+    # hosts that webhooks may call without TLS and at private addresses
     webhook_hosts: tuple[_WebHostName, ...] = ()
 
 
@@ -274,14 +274,14 @@ class NodeConfig(Settings):
     log: Annotated[_LogUrl | None, Field(repr=False)] = None
     tls_cert: Path | None = None  # PEM files, both or neither
     tls_key: Path | None = None
-    registration: Registration = "local"  # from where an agent may register a new id
-    behind_proxy: bool = False  # no connection counts as local, and the proxy names the clients' addresses
+    registration: Registration = "local"  # whether agents may register new ids: anywhere, on this machine, or nowhere
+    behind_proxy: bool = False  # connections never count as local, and the proxy's headers name the clients' addresses
     web: bool = True  # whether the node serves the web page
     web_hosts: tuple[
         _WebHostName, ...
-    ] = ()  # names by which browsers reach the node, in addition to the names that the node knows itself
-    public_url: PublicUrl | None = None  # address of the page for browsers elsewhere, used in login links
-    web_reload: bool = False  # read the page's files again at each request, for developers of the page
+    ] = ()  # names that browsers use to reach the node, in addition to the names that the node detects itself
+    public_url: PublicUrl | None = None  # address of the page for browsers on other machines, used in login links
+    web_reload: bool = False  # whether to read the page's files again at each request, for developers of the page
     visibility: Visibility = "people"
     mods: tuple[str, ...] = ("channels", "discovery")
     limits: Limits = Limits()
@@ -289,7 +289,8 @@ class NodeConfig(Settings):
     interop: Interop = Interop()
     quotas: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")], Quota] = Field(default_factory=dict)
     rights: Annotated[dict[_RoleName, Role], Field(min_length=1)] | None = None
-    # Unvalidated: only the package `roundelay.agents` knows an agent's fields. A text is the path of an agent file.
+    # Not validated here: only the package `roundelay.agents` knows the fields of an agent. A text item is the path of
+    # an agent file.
     agents: tuple[InstanceOf[YamlNode], ...] = Field(default=(), exclude=True, repr=False)
     _rights_node: YamlNode | None = PrivateAttr(default=None)
     _folder: Path | None = PrivateAttr(default=None)
@@ -301,13 +302,13 @@ class NodeConfig(Settings):
 
     @property
     def rights_node(self) -> YamlNode | None:
-        """Position of `rights` in the file, or None. The operations and mods named in `rights` are checked later, when
-        mods are loaded."""
+        """The `rights` section of the file with its line number, or None. The names of operations and mods in `rights`
+        are checked later, when the mods are loaded."""
         return self._rights_node
 
 
 def list_web_hosts(config: NodeConfig) -> list[str]:
-    """Return the names by which browsers reach the page: those in the configuration, and the host of the public
+    """Return the names that browsers use to reach the page: the configured names, and the host of the public
     address."""
     public = [] if config.public_url is None else [urlsplit(config.public_url).netloc]
     return [*config.web_hosts, *public]
@@ -319,10 +320,10 @@ def resolve_config(
     """Combine flags, environment, file and defaults, in this order of priority. Return the configuration and the source
     of each field.
 
-    A dot names the fields of `limits`, `retain` and `interop` (``limits.max_hops``), in ``flags`` and in the sources. A
-    participant's quota has two dots (``quotas.ann.bytes_per_day``) and can only be set in the file. A flag of None and
-    an empty variable count as not given. A relative path in a file is relative to that file. Raises `ConfigError` for
-    the first wrong value.
+    In ``flags`` and in the sources, a dot separates a section from its field (``limits.max_hops``). A participant's
+    quota has two dots (``quotas.ann.bytes_per_day``) and can only be set in the file. A flag that is None and an empty
+    variable are ignored. A relative path in a file is relative to that file. Raises `ConfigError` for the first wrong
+    value.
     """
     values: dict[str, object] = {}
     origins = dict.fromkeys((*_FIELDS, "agents"), "default")
@@ -333,7 +334,8 @@ def resolve_config(
         agents = _take_agents(root)
         rights_node = root.value.get("rights") if isinstance(root.value, dict) else None
         for field, node in _file_values(root):
-            # Relative to the file, not to the working folder: a node must find its database wherever it is started.
+            # Paths are relative to the file, not to the working folder, so that a node finds its database from any
+            # folder that it is started in.
             is_path = field in _PATHS and node.value is not None
             values[field] = str(file.parent / str(node.value)) if is_path else node.plain()
             origins[field] = f"file {file}:{node.line}"
@@ -352,15 +354,16 @@ def resolve_config(
             flag = "--" + field.replace("limits.", "").replace(".", "-").replace("_", "-")
             values[field] = _check(field, value, flag)
             origins[field] = f"flag {flag}"
-    # Not strict: environment variables are always text. Values of the file were already bound strictly.
+    # Do not validate strictly, because environment variables are always text. The file's values were already checked
+    # strictly.
     config = NodeConfig.model_validate(_nest(values), strict=False)
     record_bytes, record_origin = config.limits.max_record_bytes, origins["limits.max_record_bytes"]
-    # Check only a limit that the user has set. If only the frame limit was lowered, the default record limit is merely
-    # never reached, not wrong.
+    # Check the record limit only if the user has set it. A default record limit above a lowered frame limit is
+    # harmless: no record reaches it.
     if record_origin != "default" and record_bytes > config.limits.max_frame_bytes:
         raise ConfigError(
             f"max_record_bytes ({record_bytes}, {record_origin}) is more than max_frame_bytes "
-            f"({config.limits.max_frame_bytes}), and a record travels in a frame; raise max_frame_bytes too"
+            f"({config.limits.max_frame_bytes}), but a record must fit into a frame; raise max_frame_bytes too"
         )
     config = config.model_copy(update={"agents": agents})
     config._rights_node = rights_node
@@ -369,8 +372,8 @@ def resolve_config(
 
 
 def flat_values(config: NodeConfig) -> dict[str, JsonValue]:
-    """Return every value that may be shown, without passwords, under the field names of `resolve_config`. Agents are
-    left out."""
+    """Return the values of a configuration under the field names of `resolve_config`, without passwords and without
+    agents."""
     values = _flatten(config)
     if config.log is not None:
         values["log"] = hide_password(config.log)
@@ -394,7 +397,7 @@ def _flatten(config: NodeConfig) -> dict[str, JsonValue]:
 
 
 def env_name(field: str) -> str:
-    """Return the environment variable of a field: ROUNDELAY_LIMITS_MAX_HOPS for ``limits.max_hops``."""
+    """Return the name of a field's environment variable: ROUNDELAY_LIMITS_MAX_HOPS for ``limits.max_hops``."""
     return f"ROUNDELAY_{field.replace('.', '_').upper()}"
 
 
@@ -414,12 +417,12 @@ def _take_agents(root: YamlNode) -> tuple[YamlNode, ...]:
     if listed is None or listed.value is None:  # absent, or `agents:` with its lines commented out
         return ()
     if not isinstance(listed.value, list):
-        raise listed.error('"agents" must be a list: each item an agent, or the path of an agent file')
+        raise listed.error('"agents" must be a list. Each item is an agent, or the path of an agent file')
     return tuple(listed.value)
 
 
 def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
-    """Yield the fields that the file sets. Each value is already checked, so that errors name its line."""
+    """Yield the fields that the file sets, after checking their values. Errors name the line of the wrong value."""
     if root.value is None:  # an empty file
         return
     settings = root
@@ -430,16 +433,16 @@ def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
                 del kept[group]  # `limits:` with its lines commented out
         if "rights" in kept and kept["rights"].value is None:  # an empty section must not silently allow everything
             raise kept["rights"].error(
-                '"rights" has no role; write one, or leave "rights" out, and everybody may do as without it'
+                '"rights" has no role; write one, or delete "rights" so that the default permissions apply'
             )
         if {"id", "instruction"} <= kept.keys():
             raise root.error(
-                "is an agent's file, not a node's; run the agent by `roundelay agent run`, or name its file under "
-                "`agents:` of the node's"
+                "is the file of an agent, not of a node; run the agent with `roundelay agent run`, or list this file "
+                "under `agents:` in the node's file"
             )
         settings = YamlNode(kept, root.path, root.line)
     bind(NodeConfig, settings)
-    assert isinstance(settings.value, dict)  # guaranteed, because `bind` refuses other values
+    assert isinstance(settings.value, dict)  # `bind` refuses other values
     for key, node in settings.value.items():
         if key in _GROUPS and isinstance(node.value, dict):
             yield from ((f"{key}.{name}", member) for name, member in node.value.items())
@@ -454,8 +457,8 @@ def _file_values(root: YamlNode) -> Iterator[tuple[str, YamlNode]]:
 def _env_values(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the fields that the environment sets.
 
-    Other programs may use ROUNDELAY_ variables too, for example for an API key. So an unknown variable is only an error
-    if it names a limit or looks like a misspelled field.
+    Other programs may use ROUNDELAY_ variables too, for example for an API key. Therefore an unknown variable is an
+    error only if it begins like the name of a limit or resembles a field's name.
     """
     for variable, text in env.items():
         if not variable.startswith("ROUNDELAY_") or variable in _OTHER_VARIABLES or not text:
@@ -468,15 +471,15 @@ def _env_values(env: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         if near:
             raise ConfigError(f"the environment variable {variable} is unknown; did you mean ROUNDELAY_{near[0]}?")
         if variable.startswith("ROUNDELAY_LIMITS_"):
-            raise ConfigError(f"the environment variable {variable} names no limit; unset it")
+            raise ConfigError(f"the environment variable {variable} does not name a limit; unset it")
 
 
 def _check(field: str, value: object, label: str) -> JsonValue:
     """Validate a single value, so that the error can name its flag or variable."""
     if field not in _FIELDS:
-        raise ValueError(f"no such field: {field}")  # a bug in the command line
+        raise ValueError(f"no such field: {field}")  # only a bug in the command line can cause this error
     try:
-        # a variable's "8700" counts as a number
+        # not strict, because a variable's text "8700" must count as a number
         checked = NodeConfig.model_validate(_nest({field: value}), strict=False)
     except ValidationError as error:
         raise ConfigError(f"{label} {describe_problem(error.errors()[0])}") from error

@@ -1,8 +1,8 @@
-"""Files that survive a power cut, and explanations of file errors. When a function returns, its file is complete and
-synced under its final name.
+"""Functions that write files so that they survive a power cut, and explanations of file errors. When a function
+returns, its file is complete and synced under its final name.
 
-Syncing a file is not enough: without a sync of its folder, a power cut can still lose the file's name. Everything in
-this module is synchronous.
+Syncing only the file is not enough: a power cut can still lose the file's name unless its folder is synced too. All
+functions of this module are synchronous.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from .platforms import CLOSE_ON_EXEC, sync_descriptor, sync_folder
 
 
 def save_new(path: Path, data: bytes) -> None:
-    """Save a new file that only its owner may read. Missing folders are created. Raises `FileExistsError` if the file
-    exists, or `OSError`.
+    """Save a new file that only its owner may read, and create missing folders. Raises `FileExistsError` if the file
+    exists, and `OSError` if it cannot be written.
 
     The file is complete before it gets its name, so other processes see the whole file or no file.
     """
     make_folder(path.parent)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    # The process id in the name keeps two writers of the same file apart.
+    # The draft's name contains the process id, so that two processes that save the same file use different drafts.
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | CLOSE_ON_EXEC, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -40,9 +40,9 @@ def replace_file(path: Path) -> Iterator[TextIO]:
     """Open a file to replace its whole content. An existing file stays unchanged until everything is written, even if
     writing fails.
 
-    Without this, an error could leave a truncated log that looks complete. The new file is synced, because callers may
-    delete the data that they exported to the file. From the first byte on, only the owner may read the new file,
-    whatever the permissions of the old file. Anything but a regular file, such as a pipe, is written directly.
+    Writing in place could leave a truncated file that looks complete after an error. The new file is synced, because
+    callers may delete the data that they exported to it. Only the owner may ever read the new file, even if the old
+    file had other permissions. If ``path`` is not a regular file but, for example, a pipe, it is written directly.
     """
     if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8", newline="\n") as file:
@@ -63,27 +63,27 @@ def replace_file(path: Path) -> Iterator[TextIO]:
 
 
 def open_private(path: str, flags: int) -> int:
-    """Opener for `open`: only the owner may read a new file, from its first byte on."""
+    """Opener for `open` that creates files with mode 0600, so that only the owner can ever read them."""
     return os.open(path, flags | CLOSE_ON_EXEC, 0o600)
 
 
 def publish_file(draft: Path, path: Path, *, replaces: bool = False) -> None:
-    """Sync a written draft and give it its final name in the same folder. With ``replaces``, the name may be that of an
+    """Sync a written draft and give it its final name in the same folder. With ``replaces``, the draft may replace an
     existing file.
 
-    Without ``replaces`` the draft also keeps its own name. Raises `FileExistsError` or `OSError`.
+    Without ``replaces`` the draft keeps its old name as well. Raises `FileExistsError` or `OSError`.
     """
-    # First the content, then the name: after a power cut a synced name could lead to an empty file.
+    # Sync the content before the name. Otherwise, the name could refer to an empty file after a power cut.
     sync(draft)
-    # A link fails if the name exists, where a rename would silently replace another process's file.
+    # Link instead of renaming: a link fails if the name exists, but a rename would replace another process's file.
     (os.replace if replaces else os.link)(draft, path)
     sync(path.parent)
 
 
 def make_folder(path: Path) -> None:
-    """Create a folder and its missing parents. Only their owner may enter them."""
+    """Create a folder and its missing parents. Only the owner may enter these folders."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
-    # From the outermost on, each with its name synced: a folder is lost with any of its parents.
+    # Create the outermost folder first and sync each name, because losing a folder loses everything inside.
     for folder in reversed(missing):
         folder.mkdir(0o700, exist_ok=True)
         sync(folder.parent)
@@ -94,7 +94,7 @@ def sync(path: Path) -> None:
     if path.is_dir():
         sync_folder(path)
         return
-    # Opened for writing, because Windows refuses to sync a descriptor that only reads.
+    # Open the file for writing, because Windows refuses to sync a read-only descriptor.
     descriptor = os.open(path, os.O_RDWR | CLOSE_ON_EXEC)
     try:
         sync_descriptor(descriptor)
@@ -106,7 +106,7 @@ FileAction = Literal["read", "write"]
 
 
 ERRNO_ADVICE = {
-    errno.ENOTDIR: ("part of its path is no folder", "name another place for it"),
+    errno.ENOTDIR: ("part of its path is no folder", "choose another path"),
     errno.EISDIR: ("it is a folder", "name a file in it"),
     errno.ELOOP: ("its link leads back to itself", "name the file itself"),
     errno.ENAMETOOLONG: ("its name is too long", "choose a shorter one"),
@@ -118,11 +118,14 @@ ERRNO_ADVICE = {
     errno.EDQUOT: ("the user's quota on its disk is used up", "make room; nothing acknowledged is lost"),
     errno.EFBIG: ("the file may not grow further", "raise the limit of file sizes (ulimit -f)"),
     errno.EMFILE: ("this process may open no more files", "raise its limit (ulimit -n), or lower max_connections"),
-    errno.ENFILE: ("the system can open no more files", "end what holds so many, or raise fs.file-max"),
-    errno.ENOMEM: ("there is no memory left", "end what uses so much"),
+    errno.ENFILE: (
+        "the system can open no more files",
+        "end programs that hold many open files, or raise fs.file-max",
+    ),
+    errno.ENOMEM: ("there is no memory left", "end programs that use much memory"),
     errno.EIO: (
         "its disk reports an error",
-        "see the system's log (dmesg); if it stays, go on from a backup on another disk",
+        "see the system's log (dmesg); if the error continues, restore a backup on another disk",
     ),
 }
 
@@ -131,18 +134,18 @@ ERRNO_ALIASES = {errno.EAGAIN: errno.EBUSY, errno.ETXTBSY: errno.EBUSY, errno.EP
 
 
 def describe_os_error(error: OSError, path: Path, doing: FileAction = "write") -> str:
-    """Return the problem with a node's file and what to do, as the rest of a sentence."""
+    """Return the problem with a node's file and the advice, as the second half of a sentence after a colon."""
     return "; ".join(explain_errno(ERRNO_ALIASES.get(error.errno or 0, error.errno or 0), error, path, doing))
 
 
 def explain_errno(number: int, error: Exception, path: Path, doing: FileAction) -> tuple[str, str]:
-    """Return the problem and what to do about it."""
+    """Return the problem behind a file error, and advice for the user."""
     if number == errno.ENOENT and doing == "read":
         return "there is no such file", "check its path"
     if number == errno.ENOENT:
-        return f"there is no folder {path.resolve().parent}", "make it, or choose another place for it"
+        return f"there is no folder {path.resolve().parent}", "create the folder, or choose another path"
     if number == errno.EACCES:
-        return _describe_rights(path, doing), "give its user that right, or choose another place for it"
+        return _describe_rights(path, doing), "give the user this permission, or choose another path"
     if number in ERRNO_ADVICE:
         return ERRNO_ADVICE[number]
     reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
@@ -150,7 +153,7 @@ def explain_errno(number: int, error: Exception, path: Path, doing: FileAction) 
 
 
 def _describe_rights(path: Path, doing: FileAction) -> str:
-    """Return which permission is missing, if this process can find out."""
+    """Describe the missing permission for a file, as exactly as this process can determine it."""
     with suppress(OSError):
         file = path.resolve()
         if file.exists() and not os.access(file, os.R_OK if doing == "read" else os.R_OK | os.W_OK):

@@ -17,8 +17,8 @@
     ├── LedgerError         the database is unusable; nothing was acknowledged
     └── ModError            a mod cannot be loaded
 
-The codes are those of the wire protocol (docs/protocol/errors.md). `error_from_wire` turns an ``error`` frame into
-its exception. This module does no IO."""
+Each class has the error code that the wire protocol uses (docs/protocol/errors.md). `error_from_wire` converts an
+``error`` frame to an exception. This module does no IO."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from typing import ClassVar
 
 
 class RoundelayError(Exception):
-    """Root of all errors. ``str()`` returns the problem and the next step."""
+    """Base class of all errors of Roundelay. ``str(error)`` states the problem and the next step."""
 
     code: ClassVar[str] = "internal"
 
@@ -40,29 +40,29 @@ class RoundelayError(Exception):
 
 
 class RequestError(RoundelayError):
-    """The call itself is wrong. Change it before sending it again."""
+    """The hub refused the call because the call is wrong. Repeating the same call fails again."""
 
 
 class InvalidFrame(RequestError):
-    """The frame, or one of its fields, does not have the form of docs/protocol.md."""
+    """The frame, or one of its fields, does not have the format that docs/protocol.md describes."""
 
     code = "invalid_frame"
 
 
 class NotAuthenticated(RequestError):
-    """The token is missing, belongs to another id, or may not register a new id from this address."""
+    """The hub refused the token: it is missing, belongs to another id, or may not register an id from this address."""
 
     code = "not_authenticated"
 
 
 class Forbidden(RequestError):
-    """This participant may not do that, because of its kind, its removal, or the rights of a channel or the node."""
+    """The participant may not do this. Reasons are its kind, its removal, and the rights of a channel or the node."""
 
     code = "forbidden"
 
 
 class UnsupportedProtocol(RequestError):
-    """The hub speaks another version of the protocol."""
+    """The hub does not support the client's version of the protocol."""
 
     code = "unsupported_protocol"
 
@@ -104,7 +104,7 @@ class TooLarge(RequestError):
 
 
 class RetryLater(RoundelayError):
-    """The hub accepts the same call later: wait at least ``retry_after_ms`` milliseconds."""
+    """The hub refused the call for now. Repeat the same call after at least ``retry_after_ms`` milliseconds."""
 
     def __init__(self, message: str, retry_after_ms: int = 1000) -> None:
         super().__init__(message)
@@ -112,7 +112,7 @@ class RetryLater(RoundelayError):
 
 
 class RateLimited(RetryLater):
-    """This participant sends faster than the hub allows."""
+    """The participant sends faster than the hub allows."""
 
     code = "rate_limited"
 
@@ -124,18 +124,18 @@ class Overloaded(RetryLater):
 
 
 class GiveUp(RoundelayError):
-    """Retrying does not help. A person has to decide."""
+    """The hub refused the call, and a retry does not help. A person has to decide how to continue."""
 
 
 class LoopStopped(GiveUp):
-    """A limit was reached: the conversation's limit of messages or hops, or the agent's limit of answers without a
-    cause. A person or an operator can resume the conversation."""
+    """The conversation has reached its maximum number of messages or hops, or the agent its maximum number of answers
+    without a cause. A person or an operator can resume the conversation."""
 
     code = "loop_stopped"
 
 
 class BudgetExhausted(GiveUp):
-    """A quota or budget is used up. For a daily quota, ``retry_after_ms`` is the time until it is renewed."""
+    """A quota or budget is used up. For a daily quota, ``retry_after_ms`` is the time until the quota is renewed."""
 
     code = "budget_exhausted"
 
@@ -145,23 +145,23 @@ class BudgetExhausted(GiveUp):
 
 
 class ThreadHeld(GiveUp):
-    """A person has taken over the thread, possibly while this work was running. Agents may not answer in it. After the
-    notice ``given`` agents may answer again, in work that starts after the notice."""
+    """A person has taken over the thread, possibly after the agent's reaction started. Agents may not answer in this
+    thread until the notice ``given``. Only reactions that start after this notice may answer again."""
 
     code = "held"
 
 
 class Superseded(GiveUp):
-    """A newer reactor session of the same agent has taken over. The old session must not react again. ``was_away``: the
-    old session had no connection at that time."""
+    """A newer reactor session of the same agent has replaced this session, which must not react again. ``was_away`` is
+    true if this session was disconnected when it was replaced."""
 
     code = "superseded"
     was_away = False
 
 
 class InternalError(GiveUp):
-    """The hub failed, or answered with a code that this version does not know. After a failure the text contains an id
-    to quote."""
+    """The hub failed, or answered with an error code that this version does not know. If the hub failed, the error text
+    contains an id to quote in a report."""
 
     code = "internal"
 
@@ -184,7 +184,7 @@ class ConfigError(RoundelayError):
         self.path = path
         self.line = line
         self.to_paste = to_paste
-        """Lines that the user can paste into a file. They are shown unchanged below the error text."""
+        """Lines that the user can paste into a file. Commands print these lines unchanged below the error text."""
 
     def __str__(self) -> str:
         if self.path is None:
@@ -194,14 +194,14 @@ class ConfigError(RoundelayError):
 
 
 class LedgerError(RoundelayError):
-    """The ledger cannot be opened, read or written. Nothing was acknowledged."""
+    """The ledger cannot be opened, read or written. The hub has not acknowledged the failed write."""
 
     code = "ledger"
 
 
 class ModError(RoundelayError):
-    """A mod cannot be loaded. The error text names the mod and the reason. ``mod`` is the name under which the mod was
-    requested."""
+    """A mod cannot be loaded. The error text names the mod and the reason. ``mod`` is the mod's name in the
+    configuration."""
 
     code = "mod"
     mod = ""
@@ -219,7 +219,7 @@ _BY_CODE: dict[str, type[RoundelayError]] = {
 REFUSAL_CODES: frozenset[str] = frozenset(
     code for code, cls in _BY_CODE.items() if issubclass(cls, RequestError | GiveUp) and code != "internal"
 )
-"""Codes of permanent refusals."""
+"""Error codes of permanent refusals: sending the same call again fails again."""
 
 
 def error_from_wire(code: str, message: str, retry_after_ms: int | None = None) -> RoundelayError:
@@ -233,7 +233,7 @@ def error_from_wire(code: str, message: str, retry_after_ms: int | None = None) 
 
 
 class Closed(Exception):
-    """The connection is closed, with this close code. 1006 means that no close frame arrived."""
+    """The WebSocket connection is closed. ``code`` is the close code, and 1006 means that no close frame arrived."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"closed with {code}: {reason}")

@@ -1,7 +1,7 @@
 """Optional parts of the package. `needs` reports a missing extra and the command that installs it.
 
-A module that depends on an extra imports the extra's packages inside ``with needs("NAME"):``. A clone's ./dev script
-may have started this program. Commands in errors then use that script, because the package is installed nowhere else.
+A module that depends on an extra imports the extra's packages inside ``with needs("NAME"):``. If a clone's ./dev script
+started this program, the commands in error texts use that script, because only the script finds the package.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from .errors import ConfigError
 
 
 class MissingExtra(ConfigError, ImportError):  # type: ignore[misc]  # both have a `path`
-    """An optional part is not installed."""
+    """A Python package of an optional extra is not installed."""
 
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Import packages of an extra. Raise `MissingExtra` with the install command if a package is not installed."""
+    """Context in which a module imports the packages of an extra. Raises `MissingExtra` with the install command if a
+    package is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
-        # A missing module of this package is a bug, and no extra would add it.
+        # A missing module of roundelay itself is a bug, and no extra would add the module.
         if error.name is None or error.name.partition(".")[0] == "roundelay" or isinstance(error, MissingExtra):
             raise
         raise MissingExtra(describe_missing(extra, error.name)) from error

@@ -1,6 +1,7 @@
-"""References to files in the content of messages, and the names and media types of files. Pure.
+"""References to files in the content of messages, and the names and media types of files. This module does no IO.
 
-A message attaches a file by an object with its id: ``{"files": [{"file": "f-…", "version": 1, "name": "plan.md"}]}``.
+A message attaches a file with an object that contains the file's id: ``{"files": [{"file": "f-…", "version": 1, "name":
+"plan.md"}]}``.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MEDIA_TYPES = {
     "yaml": "application/yaml",
     "zip": "application/zip",
 }
-"""Media types by ending. A fixed table, because the tables of operating systems differ."""
+"""Media types by file ending. The table is fixed, because the tables of operating systems differ."""
 
 _FILE_ID = re.compile(FILE_ID_PATTERN)
 _NOT_IN_NAMES = re.compile(r'[<>:"|?*\x00-\x1f]')
@@ -36,8 +37,8 @@ _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?")
 
 
 def read_references(content: object) -> list[tuple[str, int | None]]:
-    """Return the ids and versions of the files that a message's content attaches, under ``files`` and ``images``. Other
-    values are ignored."""
+    """Return the ids and versions of the files in a message's content, listed under ``files`` and ``images``. Values
+    that are no file references are ignored."""
     if not isinstance(content, dict):
         return []
     listed = [it for key in ("files", "images") if isinstance(content.get(key), list) for it in content[key]]
@@ -46,7 +47,7 @@ def read_references(content: object) -> list[tuple[str, int | None]]:
 
 
 def read_reference(value: object) -> tuple[str, int | None] | None:
-    """Return the id and the version of one attached file, or None if the value attaches no stored file."""
+    """Return the id and the version of one attached file, or None if the value is no reference to a stored file."""
     if not isinstance(value, dict) or not isinstance(file_id := value.get("file"), str):
         return None
     if not _FILE_ID.fullmatch(file_id):
@@ -56,8 +57,8 @@ def read_reference(value: object) -> tuple[str, int | None] | None:
 
 
 def normalize_name(name: str) -> str:
-    """Return a display name that is also a safe file name: without folders, control characters, leading dots, and names
-    that Windows reserves."""
+    """Return a display name that is also a safe file name. Folders, control characters and leading dots are removed,
+    and names that Windows reserves are prefixed with ``_``."""
     name = sanitize_text(name).replace("\\", "/").rstrip("/").rpartition("/")[2]
     name = " ".join(_NOT_IN_NAMES.sub("_", name).split()).lstrip(".").rstrip(". ")
     if len(name) > MAX_NAME_CHARS:

@@ -1,5 +1,4 @@
-"""Parsing of a shared log's address: `read_log_url`. Errors are raised before anything connects. They never repeat a
-password. No IO."""
+"""Parser of a shared log's address: `read_log_url`. Its errors never repeat a password. This module does no IO."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from .errors import ConfigError
 
 NATS, POSTGRES = ("nats", "tls"), ("postgres", "postgresql")
 MAX_BYTES = 10 * 1024**3
-"""Maximum size of a new log if its address does not set one."""
+"""Maximum size of a new log whose address sets no ``max_bytes``, in bytes."""
 TLS_FILES = ("sslrootcert", "sslcert", "sslkey")
 _TLS_OPTIONS = ("sslmode", *TLS_FILES)
 _OPTIONS = ("replicas", "max_bytes", "monitor", "network", *_TLS_OPTIONS)
@@ -30,12 +29,12 @@ class NatsAddress(NamedTuple):
     """Parts of ``nats://[USER:PASSWORD@]HOST:PORT[,HOST:PORT...]/STREAM?replicas=3&max_bytes=...&monitor=8222``."""
 
     servers: tuple[str, ...]
-    """Server addresses without a user."""
+    """Addresses of the servers, without user and password."""
     user: str
     password: str | None
-    """None if the user part is a token."""
+    """Password of the user. None if the address contains a token instead of a user and a password."""
     is_encrypted: bool
-    """Whether TLS is required. With `nats://` the server decides."""
+    """Whether the address requires TLS. With ``nats://``, the server decides whether to use TLS."""
     stream: str
     replicas: int
     max_bytes: int
@@ -52,16 +51,16 @@ class PostgresAddress(NamedTuple):
     table: str
     max_bytes: int
     tls: dict[str, str]
-    """Options of the address that are among `sslmode` and `TLS_FILES`."""
+    """Options of the address that configure TLS: `sslmode` and `TLS_FILES`."""
     shown: str
 
 
 class _Parts(NamedTuple):
-    """Unparsed parts of ``SCHEME://[USER[:PASSWORD]@]HOST[:PORT][,HOST...]/PLACE[?OPTIONS]``."""
+    """Parts of ``SCHEME://[USER[:PASSWORD]@]HOST[:PORT][,HOST...]/PLACE[?OPTIONS]``, not parsed further."""
 
     scheme: str
     user: str
-    """The user part of the address, including the password. Percent-encoded."""
+    """User and password as they appear in the address, percent-encoded."""
     hosts: tuple[str, ...]
     place: str
     options: dict[str, str]
@@ -74,15 +73,15 @@ def read_log_url(url: str) -> NatsAddress | PostgresAddress:
 
 
 def hide_password(url: str) -> str:
-    """Return an address that is safe to show, even if it is invalid. Everything before its last @ and the values of
-    unknown options are removed."""
-    # Up to the last @: a password with an unescaped @ would otherwise be shown from there on.
+    """Return an address that is safe to show, even if the address is invalid. Everything before the last @ and the
+    values of unknown options are removed."""
+    # Remove everything up to the last @, because a password may contain an unescaped @.
     without_user = re.sub(r"^([a-z]+://)?.*@", r"\1", url, flags=re.DOTALL)
     return re.sub(rf"([?&](?!(?:{'|'.join(_OPTIONS)})=)[^=&]*=).*", r"\1...", without_user, flags=re.DOTALL)
 
 
 def _split(url: str) -> _Parts:
-    # Before anything can fail: errors of the libraries may quote the address.
+    # Remember the password before anything can fail, so that it is removed from errors of libraries that quote the URL.
     remember_url(url)
     match = _URL.fullmatch(url)
     hosts = tuple(match["hosts"].split(",")) if match is not None else ()
@@ -91,11 +90,13 @@ def _split(url: str) -> _Parts:
     try:
         query = parse_qs(match["query"], strict_parsing=True, keep_blank_values=True) if match["query"] else {}
     except ValueError:  # the original error would quote the field, which may be secret
-        raise ConfigError("Options of a shared log's address must be NAME=VALUE after the ?, separated by &.") from None
+        raise ConfigError(
+            "Write the options of a shared log's address as NAME=VALUE after the ?, separated by &."
+        ) from None
     if any("@" in value for name in query.keys() - _OPTIONS for value in query[name]):
-        # perhaps an unescaped ? in a password: do not show the rest of the password as an option's name
+        # The password may contain an unescaped ?. Do not show the rest of the password as an option's name.
         raise _wrong_form()
-    # Which of two values counts would depend on the parser, so refuse both.
+    # Refuse an option with two values, because each parser would choose a different value.
     if repeated := [name for name, values in query.items() if len(values) > 1]:
         raise ConfigError(f"The shared log's address has the option {repeated[0]} twice.")
     options = {name: value for name, (value,) in query.items()}
@@ -120,8 +121,8 @@ def _is_host(host: str) -> bool:
 def _read_nats(parts: _Parts) -> NatsAddress:
     if not _STREAM.fullmatch(parts.place):
         raise ConfigError(
-            "The shared log's address ends with the name of its stream, as in nats://127.0.0.1:4222/lab: letters, "
-            "digits, '_' and '-'."
+            "The shared log's address must end with the name of its stream, as in nats://127.0.0.1:4222/lab. The name may "
+            "contain letters, digits, '_' and '-'."
         )
     options = dict(parts.options)
     max_bytes = _take_max_bytes(options)
@@ -129,12 +130,17 @@ def _read_nats(parts: _Parts) -> NatsAddress:
     try:
         ports = [int(port) for port in options.pop("monitor", "").split(",") if port]
     except ValueError:
-        raise ConfigError("monitor of a shared log's address is a port, or several with commas between them.") from None
+        raise ConfigError(
+            "The option monitor of a shared log's address must be a port, or several ports separated by commas."
+        ) from None
     _refuse_others(options, "replicas", "max_bytes", "monitor")
     if replicas not in ("1", "3", "5"):
-        raise ConfigError("replicas of a shared log's address is 1, 3 or 5.")
+        raise ConfigError("The option replicas of a shared log's address must be 1, 3 or 5.")
     if len(ports) not in (0, 1, len(parts.hosts)) or not all(1 <= port <= 65535 for port in ports):
-        raise ConfigError("monitor is one port for all servers of a shared log, or one for each, in their order.")
+        raise ConfigError(
+            "The option monitor of a shared log's address must be one port for all servers, or one port for each server "
+            "in the same order."
+        )
     servers = tuple(f"{parts.scheme}://{host}" for host in parts.hosts)
     names = (urlsplit(server).hostname or "" for server in servers)
     # One port applies to all servers, which usually have the same configuration.
@@ -157,8 +163,8 @@ def _read_postgres(parts: _Parts) -> PostgresAddress:
     database = unquote(parts.place)
     if not database or "/" in database or "\0" in database:
         raise ConfigError(
-            "A shared log in PostgreSQL is named as postgres://USER:PASSWORD@HOST:PORT/DATABASE?network=NAME, with one "
-            "database."
+            "Write the address of a shared log in PostgreSQL as postgres://USER:PASSWORD@HOST:PORT/DATABASE?network=NAME, "
+            "with one database."
         )
     options = dict(parts.options)
     max_bytes = _take_max_bytes(options)
@@ -167,11 +173,11 @@ def _read_postgres(parts: _Parts) -> PostgresAddress:
     _refuse_others(options, "network", "max_bytes", *_TLS_OPTIONS)
     if not _NETWORK.fullmatch(network):
         raise ConfigError(
-            "The shared log's address has to say which network of the database it is, as in "
-            "postgres://HOST/DATABASE?network=lab: at most 48 small letters, digits and '_'."
+            "The shared log's address must name its network in the database, as in postgres://HOST/DATABASE?network=lab. "
+            "The name may contain lower-case letters, digits and '_', and at most 48 characters."
         )
     if tls.get("sslmode", "prefer") not in _TLS_MODES:
-        raise ConfigError(f"sslmode of a shared log's address is one of {', '.join(_TLS_MODES)}.")
+        raise ConfigError(f"The option sslmode of a shared log's address must be one of {', '.join(_TLS_MODES)}.")
     user, hosts = f"{parts.user}@" if parts.user else "", ",".join(parts.hosts)
     dsn = f"postgresql://{user}{hosts}/{parts.place}" + (f"?{urlencode(tls)}" if tls else "")
     shown = f"postgres://{hosts}/{parts.place}?network={network}"
@@ -182,9 +188,9 @@ def _take_max_bytes(options: dict[str, str]) -> int:
     try:
         max_bytes = int(options.pop("max_bytes", MAX_BYTES))
     except ValueError:
-        raise ConfigError("max_bytes of a shared log's address is a whole number.") from None
+        raise ConfigError("The option max_bytes of a shared log's address must be a whole number.") from None
     if not 1 << 20 <= max_bytes < 1 << 63:
-        raise ConfigError("max_bytes of a shared log's address is at least one mebibyte (1048576).")
+        raise ConfigError("The option max_bytes of a shared log's address must be at least one mebibyte (1048576).")
     return max_bytes
 
 

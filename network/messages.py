@@ -1,8 +1,9 @@
 """Messages and threads as users see them, and the conversion of a message's content to text.
 
 The messages are pydantic models that the client builds. The hub carries messages as bytes (see `frames`) and never
-builds these models. This package's senders add files to a text with content like ``{"text": ..., "files": [...],
-"images": [...], ...}``. Any other content is data, which is shown as lines instead of JSON. No IO, no clock.
+builds these models. To send a text with files, this package uses content like ``{"text": ..., "files": [...],
+"images": [...], ...}``. Any other content is data and is shown as lines instead of JSON. This module does no IO and
+reads no clock.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from .file_references import read_reference
 from .units import format_file_size
 
 MAX_DEPTH = 6
-"""Nesting depth below which data is shown as JSON."""
+"""Maximum nesting depth of data that is shown as lines. Deeper values are shown as JSON."""
 
 MAX_SIZE = 10**15
-"""Maximum file size in bytes that is shown. Senders may write any number."""
+"""Maximum file size that is shown, in bytes. Larger numbers are ignored, because senders may claim any size."""
 
 _NAMES, _TYPES, _SIZES, _PLACES = (
     ("name", "filename", "title"),
@@ -32,15 +33,14 @@ _NAMES, _TYPES, _SIZES, _PLACES = (
 
 
 def write_content(content: object) -> str:
-    """Return any JSON value as text. The bytes of files are never included."""
+    """Return a message's content, which is any JSON value, as text. The bytes of files are never included."""
     if isinstance(content, str):
         return content
     if not isinstance(content, dict):
         return "\n".join(_write_lines(content, 0))
     rest = dict(content)
     parts: list[str] = []
-    # Remove them from the content: the remaining fields are data, and are written as lines below the text and its
-    # files.
+    # Remove the text and the files from the content. The remaining fields are data, and are written as lines below.
     if isinstance(content.get("text"), str):
         parts.append(rest.pop("text"))
     for key, word in (("files", "file"), ("images", "image")):
@@ -52,14 +52,14 @@ def write_content(content: object) -> str:
 
 
 def _write_file(word: str, file: object) -> str:
-    """Return one line for a file: ``[file notes.txt, text/plain, 1.2 kB, https://...]``. The file's text follows if it
-    is known."""
+    """Return one line for a file: ``[file notes.txt, text/plain, 1.2 kB, https://...]``. If the content includes the
+    file's text, this text follows below the line."""
     if isinstance(file, str):
         file = {"url": file}
     if not isinstance(file, dict):
         return f"[{word} {_write_value(file)}]"
     name, kind, location = (_pick(file, keys) for keys in (_NAMES, _TYPES, _PLACES))
-    # The address contains the file itself, and may have megabytes. So show only its type.
+    # A data: URL contains the whole file, which may be megabytes long. Show only its media type.
     if location.startswith("data:"):
         kind, location = kind or location[5:].partition(";")[0].partition(",")[0], ""
     size = next((file[key] for key in _SIZES if isinstance(file.get(key), int)), None)
@@ -116,10 +116,10 @@ def _write_value(value: object) -> str:
 
 
 class BaseMessage(BaseModel):
-    """One message of the ledger. The fields are those of the ``deliver`` frame in docs/protocol.md.
+    """One message of the ledger. The fields are the same as in the ``deliver`` frame (docs/protocol.md).
 
     ``seq`` is the message's position in the network's log. ``sent_at`` is the hub's time in milliseconds since the Unix
-    epoch. ``content`` is any JSON value; for plain text, the senders of this package use a string."""
+    epoch. ``content`` is any JSON value. This package sends plain text as a string."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -144,13 +144,13 @@ class BaseMessage(BaseModel):
 
     @property
     def text(self) -> str:
-        """The message as text: ``text_representation``, or else the content, with files and data as lines
-        (`write_content`)."""
+        """The message as text: ``text_representation`` if the sender set it, or else the content with files and data as
+        lines (`write_content`)."""
         return self.text_representation or write_content(self.content)
 
     @property
     def said(self) -> str:
-        """The text without files and data. Commands and decisions are parsed from this text."""
+        """The message's text without files and data. Commands and decisions are parsed from this text."""
         if self.text_representation is None and isinstance(self.content, dict):
             words = self.content.get("text")
             return words if isinstance(words, str) else ""
@@ -164,13 +164,13 @@ class DirectMessage(BaseMessage):
 
 
 class BroadcastMessage(BaseMessage):
-    """Message to everyone registered at its ``seq``."""
+    """Message to every participant that was registered when the message was stored."""
 
     kind: Literal["broadcast"] = "broadcast"
 
 
 class ChannelMessage(BaseMessage):
-    """Message to the members of a channel at its ``seq``."""
+    """Message to the participants that were members of the channel when the message was stored."""
 
     kind: Literal["channel"] = "channel"
 
@@ -197,9 +197,9 @@ def message_from_wire(value: Mapping[str, Any]) -> DirectMessage | BroadcastMess
 
 
 class MessageThread(BaseModel):
-    """The messages of one thread that its reader may see, oldest first.
+    """The messages of one thread that the reader may see, oldest first.
 
-    ``omitted`` is the number of earlier messages that are left out, if known.
+    ``omitted`` is the number of earlier messages that are left out, or 0 if this number is unknown.
     """
 
     model_config = ConfigDict(frozen=True)

@@ -213,13 +213,14 @@ def kill_process(pid: int) -> None:
 
 
 def can_fork() -> bool:
-    """Return whether processes of this program may be forked. Only on Linux: macOS's own libraries may crash in a forked
-    process, and Windows has no fork."""
+    """Return whether processes of this program may be forked. Only on Linux: macOS's own libraries may crash in a
+    forked process, and Windows has no fork."""
     return sys.platform == "linux"
 
 
 def fork_process() -> int:
-    """Fork this process. Return the child's id, and 0 in the child. Only where `can_fork`, and without other threads."""
+    """Fork this process. Return the child's id, and 0 in the child. Only where `can_fork`, and without other
+    threads."""
     return os.fork()
 
 
@@ -275,7 +276,7 @@ def name_process(name: str) -> None:
 
 
 HANG_SIGNAL: int | None = getattr(signal, "SIGUSR1", None)
-"""Signal by which a node asks a process what blocks its event loop. None on Windows."""
+"""Signal that a node sends to a process to ask what blocks its event loop. None on Windows."""
 
 
 def find_process_age_s() -> float:

@@ -1,13 +1,14 @@
-"""Sanitizing text: one table of invisible characters for prompts, hosts of other protocols and terminals.
+"""Removal of invisible characters from text for prompts, gateways to other protocols and terminals.
 
-Invisible characters are Unicode's `Default_Ignorable_Code_Point` (DerivedCoreProperties), controls, noncharacters, lone
-surrogates and interlinear annotation. Attackers have used each kind to show a model text that people do not see.
+These characters count as invisible: Unicode's `Default_Ignorable_Code_Point` (DerivedCoreProperties), controls,
+noncharacters, lone surrogates and interlinear annotation. Attackers have used each kind to show a model text that
+people do not see.
 
-Some of these characters are part of ordinary writing. They stay if they join their neighbors. Zero-width joiners stay
-between letters of scripts that join (Persian, Hindi) and between emoji (families). One variation selector stays after a
-character that can vary. No IO.
+Ordinary writing needs some invisible characters, which are kept. Zero-width joiners stay between letters of scripts
+that join letters (Persian, Hindi), and between emoji (families). One variation selector stays after each character that
+has variants. This module does no IO.
 
-https://www.unicode.org/reports/tr44/#Default_Ignorable_Code_Point, https://www.unicode.org/reports/tr36/
+References: https://www.unicode.org/reports/tr44/#Default_Ignorable_Code_Point, https://www.unicode.org/reports/tr36/
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ _KEPT = (
 
 _LINE_ENDS = re.compile("\r\n|[\r\x85\u2028\u2029]")
 _REMOVED = re.compile(f"({_KEPT})|[{_CONTROLS}{_INVISIBLE}]")
-# Nearly every text matches this as a whole. Testing it first is much faster than the substitutions.
+# Nearly every text matches this pattern completely. Testing the pattern first is much faster than the substitutions.
 _ORDINARY = re.compile(f"[^{_CONTROLS}{_INVISIBLE}\u2028\u2029]*")
 
 
 def sanitize_text(text: str) -> str:
-    """Remove invisible control and format characters. Every kind of line end becomes a newline."""
+    """Remove invisible and control characters from a text, and convert every kind of line end to a newline."""
     if _ORDINARY.fullmatch(text):
         return text
     return _REMOVED.sub(lambda match: match[1] or "", _LINE_ENDS.sub("\n", text))
 
 
 def escape_invisible(text: str, escape: Callable[[str], str]) -> str:
-    """Replace each character that `sanitize_text` would remove or change by ``escape(character)``."""
+    """Replace each character that `sanitize_text` would remove or change with ``escape(character)``."""
     if _ORDINARY.fullmatch(text):
         return text
     return _ESCAPED.sub(lambda match: match[1] or escape(match[0]), text)

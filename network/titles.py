@@ -1,9 +1,8 @@
-"""Titles of threads: one rule for the web page, the terminals and lists. The hub computes titles for
-`network.list_threads`.
+"""Titles of threads for the web page, the terminal UI and lists. The hub computes titles for `network.list_threads`.
 
-A title says where a thread is, and what it is about: ``desk · Can you refund order 17?``. A person's own name for the
-thread replaces the first words, but never the agent's name. Pure. web/page/core/text.js implements the same rule in
-JavaScript.
+A title contains the thread's participants or channel, and its first words: ``desk · Can you refund order 17?``. A
+person's own name for the thread replaces the first words, but never the agent's name. web/page/core/text.js implements
+the same rule in JavaScript. This module does no IO.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ MAX_WORDS_CHARS = 60
 
 
 def name_place(thread_id: str, me: str) -> str:
-    """Return the name of a thread's place for a reader: the other participants, ``#dev``, or ``Everybody``."""
+    """Return the first part of a thread's title for a reader: the other participants, ``#dev``, or ``Everybody``."""
     kind, _, name = thread_id.partition(":")
     match kind:
         case "direct":
@@ -31,7 +30,8 @@ def name_place(thread_id: str, me: str) -> str:
 
 
 def write_title(place_name: str, words: str, own: str = "") -> str:
-    """Return the title: the place, followed by the person's ``own`` name for the thread or else the first ``words``."""
+    """Return the title of a thread: ``place_name``, followed by the person's ``own`` name for the thread or else by the
+    first ``words`` of the thread."""
     about = own or shorten(words)
     if not about:
         return place_name
@@ -42,7 +42,7 @@ def write_title(place_name: str, words: str, own: str = "") -> str:
 
 def shorten(text: str) -> str:
     """Return the first words of a text on one line."""
-    # Cut first: a message may have megabytes, and a title needs its beginning.
+    # Cut the text first: a message may be megabytes long, and a title needs only its beginning.
     line = " ".join(text[: 4 * MAX_WORDS_CHARS].split())
     if len(line) <= MAX_WORDS_CHARS:
         return line
@@ -51,8 +51,8 @@ def shorten(text: str) -> str:
 
 
 def is_about_something(thread_id: str, *, has_agent: bool) -> bool:
-    """Return whether the title of a thread includes its first words. True for replies, named conversations, and direct
-    threads with an agent. Channels and direct threads of two people have many subjects."""
+    """Return whether the title of a thread includes the thread's first words. True for replies, named conversations and
+    direct threads with an agent. Channels and direct threads between two people cover many subjects."""
     return thread_id.startswith("thread:") or (
         thread_id.startswith("direct:") and (has_agent or bool(conversation_of(thread_id)))
     )

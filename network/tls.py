@@ -1,8 +1,8 @@
-"""TLS on both sides: the context of a node from its PEM files, and the certificates that a client trusts.
+"""TLS contexts: for a node from its PEM files, and for a client with the certificates that it trusts.
 
-A client trusts a node on this machine if its certificate equals the one in the node's note (`home`). The issuer and the
-name do not matter, so commands and agents on this machine can connect by loopback. For any other hub, the system must
-trust the certificate, or the file that SSL_CERT_FILE names must contain it.
+A node on this machine writes its certificate to a note (`home`), and a client trusts exactly this certificate. The
+issuer and the name do not matter, so commands and agents on this machine can connect to a loopback address. For any
+other hub, the certificate must be trusted by the system, or be in the file that SSL_CERT_FILE names.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from .home import node_at
 
 _CERTIFICATE = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----\n?", re.DOTALL)
 _WRONG_NAME = (62, 64)
-"""X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH of OpenSSL's x509_vfy.h."""
+"""Error codes X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH from OpenSSL's x509_vfy.h."""
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    """Return the TLS context of a node. Raises `ConfigError`, which names the wrong file."""
+    """Return the TLS context of a node. Raises a `ConfigError` that names the wrong file."""
     # Read both files first: OpenSSL's own errors name neither the file nor the problem.
     read_certificate(certificate)
     text = _read(key, "private key")
     if "PRIVATE KEY-----" not in text:
-        raise ConfigError(f"{key} has no private key in PEM form (-----BEGIN PRIVATE KEY-----).")
-    # OpenSSL would ask for the passphrase on the terminal, and a service would wait forever.
+        raise ConfigError(f"{key} contains no private key in PEM format (-----BEGIN PRIVATE KEY-----).")
+    # Refuse an encrypted key: OpenSSL would ask for the passphrase on the terminal, and a service would wait forever.
     if "ENCRYPTED" in text:
-        raise ConfigError(f"{key} is encrypted. Store it without a passphrase, readable by the node only.")
+        raise ConfigError(f"{key} is encrypted. Store the key without a passphrase, readable only by the node's user.")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certificate, key)
@@ -43,15 +43,15 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def read_certificate(path: Path) -> str:
-    """Return the first certificate of a PEM file. Raises `ConfigError`."""
+    """Return the first certificate of a PEM file. Raises `ConfigError` if there is none."""
     match = _CERTIFICATE.search(_read(path, "certificate"))
     if match is None:
-        raise ConfigError(f"{path} has no certificate in PEM form (-----BEGIN CERTIFICATE-----).")
+        raise ConfigError(f"{path} contains no certificate in PEM format (-----BEGIN CERTIFICATE-----).")
     return match[0]
 
 
 def client_context(url: str) -> ssl.SSLContext | None:
-    """Return the TLS context for the hub at ``url``, or None without encryption (``ws://``)."""
+    """Return the TLS context for the hub at ``url``, or None for an unencrypted connection (``ws://``)."""
     if urlsplit(url).scheme != "wss":
         return None
     node = node_at(url)
@@ -59,7 +59,7 @@ def client_context(url: str) -> ssl.SSLContext | None:
         return ssl.create_default_context()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False  # trust exactly this certificate, and no other certificate of the same issuer
-    # The certificate itself is the anchor of trust, even if an authority has issued it.
+    # Trust the node's certificate itself, even if a certificate authority has issued it.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     context.load_verify_locations(cadata=node.certificate)
     return context
@@ -69,13 +69,11 @@ def explain_failure(url: str, error: OSError) -> str:
     """Return the error text for a connection that could not be opened."""
     match error:
         case ssl.SSLCertVerificationError(verify_code=code) if code in _WRONG_NAME:
-            return (
-                f"The hub at {url} has a certificate for another name ({error.verify_message}); connect by that name."
-            )
+            return f"The hub at {url} has a certificate for another name ({error.verify_message}); use that name in the URL."
         case ssl.SSLCertVerificationError():
             return (
-                f"The certificate of the hub at {url} is not trusted here ({error.verify_message}). If it is the right one, "
-                "set SSL_CERT_FILE to a PEM file with it, or with its issuer's."
+                f"The certificate of the hub at {url} is not trusted here ({error.verify_message}). If you trust this hub, "
+                "set SSL_CERT_FILE to a PEM file that contains its certificate or its issuer's certificate."
             )
         case ConnectionResetError() if urlsplit(url).scheme == "wss":
             return f"The server at {url} closed the connection during the TLS handshake. If it does not use TLS, write ws://."

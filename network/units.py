@@ -1,4 +1,4 @@
-"""Text forms of durations and sizes. Pure."""
+"""Functions that format durations and sizes as text. This module does no IO."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNITS_MS = (("day", "d", DAY_MS), ("hour", "h", HOUR_MS), ("minute", "min", MIN
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration in the largest unit that divides it: ``2 hours``, ``90 s``."""
+    """Format a duration in the largest unit that gives a whole number: ``2 hours``, ``90 s``."""
     for name, _, size_ms in _UNITS_MS:
         number, rest = divmod(seconds * SECOND_MS, size_ms)
         if number and not rest:
@@ -20,8 +20,8 @@ def format_duration(seconds: float) -> str:
 
 
 def format_elapsed(elapsed_ms: int, *, min_count: int = 1) -> str:
-    """Return an elapsed time in one unit, rounded down: ``3 h``. Use the largest unit with a count of at least
-    ``min_count``."""
+    """Format an elapsed time in one unit, rounded down: ``3 h``. The unit is the largest one in which the number is at
+    least ``min_count``."""
     elapsed_ms = max(elapsed_ms, 0)
     for _, unit, size_ms in _UNITS_MS:
         if elapsed_ms >= min_count * size_ms:
@@ -30,7 +30,7 @@ def format_elapsed(elapsed_ms: int, *, min_count: int = 1) -> str:
 
 
 def format_file_size(size: int) -> str:
-    """Return the size of a file in decimal units: ``1.2 kB``."""
+    """Format the size of a file in decimal units: ``1.2 kB``."""
     for unit, factor in (("MB", 1_000_000), ("kB", 1000)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"
@@ -38,5 +38,5 @@ def format_file_size(size: int) -> str:
 
 
 def format_memory(size: float) -> str:
-    """Return an amount of memory in binary units: ``1.5 MiB``."""
+    """Format an amount of memory in binary units: ``1.5 MiB``."""
     return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.0f} KiB"

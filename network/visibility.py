@@ -1,4 +1,4 @@
-"""The public import path of the visibility types. `core.visibility` defines the rules for what an agent may see."""
+"""The public import path of the visibility types. `core.visibility` defines which messages an agent may see."""
 
 from .core.visibility import VISIBILITIES, Visibility
 

@@ -38,7 +38,7 @@ MAX_REASON_CHARS = 2000
 
 
 class Acks:
-    """The deliveries of one client across its sessions, as long as the hub keeps the same history."""
+    """The deliveries of one client across its sessions, until the hub's history changes."""
 
     def __init__(self) -> None:
         self.prefix = 0

@@ -141,8 +141,8 @@ class NetworkClient(ConversationReads):
         self._role: Literal["observer", "reactor"] = role
         self._card = Raw(encode(dict(card))) if card is not None else UNSET
         self._instance: str | UnsetType = UNSET
-        """Id of a reactor's process. The hub uses it to tell a process that reconnects from another process that takes
-        over."""
+        """Id of a reactor's process. The hub uses it to distinguish a process that reconnects from another process that
+        takes over."""
         self._resume = resume
         self._is_local = transport is not None
         self._new_id = new_id
@@ -384,15 +384,15 @@ class NetworkClient(ConversationReads):
         return stored
 
     async def send_text(self, agent_id: str, text: str, **options: Any) -> Stored:
-        """Send text to one participant. The options are those of `send`."""
+        """Send text to one participant. The options are the same as for `send`."""
         return await self.send(agent_address(agent_id), text, **options)
 
     async def broadcast(self, text: str, **options: Any) -> Stored:
-        """Send text to everyone. The options are those of `send`."""
+        """Send text to everyone. The options are the same as for `send`."""
         return await self.send("broadcast", text, **options)
 
     async def post(self, channel: str, text: str, **options: Any) -> Stored:
-        """Send text to a channel that this participant is a member of. The options are those of `send`."""
+        """Send text to a channel that this participant is a member of. The options are the same as for `send`."""
         return await self.send(channel_address(channel), text, **options)
 
     async def join_channel(self, name: str) -> bool:

@@ -52,7 +52,7 @@ class HistoryReplaced(RoundelayError):
 async def handle_exactly_once(
     database: Path | str, agent_id: str, handler: Handler, url: str | None = None, **options: Any
 ) -> None:
-    """Handle each message for ``agent_id`` exactly once, without end. ``options`` are those of `NetworkClient`.
+    """Handle each message for ``agent_id`` exactly once, without end. ``options`` are passed to `NetworkClient`.
 
     ``handler(db, message)`` writes through ``db`` and neither commits nor rolls back. If the handler raises, its effect
     is rolled back and the message comes again. After the fifth failure the message becomes a dead letter. Raises

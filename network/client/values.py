@@ -29,7 +29,7 @@ class Cursor(Struct, frozen=True):
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
-    """The hub's answer to a join. The fields are those of the ``welcome`` frame."""
+    """The hub's answer to a join. The fields are the same as in the ``welcome`` frame."""
 
     server: str
     network: NetworkInfo
@@ -140,8 +140,8 @@ class WindowSizes(TypedDict, total=False):
 class OpenEntry(Struct, frozen=True, kw_only=True):
     """Something that is open in a conversation since the time ``since`` (ms), and the participant whose turn it is.
 
-    ``kind`` is ``delivery`` (an agent has not handled the message ``seq``), ``reaction`` or ``approval`` (an agent works
-    on it, or waits for a decision), ``question`` (it requires an answer), or a kind of a mod.
+    ``kind`` is ``delivery`` (an agent has not handled the message ``seq``), ``reaction`` or ``approval`` (an agent
+    works on it, or waits for a decision), ``question`` (it requires an answer), or a kind of a mod.
     """
 
     kind: str

@@ -92,12 +92,12 @@ class RecordApplier:
 
     async def flush(self, cursor: TableWrite) -> None:
         """Store the records read so far, and the cursor, in one transaction."""
-        # Taken before the await: records that are read meanwhile belong to the next transaction.
+        # Clear the pending records before the await: records read during the await belong to the next transaction.
         pending, self._pending, self._pending_bytes = self._pending, Commit([], []), 0
         # several commits may have written the same key; the index stores each key once per transaction
         writes = _last_of_each(pending.writes)
         await self._log.apply(pending.rows, writes, cursor)
-        # After the index has stored them, because the replica reads rows from the index.
+        # Update the replica only after the index has stored the rows, because the replica reads rows from the index.
         if pending.rows or writes:
             await self._replica.apply(pending.rows, writes)
 
@@ -306,7 +306,7 @@ class Follower:
         """Polling costs the engine a request, so a follower polls rarely while it receives heartbeats of its leader.
 
         It polls once more just before an election, because the leader may have written records since the last poll. A
-        node that lacks records must not claim the log.
+        node that lacks records must not become the leader.
         """
         is_before_election = self._is_leaderless and self._has_reached_end
         return is_before_election or now_s - self._polled_at >= settings.POLL_END_S

@@ -473,8 +473,8 @@ async def _close_client(client: Client) -> None:
 async def _await_cancellable(work: Awaitable[_T]) -> _T:
     """Await ``work`` without losing a cancellation.
 
-    The client waits with `asyncio.wait_for`. Before Python 3.12 it loses a cancellation that comes together with the
-    answer (https://github.com/python/cpython/issues/86296). A node that is told to stop would then continue to run.
+    The client waits with `asyncio.wait_for`. Before Python 3.12, `wait_for` loses a cancellation that arrives together
+    with the answer (https://github.com/python/cpython/issues/86296). The node would then ignore a request to stop.
     """
     task = asyncio.current_task()
     cancellations = 0 if task is None else task.cancelling()

@@ -292,7 +292,7 @@ class PostgresLog:
                 page = await connection.fetch(self._sql(READ), after, PAGE, PAGE_BYTES, timeout=PAGE_S)
             for left, (position, data) in zip(range(len(page) - 1, -1, -1), page, strict=True):
                 if position != after + 1:
-                    if position == await self.first():  # earlier records were dropped, not lost
+                    if position == await self.first():  # the log was trimmed up to here; no record was lost
                         raise LogTruncated(
                             f"The shared log {self.name} begins at {position} by now, and record {after + 1} was requested."
                         )

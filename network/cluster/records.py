@@ -45,13 +45,12 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
     - ``begin``: the first record of a log. With ``is_filled_later`` a database is copied into the log, and nobody leads
       before the record ``filled``.
-    - ``claim``: ``writer`` leads from here on. It is the leader's fencing token.
-    - ``release``: ``writer`` no longer leads.
-    - ``commit``: rows and table writes. A commit that is larger than a record spans several; ``left`` of them follow.
-    - ``trim``: what every node drops (a `TrimStep`). One node decides what is old, so that all drop the same.
-    - ``base``, ``values``, ``based``: a snapshot: its begin, its chunks with all values of all tables, and its end, which
-      names the position of its begin. Commits may come between. The log can begin at a snapshot once every row up to its
-      ``head`` was dropped. A node that has read the older records skips the chunks.
+    - ``claim``: ``writer`` leads from here on. It is the leader's fencing token. - ``release``: ``writer`` no longer
+    leads. - ``commit``: rows and table writes. A commit that is larger than a record spans several; ``left`` of them
+    follow. - ``trim``: what every node drops (a `TrimStep`). One node decides what is old, so that all drop the same. -
+    ``base``, ``values``, ``based``: a snapshot: its begin, its chunks with all values of all tables, and its end, which
+      names the position of its begin. Commits may come between. The log can begin at a snapshot once every row up to
+      its ``head`` was dropped. A node that has read the older records skips the chunks.
     """
 
     format: int = FORMAT
@@ -345,7 +344,7 @@ class LogReader:
 
     def decode(self, content: bytes | TrimStep) -> Commit | TrimStep:
         """Decode the body of a commit, or check the step of a trim. Raises `UnusableLog` for content that no leader
-        writes: anybody who may write to the engine can forge a record in the leader's name."""
+        writes. Such content can be forged: anybody with write access to the engine can write in the leader's name."""
         with naming_record(self.position):
             if isinstance(content, TrimStep):
                 if self.head is not None and max(content.messages, content.records) > self.head + 1:

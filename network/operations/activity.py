@@ -102,7 +102,8 @@ def _find_activity(state: State, participant: Participant, opened: OpenReaction,
         return "stopping"
     if is_at_work(opened, participant.life):
         return "works"
-    # A wait from an earlier process has ended: that process is gone, and the next one has not resumed the work.
+    # An earlier process can no longer wait: it is gone. The current process has not resumed the reaction, so it is
+    # queued.
     return "waits" if opened.life == participant.life else "queued"
 
 

@@ -50,7 +50,7 @@ _SOURCES: tuple[Callable[..., Any], ...] = (
     views.impact,
     views.why,
 )
-"""The operations from which explanations are built: those of the protocol, and `messages`."""
+"""Operations that explanations are built from: the protocol's operations, and `messages`."""
 _RIGHTS = {"network.messages": "network.why"}
 """Operations that are not in the protocol, each with the operation whose right it needs."""
 _TOO_LARGE = "The explanation does not fit into one answer. Read it on the node's machine: roundelay why --db FILE."

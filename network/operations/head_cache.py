@@ -1,4 +1,4 @@
-"""Cache for the heads of the newest messages: those that an agent may read, and those of each thread.
+"""Cache for the heads of the newest messages, per reader and per thread.
 
 `network.window` runs for every reaction and looks back over thousands of messages. It decides with heads from this
 cache, and then reads only the rows that it shows. Each call reads only the heads that are new since the last call, so

@@ -174,8 +174,8 @@ def _list_questions(reading: Reading) -> Iterator[WaitingItem]:
 
 
 async def _list_dead_letters(reading: Reading) -> list[WaitingItem]:
-    """Return the dead letters of the caller's deliveries (operators: all), and those of messages that the caller sent.
-    The latter come without the reason."""
+    """Return the dead letters of the caller's deliveries (operators: all), and dead letters of messages that the caller
+    sent. The sender does not see the reason."""
     origin, ledger = reading.origin, reading.hub.ledger
     undelivered: list[tuple[str, UndeliveredMessage]] = await ledger.cold("undelivered", f"{origin.agent_id}/", SCANNED)
     prefix = "" if origin.is_operator else f"{origin.agent_id}/"

@@ -75,7 +75,7 @@ async def _find_newest(reading: Reading, view: View, thread_id: str) -> dict[str
         newest = memories.find_newest(view)
         if newest is None:
             return None
-        # Only the heads are cached. The text is read when it is shown.
+        # Only heads are cached, so read the memory's text from the ledger.
         rows = await reading.hub.ledger.rows(newest.seq - 1, 1)
         body = _read(rows[0]) if rows and rows[0].seq == newest.seq else None
         if body is not None:
@@ -100,7 +100,7 @@ class _Memory:
         """Newest message that the memory covers."""
         self.messages: int = len(seqs) + (0 if earlier is None else earlier.messages)
         self.groups = groups
-        """Groups of the messages that the memory covers, without those of ``earlier``."""
+        """Groups of the messages that the memory covers, except the groups in ``earlier``."""
         self.earlier = earlier
         if earlier is not None and len(groups | earlier.groups) <= MAX_GROUPS_AT_ONCE:
             # Share one set along a chain: in a direct thread, thousands of messages belong to a few groups.

@@ -51,8 +51,8 @@ async def open_items(
     Any message of the conversation may be passed. The answer has the first one as `root`.
 
     With `wait_ms`, the answer waits until the conversation is quiet, for at most this time. With `others`, items of the
-    caller do not count, and neither do reactions that wait for the caller. With `trigger`, only items about messages that
-    may enter the prompt of this message are listed.
+    caller do not count, and neither do reactions that wait for the caller. With `trigger`, only items about messages
+    that may enter the prompt of this message are listed.
     """
     view = await open_view(reading, trigger, until=reading.hub.state.head)
     # Any message: an agent that was asked may not read the first one.
@@ -78,7 +78,7 @@ async def open_items(
 
 def _describe(item: _Open, *, shows_waits: bool) -> dict[str, Any]:
     who = {"agent_id": item.agent_id} if item.agent_id else {}
-    # The caller may not read the message by which an agent asks another one.
+    # The caller may lack access to the message in which this agent asks another agent.
     details = {name: value for name, value in item.details.items() if shows_waits or name != "waits_for"}
     return {"kind": item.kind, **who, "seq": item.seq, "since": item.since, **details}
 

@@ -83,7 +83,7 @@ class _Batch:
         return bool(self.seqs or self.damaged)
 
     async def read_on(self) -> None:
-        """Add messages above the position, up to the end of the log, as long as they fit."""
+        """Add messages above the position until the answer is full or the log ends."""
         hub, agent_id, head = self._hub, self._agent_id, self._hub.state.head
         participant = hub.state.participant(agent_id)
         if participant is None:  # the participant was removed meanwhile

@@ -1,4 +1,5 @@
-"""Size of a window: how many messages of each thread it shows. Also says whether the caller has nobody else to write to."""
+"""Size of a window: how many messages of each thread it shows. Also says whether the caller has nobody else to write
+to."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class WindowSize(NamedTuple):
     """The trigger's thread shows only messages after this seq."""
 
     def limit(self, thread_id: str, seqs: list[int]) -> list[int]:
-        """Return those of a thread's ascending seqs that the window may show."""
+        """Return the seqs of a thread that the window may show. ``seqs`` must be ascending."""
         if not self.after or thread_id != self.trigger.thread_id:
             return seqs
         return seqs[bisect_right(seqs, self.after) :]

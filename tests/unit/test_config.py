@@ -333,7 +333,7 @@ def test_every_field_can_come_from_the_environment(field: str) -> None:
             "ROUNDELAY_DURABILITY must be 'full', 'normal' or 'memory', not \"none\"",
         ),
         ({"ROUNDELAY_PROT": "1"}, "the environment variable ROUNDELAY_PROT is unknown; did you mean ROUNDELAY_PORT?"),
-        ({"ROUNDELAY_LIMITS_X": "1"}, "the environment variable ROUNDELAY_LIMITS_X names no limit; unset it"),
+        ({"ROUNDELAY_LIMITS_X": "1"}, "the environment variable ROUNDELAY_LIMITS_X does not name a limit; unset it"),
     ],
 )
 def test_a_wrong_variable_is_named(env: dict[str, str], sentence: str) -> None:
@@ -361,7 +361,9 @@ def test_a_wrong_node_file_is_refused_by_line(write) -> None:
 
 
 def test_an_agents_file_where_a_nodes_belongs_is_called_what_it_is(write) -> None:
-    with pytest.raises(ConfigError, match="is an agent's file, not a node's; run the agent by `roundelay agent run`"):
+    with pytest.raises(
+        ConfigError, match="is the file of an agent, not of a node; run the agent with `roundelay agent run`"
+    ):
         resolve(write("id: ann\ninstruction: x\nmodel: {rules: []}\n"))
 
 
@@ -424,7 +426,7 @@ def test_quotas_of_participants_are_read_and_shown_with_their_lines(write) -> No
     [
         (
             "quotas:\n  ann:\n    bytes_per_day: many\n",
-            'team.yaml:3: "quotas.ann.bytes_per_day" must be a whole number from 0 on, or unlimited, not "many"',
+            'team.yaml:3: "quotas.ann.bytes_per_day" must be 0, a positive whole number, or unlimited, not "many"',
         ),
         (
             "quotas:\n  ann: {bytes_per_dy: 1}\n",
@@ -432,7 +434,7 @@ def test_quotas_of_participants_are_read_and_shown_with_their_lines(write) -> No
         ),
         (
             "quotas:\n  ann: {messages_per_day: -1}\n",
-            'team.yaml:2: "quotas.ann.messages_per_day" must be a whole number from 0 on, or unlimited, not -1',
+            'team.yaml:2: "quotas.ann.messages_per_day" must be 0, a positive whole number, or unlimited, not -1',
         ),
         ("quotas:\n  ann:\n", 'team.yaml:2: "quotas.ann" must be a mapping (`key: value` lines), not null'),
         ("quotas: 5\n", 'team.yaml:1: "quotas" must be a mapping (`key: value` lines), not 5'),
