@@ -13,7 +13,7 @@ A process may be killed between any two records, so their order is the contract:
       [thinking]                      before the reply, if the policy keeps it
       model_reply | model_failed      before any of its calls runs; never asked for again *
         [asking, waiting, approval]   call c, if a person has to approve it
-        tool_started                  before the tool runs: after a kill here, a `once` call has an unknown outcome
+        tool_started                  before the tool runs (* read_only): after a kill here, a `once` call has an unknown outcome
           [asking]                    before questions are sent: after a kill here, they are looked up, not sent twice
           [waiting]                   recipients and deadline: a restarted agent continues to wait
           [review]                    review of a message to the requester, before it is sent
@@ -64,6 +64,7 @@ from .recorded import RECORD_TYPES, Approval, LazyAdapter, Recorded, Started, fe
 from .text import replace_surrogates
 from .values import (
     TOO_LARGE,
+    Effect,
     Finish,
     KeptMessage,
     KeptPrompt,
@@ -260,9 +261,13 @@ class Journal:
             body["reported_by"] = failed.reported_by
         await self._record("model_failed", turn, 0, body)
 
-    async def record_tool_started(self, turn: int, index: int, tool: str, arguments: str, *, is_once: bool) -> None:
+    async def record_tool_started(self, turn: int, index: int, tool: str, arguments: str, *, effect: Effect) -> None:
+        """Record that a call begins. The record of a ``read_only`` tool may wait, because the call changes nothing. Any
+        other tool waits for it: if the reply were lost, the model could make another call after this one took effect.
+        """
         body: dict[str, object] = {"turn": turn, "call": index, "tool": tool, "args": arguments}
-        await self._record("tool_started", turn, index, {**body, "once": True} if is_once else body)
+        body |= {"once": True} if effect == "once" else {}
+        await self._record("tool_started", turn, index, body, may_wait=effect == "read_only")
 
     async def record_tool_result(
         self, turn: int, index: int, tool: str, result: ToolResult, replies: Sequence[int] = (), *, is_once: bool = True

@@ -21,7 +21,7 @@ from .tools import ToolContext, tool
 MAX_MESSAGE_CHARS = 1000
 
 
-@tool(idempotent=True)
+@tool(read_only=True)
 async def why(context: ToolContext) -> str:
     """Show the messages that led to the incoming message, back to the first one."""
     value = await context.client.call("network.why", {"seq": context.trigger.seq})
@@ -29,7 +29,7 @@ async def why(context: ToolContext) -> str:
     return "\n".join(["The incoming message:", incoming, *(["It followed from:", *before] if before else [])])
 
 
-@tool(idempotent=True)
+@tool(read_only=True)
 async def read_history(
     context: ToolContext,
     thread_id: Annotated[str, Field(description="The thread, as the conversation names it")],
@@ -44,7 +44,7 @@ async def read_history(
     return "\n".join(lines) or "Nothing was said there."
 
 
-@tool(idempotent=True)
+@tool(read_only=True)
 async def search_history(
     context: ToolContext,
     query: Annotated[

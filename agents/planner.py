@@ -141,9 +141,9 @@ async def _recall(
         return ToolResult(UNKNOWN_OUTCOME, ok=False)
     tool = agent.find_tool(call.name)
     try:
-        # Repeat a call only if its tool was idempotent in the records and still is. Otherwise an effect could happen
+        # Repeat a call only if its tool was repeatable in the records and still is. Otherwise an effect could happen
         # twice.
-        if tool is not None and tool.effect == "idempotent" and index not in replay.once:
+        if tool is not None and tool.effect != "once" and index not in replay.once:
             call = await preprocess(call)
             return PlannedCall(index, call, tool, tool.parse(call.arguments))
     except ToolArgumentsError:

@@ -23,9 +23,9 @@ from roundelay.network.frames import RecordFrame, SendFrame
 
 from .isolation import pause_hook_timer, wait_retry_delay
 
-MAX_DELAY_S = 0.0
-"""Time that a write waits for others, in seconds. With 0, only writes of the same step of the event loop share a commit.
-A longer time would save up to two commits of an answer, and readers would see the records later by this time."""
+MAX_DELAY_S = 0.05
+"""Maximum time that a write waits for others, in seconds. Readers see records later by this time. It saves two of the
+five commits of an answer with a tool call, because the tool's result is stored with the reply that asked for it."""
 DRAIN_S = 2.0
 """Maximum time in which a runner that ends stores its queued writes, in seconds."""
 _FRAME_BYTES = 512

@@ -97,11 +97,10 @@ class ToolCaller:
                 result = ToolResult(f"Not run: {error}", ok=False, data={NOT_RUN: True})
                 return await self.record_result(turn, index, planned.call, result, replies)
         if (turn, index) not in run.recorded.begun_calls:
-            is_once = planned.tool.effect == "once"
             # Record this before the tool runs. After a kill, the record is the only sign that the tool may have taken
             # effect.
             await run.journal.record_tool_started(
-                turn, index, planned.tool.name, planned.call.arguments, is_once=is_once
+                turn, index, planned.tool.name, planned.call.arguments, effect=planned.tool.effect
             )
         run.emit(ToolCallStart(run.id, turn, index, planned.tool.name, planned.call.arguments, path=run.path))
         started_at = asyncio.get_running_loop().time()
@@ -252,7 +251,7 @@ class ToolRun:
         policy = run.reaction.agent.policy
         timeout_s = tool.timeout_s if tool.timeout_s is not None else policy.tool_timeout_s
         # Wait for a busy hub without telling the model, but only if the call may be repeated.
-        attempts = policy.hub_attempts if tool.effect == "idempotent" else 1
+        attempts = policy.hub_attempts if tool.effect != "once" else 1
         ok = False
         try:
             content = await run_isolated(

@@ -32,7 +32,7 @@ from .models.model import MAX_TOKENS, JsonSchema, ToolCall, ToolSpec, Usage
 from .replies import Waiter
 from .text import MAX_NAME_CHARS, replace_surrogates
 from .tool_arguments import read_arguments, read_signature, tidy_schema
-from .values import ToolArgumentsError, ToolError, ToolResult
+from .values import Effect, ToolArgumentsError, ToolError, ToolResult
 
 if TYPE_CHECKING:
     from roundelay.network.messages import BaseMessage
@@ -56,9 +56,6 @@ __all__ = [
     "load_tool",
     "tool",
 ]
-
-Effect = Literal["once", "idempotent"]
-"""``once``: an interrupted call never runs again. ``idempotent``: it may run again, with the same ``call_id``."""
 
 FINISH = "finish"
 """Name of the tool with which a model ends its work."""
@@ -257,6 +254,7 @@ def tool(
     description: str | None = None,
     once: bool = False,
     idempotent: bool = False,
+    read_only: bool = False,
     timeout_s: float | None = None,
     answers: bool = False,
     needs_approval: bool = False,
@@ -276,6 +274,7 @@ def tool(
     description: str | None = None,
     once: bool = False,
     idempotent: bool = False,
+    read_only: bool = False,
     timeout_s: float | None = None,
     answers: bool = False,
     needs_approval: bool = False,
@@ -290,8 +289,8 @@ def tool(
     """Make a `Tool` from a typed function. Its docstring is the description, and its annotations (with pydantic's
     ``Field``) are the parameters. Raises `ToolError` for a function that cannot be a tool.
 
-    A tool is ``once`` unless it is ``idempotent``, because repeating an effect by mistake is worse than not repeating
-    it. With ``answers``, the result of a successful call is the reaction's answer and ends the reaction. ``should_use``
+    A tool is ``once`` unless it is ``idempotent`` or ``read_only``, because repeating an effect by mistake is worse than
+    not repeating it. A ``read_only`` tool computes or looks up; its calls cost no commit of their own. With ``answers``, the result of a successful call is the reaction's answer and ends the reaction. ``should_use``
     may disable the tool for a call.
 
     With ``needs_approval`` a person must approve each call. ``approvers`` (ids of people, ``role:NAME``) names the
@@ -301,8 +300,9 @@ def tool(
     An async generator streams: people see each yielded text at once. The result is all texts together, or the `Output`
     that the generator yields last.
     """
-    if once and idempotent:
-        raise ToolError("A tool is either once or idempotent.")
+    if once + idempotent + read_only > 1:
+        raise ToolError("A tool is either once, idempotent or read_only.")
+    effect: Effect = "read_only" if read_only else "idempotent" if idempotent else "once"
     if timeout_s is not None and not timeout_s > 0:
         raise ToolError(f"The time of a tool, timeout_s, is {timeout_s} and must be more than 0.")
     # A text is a sequence of its letters: 'mia' would name the people m, i and a.
@@ -328,7 +328,7 @@ def tool(
             tool_name,
             inspect.cleandoc(description or decorated.__doc__ or ""),
             parameters,
-            "idempotent" if idempotent else "once",
+            effect,
             timeout_s,
             partial(read_arguments, tool_name, model, parameters),
             partial(_run_function, decorated, tool_name, contexts),

@@ -70,7 +70,7 @@ class LongResults(Middleware):
         self._max_chars = max_chars
         self._max_kept_chars = max_kept_chars
         self._max_total_chars = max_total_chars or max(MAX_TOTAL_CHARS, max_kept_chars)
-        self._tool = tool(name=READ_RESULT, idempotent=True)(_read_result)
+        self._tool = tool(name=READ_RESULT, read_only=True)(_read_result)
 
     def initial_state(self) -> Mapping[str, object]:
         return {_KEPT: {}}

@@ -25,7 +25,7 @@ from roundelay.agents.models.model import JsonSchema
 from roundelay.agents.text import MAX_NAME_CHARS as MAX_TOOL_NAME_CHARS
 from roundelay.agents.text import tool_name
 from roundelay.agents.tool_arguments import tidy_schema
-from roundelay.agents.values import ToolError
+from roundelay.agents.values import Effect, ToolError
 from roundelay.network.elements import escape_text
 from roundelay.network.safe_text import sanitize_text
 from roundelay.network.text import cut, shorten
@@ -70,7 +70,7 @@ class OfferedTool:
     name: str
     description: str
     parameters: JsonSchema
-    is_idempotent: bool
+    effect: Effect
 
     @property
     def chars(self) -> int:
@@ -121,8 +121,12 @@ def _read_tool(tool: types.Tool) -> OfferedTool:
         raise Unfit(f"its schema has more than {MAX_SCHEMA_CHARS} characters")
     about = write_line(tool.description or tool.title or tool.name, MAX_DESCRIPTION_CHARS)
     hints = tool.annotations
-    is_idempotent = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
-    return OfferedTool(tool.name, about, parameters, is_idempotent)
+    effect: Effect = "once"
+    if hints is not None and hints.read_only_hint:
+        effect = "read_only"
+    elif hints is not None and hints.idempotent_hint:
+        effect = "idempotent"
+    return OfferedTool(tool.name, about, parameters, effect)
 
 
 def _sanitize(value: object, levels: int) -> object:

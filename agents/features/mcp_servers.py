@@ -1,8 +1,8 @@
 """Tools of MCP servers, over stdio or HTTP. A model sees the tool ``server.tool`` as ``server_tool``.
 
 `McpServers` is middleware. A server starts when a reaction first needs it, and stays connected. A call to a dead or
-slow server gets an error as its result, and the next call connects again. A tool is `idempotent` if the server says so,
-or if the tool only reads; otherwise an interrupted call is not repeated. Prompts and resources of a server are
+slow server gets an error as its result, and the next call connects again. An interrupted call is repeated only if the
+server declares that its tool is idempotent or only reads. Prompts and resources of a server are
 available through tools as well. The server's instructions become a part of the prompt. Needs `roundelay[mcp]`, which is
 imported when the first servers are created. `mcp_session` owns the connections.
 """
@@ -29,7 +29,7 @@ from roundelay.agents.features.mcp_schemas import (
 from roundelay.agents.middleware import Around, Middleware, RunReaction
 from roundelay.agents.options import InFile, checked
 from roundelay.agents.tool_arguments import read_object
-from roundelay.agents.tools import Effect, Output, Tool, ToolContext, tool
+from roundelay.agents.tools import Output, Tool, ToolContext, tool
 from roundelay.agents.values import Finish, PromptPart, ToolError, TurnState
 from roundelay.network.elements import escape_text
 from roundelay.network.errors import ConfigError
@@ -138,7 +138,6 @@ class McpServers(Middleware):
 
 
 def _make_tool(session: ServerSession, name: str, offered: OfferedTool, timeout_s: float) -> Tool:
-    effect: Effect = "idempotent" if offered.is_idempotent else "once"
     parameters = tidy_parameters(offered.parameters)
 
     async def run(context: ToolContext, arguments: Mapping[str, object]) -> object:
@@ -161,7 +160,7 @@ def _make_tool(session: ServerSession, name: str, offered: OfferedTool, timeout_
     # The server's own schema decides about additional arguments.
     named = {**parameters, "additionalProperties": offered.parameters.get("additionalProperties", True)}
     read = partial(read_object, name, named)
-    return Tool(name, about, parameters, effect, timeout_s, read, run)
+    return Tool(name, about, parameters, offered.effect, timeout_s, read, run)
 
 
 def _write_content(result: Any) -> str:
@@ -244,7 +243,7 @@ def _make_reader(session: ServerSession, own_name: str, name: str) -> Tool:
 
     functions = (list_resources, read_resource, list_prompts, get_prompt)
     reader = next(function for function in functions if function.__name__ == own_name)
-    return tool(name=name, idempotent=True)(reader)
+    return tool(name=name, read_only=True)(reader)
 
 
 def _describe(listed: types.Resource | types.Prompt) -> dict[str, str]:

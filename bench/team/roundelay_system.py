@@ -24,7 +24,7 @@ import sys
 sys.path.append({sys.path[0]!r})
 from roundelay import tool
 from workloads import add as plain
-add = tool(idempotent=True)(plain)
+add = tool(read_only=True)(plain)
 """
 
 

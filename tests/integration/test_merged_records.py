@@ -32,6 +32,12 @@ def look() -> str:
     return "it rains"
 
 
+@tool(read_only=True)
+def peek() -> str:
+    """Peek."""
+    return "it rains"
+
+
 @tool(once=True)
 def pay() -> str:
     """Pay."""
@@ -53,13 +59,13 @@ async def kinds(mia: Person, seq: int) -> list[str]:
 
 @pytest.mark.parametrize(
     ("limits", "tool_name", "commits"),
-    [(Limits(), "look", 4), (Limits(), "pay", 5), (Limits(max_batch=1), "look", 8)],
-    ids=["idempotent", "once", "without batches"],
+    [(Limits(), "peek", 3), (Limits(), "look", 4), (Limits(), "pay", 5), (Limits(max_batch=1), "look", 8)],
+    ids=["read_only", "idempotent", "once", "without batches"],
 )
 async def test_an_answer_with_one_call_takes_few_commits(limits: Limits, tool_name: str, commits: int) -> None:
     async with Network.open(limits=limits) as network:
         mia = await Person.join(network, "mia")
-        async with running(network, make_runner("bob", answer_with(tool_name), tools=[look, pay])):
+        async with running(network, make_runner("bob", answer_with(tool_name), tools=[peek, look, pay])):
             await mia.ask("bob", "first")
             before = count_commits(network)
             asked = await mia.client.send_text("bob", "go")
@@ -73,12 +79,12 @@ async def test_an_answer_with_one_call_takes_few_commits(limits: Limits, tool_na
         assert records[-2]["seq"] < answer.seq < records[-1]["seq"]
 
 
-@pytest.mark.parametrize(("tool_name", "most"), [("look", 6), ("pay", 5)])
+@pytest.mark.parametrize(("tool_name", "most"), [("peek", 5), ("look", 6), ("pay", 7)])
 async def test_default_delay_adds_few_commits(monkeypatch: pytest.MonkeyPatch, tool_name: str, most: int) -> None:
     monkeypatch.setattr(record_queue, "MAX_DELAY_S", DEFAULT_DELAY_S)
     async with Network.open() as network:
         mia = await Person.join(network, "mia")
-        async with running(network, make_runner("bob", answer_with(tool_name), tools=[look, pay])):
+        async with running(network, make_runner("bob", answer_with(tool_name), tools=[peek, look, pay])):
             await mia.ask("bob", "first")
             before = count_commits(network)
             asked = await mia.client.send_text("bob", "go")

@@ -92,7 +92,8 @@ def test_a_tool_is_once_unless_it_says_idempotent() -> None:
     assert as_tool(lambda_like).effect == "once"
     assert tool(once=True)(lambda_like).effect == "once"
     assert tool(idempotent=True)(lambda_like).effect == "idempotent"
-    with pytest.raises(ToolError, match="either once or idempotent"):
+    assert tool(read_only=True)(lambda_like).effect == "read_only"
+    with pytest.raises(ToolError, match="either once, idempotent or read_only"):
         tool(once=True, idempotent=True)
 
 
