@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from roundelay.mods.polls import Polls
 from roundelay.network.client import NetworkClient
 from roundelay.network.errors import Forbidden, RequestError, UnknownMessage
 from roundelay.network.operations import list_operations
+from roundelay.simulation.links import Delay
 from roundelay.simulation.network import Simulation, simulate
 
 TEA = {"question": "Drink?", "choices": ["tea", "coffee"], "thread_id": "broadcast"}
@@ -179,3 +181,38 @@ def test_poll_ends_at_its_time_once_despite_a_kill() -> None:
         assert said == [f"Your poll {poll['poll']} has ended. tea: 1, coffee: 0."]
 
     simulate(main, mods=["polls"])
+
+
+@pytest.mark.parametrize("secret", [True, False])
+def test_votes_that_race_with_the_end_count_once_or_not(secret: bool) -> None:
+    """Eight people vote twice at once while the poll is closed. Frames overtake each other."""
+
+    async def main(simulation: Simulation) -> None:
+        people = [(await simulation.join_person(name)).client for name in "abcdefgh"]
+        poll = await people[0].call("polls.create", {**TEA, "secret": secret})
+        accepted: list[tuple[str, str]] = []
+
+        async def vote(client: NetworkClient, choice: str) -> None:
+            with suppress(InvalidArguments):
+                await client.call("polls.vote", {**poll, "choice": choice})
+                accepted.append((client.agent_id, choice))
+
+        async def close() -> dict[str, Any]:
+            await asyncio.sleep(0.001)
+            return await people[0].call("polls.close", poll)
+
+        votes = [vote(client, choice) for client in people for choice in TEA["choices"]]
+        closed, closed_again, *_ = await asyncio.gather(close(), close(), *votes)
+        voters = {name for name, _ in accepted}
+        counts.append(len(voters))
+        assert closed == closed_again
+        shown = [await client.call("polls.results", poll) for client in people]
+        assert {sum(sums(it).values()) for it in (closed, *shown)} == {len(voters)}
+        assert [it["has_voted"] for it in shown] == [client.agent_id in voters for client in people]
+        if secret:
+            assert sums(closed) == {choice: sum(it == choice for _, it in accepted) for choice in TEA["choices"]}
+
+    counts: list[int] = []
+    for seed in range(5):
+        simulate(main, mods=["polls"], seed=seed, link_delay=Delay(0, 5))
+    assert 0 < sum(counts) < 40
