@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
+from random import Random
 from typing import Any
 
 import pytest
@@ -136,3 +138,64 @@ async def test_a_superseded_reactor_stores_nothing_by_a_batch() -> None:
             await old.send_frame({"type": "batch", "batch_id": "b", "frames": [send("m1", "agent:mia", "late")]})
         assert await old.closed() == 4409
         assert (await mia.call("network.history", {"thread_id": "direct:bob~mia"}))["messages"][-1]["seq"] == seq
+
+
+ROOMY = {"sends_per_s": 100_000, "root_messages_per_s": 100_000, "max_root_messages": 100_000}
+BODIES: list[dict[str, Any]] = [
+    {},
+    {"turn": 1, "call": 0},
+    {"status": "finished"},
+    {"usage": {"prompt_tokens": 1}},
+    {"usage": {"prompt_tokens": "many"}},
+    {"failure": "budget", "reason": "r" * 5000},
+]
+KINDS = ("started", "started", "note", "tool_started", "tool_result", "waiting", "model_failed", "finished")
+
+
+def make_frames(random: Random, head: int) -> list[dict[str, Any]]:
+    """Return frames that name messages before them, also those of the same batch, and messages that do not exist."""
+    seqs, frames = [1, 6, 7, head, head + 1, head + 2, 10**15], []
+    for _ in range(random.choice((1, 2, 3, 5, 9))):
+        named = {name: random.choice(seqs) for name in ("reply_to", "cause") if random.random() < 0.2}
+        if random.random() < 0.5:
+            to = random.choice(("agent:mia", "agent:mia", "agent:bob", "agent:nobody", "broadcast", "channel:no"))
+            content = random.choice(("hi", "", None, [], {"": [None]}, "x" * 3000))
+            frames.append(send(f"m{random.randint(0, 40)}", to, content, **named))
+        else:
+            body = random.choice([*BODIES, {"trigger": random.choice(seqs)}, {"trigger": random.choice((4, 5, 6))}])
+            made = {**record(f"r{random.randint(0, 60)}", random.choice(KINDS)), "body": body}
+            frames.append({**made, "reaction": random.choice(("work", "play"))})
+    return frames
+
+
+async def list_rows(session: WireSession) -> list[str]:
+    """Return the rows of the log without times."""
+    rows = []
+    for raw in (await session.call("network.rows", {"after": 0, "limit": 500}))["rows"]:
+        row = raw if isinstance(raw, dict) else json.loads(raw)
+        rows.append(json.dumps({**row, "at": 0, "data": {**row["data"], "sent_at": 0}}, sort_keys=True))
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_random_batches_store_what_their_frames_store_one_by_one(seed: int) -> None:
+    random, counts = Random(seed), [0, 0]
+    async with running_node(limits=ROOMY) as one, running_node(limits=ROOMY) as other:
+        (mia, bob), (mia_2, bob_2) = [
+            (await it.person("mia"), await it.agent("bob", role="reactor")) for it in (one, other)
+        ]
+        for person in (mia, mia_2):
+            for number in range(3):
+                await person.send("agent:bob", "hi", message_id=f"q{number}")
+        for _ in range(40):
+            frames = make_frames(random, (await mia.call("network.info"))["head"])
+            answer = await bob.submit_batch(*frames)
+            refused = [answer["error"]] if "error" in answer else []
+            for frame, expected in zip(frames, [*answer["stored"], *refused], strict=not refused):
+                await bob_2.send_frame(frame)
+                name = "message_id" if frame["type"] == "send" else "record_id"
+                alone = await bob_2.expect(expected["type"], **{name: frame[name]})
+                assert alone == expected
+            counts[bool(refused)] += 1
+        assert await list_rows(mia) == await list_rows(mia_2)
+        assert min(counts) > 3
