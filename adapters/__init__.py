@@ -9,5 +9,5 @@ from __future__ import annotations
 if __name__ == "adapters":  # the current directory is the clone's folder
     raise ImportError(
         "Import this package as roundelay.adapters (from roundelay.adapters import ...). Under the name adapters "
-        "it would be a second copy with classes of its own."
+        "it would be a second copy with separate classes."
     )

@@ -335,7 +335,7 @@ def _as_a2a() -> Iterator[None]:
     except NotImplementedError as error:
         raise UnsupportedOperationError(str(error)) from error
     except BROKEN as error:
-        raise A2AClientError("The answer is not A2A") from error
+        raise A2AClientError("The answer is not valid A2A") from error
 
 
 async def _read(events: AsyncIterator[StreamResponse]) -> AsyncGenerator[StreamResponse]:

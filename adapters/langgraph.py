@@ -27,7 +27,7 @@ with needs("langgraph"):
     from langgraph.pregel import Pregel
 
 
-LEFT_OPEN = "This call was broken off. Whether it took effect is unknown."
+LEFT_OPEN = "This call was interrupted. It is unknown whether it took effect."
 
 
 class LangGraphAgent(AdaptedAgent):

@@ -249,7 +249,7 @@ def measure_lag(fleet: Fleet, follower: str, rate: int, seconds: int) -> list[fl
         while min(map(len, came.values())) < count:
             now = time.perf_counter()
             if now - began > seconds + 30:
-                raise LoadError(f"of {count} messages {len(came[reader])} came at the follower")
+                raise LoadError(f"of {count} messages {len(came[reader])} arrived at the follower")
             due = min(count, int((now - began) * rate) + 1)
             if sent < due:
                 fleet.sender.socket.sendall(b"".join(frames[sent:due]))
@@ -291,7 +291,7 @@ def measure_takeover(scratch: Path, postgres: str = "") -> float:
                 urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1).close()
                 return time.perf_counter() - began
             time.sleep(0.01)
-    raise LoadError("nobody took over within 30 s")
+    raise LoadError("no follower took over within 30 s")
 
 
 def run(size: Size, rounds: int, postgres: str) -> Results:
@@ -315,7 +315,7 @@ def run(size: Size, rounds: int, postgres: str) -> Results:
                 )
             following.append(it := measure_following(size, scratch))
             tell(f"a follower: catches up at {it.caught_up_per_s:,.0f}/s (the leader did {it.leader_per_s:,.0f}/s)")
-            tell(f"rebuild {it.rebuilt_per_s:,.0f}/s; behind by (p50, p99, most) {_show_lags(it)}")
+            tell(f"rebuild {it.rebuilt_per_s:,.0f}/s; lag (p50, p99, maximum) {_show_lags(it)}")
             takeovers += [measure_takeover(scratch) for _ in range(size.takeovers)]
             if postgres:
                 postgres_takeovers.append(measure_takeover(scratch, postgres))
@@ -382,9 +382,7 @@ def list_lines(
 
 def main() -> None:
     parser = make_parser(__doc__, SIZES, quick="one short round", rounds="rounds of everything")
-    parser.add_argument(
-        "--postgres", default="", metavar="URL", help="measure a log in this database of PostgreSQL as well"
-    )
+    parser.add_argument("--postgres", default="", metavar="URL", help="also measure a log in this PostgreSQL database")
     options = parser.parse_args()
     size = pick_size(options, SIZES)
     tell_results(

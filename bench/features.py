@@ -328,7 +328,7 @@ class FeatureCost:
             asyncio.run(self._measure(base_url, hub_url, number))
         ratios = {name: self._us[name][-1] / self._us[case.base][-1] for name, case in CASES.items()}
         dearest = max(ratios, key=lambda it: ratios[it])
-        return f"{len(CASES)} features, the dearest {dearest} {ratios[dearest]:.2f}"
+        return f"{len(CASES)} features, the most expensive {dearest} {ratios[dearest]:.2f}"
 
     async def _measure(self, base_url: str, hub_url: str, number: int) -> None:
         async with AsyncExitStack() as stack:

@@ -54,7 +54,7 @@ def write_history(bench: Bench, messages: int, missed: int) -> History:
     os.sync()  # prevent the write-back of these pages from slowing down the next nodes
     assert isinstance(network, dict)
     if len(readers_seqs) <= missed:
-        raise LoadError(f"{messages} messages hold no {missed} of the reader's")
+        raise LoadError(f"{messages} messages contain fewer than {missed} for the reader")
     return History(path, messages, missed, {"epoch": network["epoch"], "cursor": readers_seqs[-missed - 1]})
 
 

@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", metavar="NAMES", help=f"some of {', '.join((OWN, *PEERS))}")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the results there as well")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the results to FILE")
     options = parser.parse_args()
     names = options.only.split(",") if options.only else [OWN, *PEERS]
     costs = [Cost(name) for name in names]

@@ -36,7 +36,7 @@ def _ratios() -> list[Ratio]:
     """Return the ratios by rate and by CPU time. The bounds apply only to the rates."""
     memory, normal, full = (hub.name for hub in HUBS)
     found = []
-    for scenario, ending, bounds in (("outside", "", True), ("outside_few", ", 8 under way", False)):
+    for scenario, ending, bounds in (("outside", "", True), ("outside_few", ", 8 in flight", False)):
         for name, title, of, to, at_least, aim in (
             ("memory", "in-memory hub / forward-only relay", memory, FORWARD.name, 2.0, 3.0),
             ("normal", "NORMAL / in-memory", normal, memory, 0.55, 0.7),
@@ -48,7 +48,7 @@ def _ratios() -> list[Ratio]:
             found.append(Ratio(f"{scenario}_{name}_cpu", BY_CPU, scenario, of, to, None, None, inverse_cpu))
     for scenario, ending, wanted in (
         ("outside_all", "", (2.5, 4.0)),
-        ("outside_all_few", ", 8 under way", (None, None)),
+        ("outside_all_few", ", 8 in flight", (None, None)),
     ):
         title = f"fan-out, in-memory / forward-only broadcast(){ending}"
         found.append(Ratio(scenario, title, scenario, memory, FORWARD_ALL.name, *wanted, throughput))

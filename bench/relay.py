@@ -283,8 +283,8 @@ class Relay:
                     f"{_median([it.others_busy for it in samples]):>8.0%}{optional}".rstrip()
                 )
         lines += [
-            "server, generator: share of one core in use. The generator reads eagerly: with time to spare it uses more.",
-            "others: what else ran on the machine. Beyond a few percent, trust the ratios by server CPU, not the rates.",
+            "server, generator: share of one core in use. The generator reads eagerly, so it uses spare time too.",
+            "others: use by other processes. If it exceeds a few percent, trust the ratios by server CPU, not the rates.",
         ]
         return "\n".join(lines)
 

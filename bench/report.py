@@ -25,10 +25,14 @@ def make_parser(description: str | None, sizes: Iterable[str], *, quick: str, ro
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help=quick)
-    parser.add_argument("--size", choices=sizes, default="full", help="tiny: whether it works at all")
+    parser.add_argument(
+        "--size", choices=sizes, default="full", help="amount of work; tiny only tests that the program works"
+    )
     parser.add_argument("--rounds", type=int, help=rounds)
-    parser.add_argument("--json", metavar="FILE", help="write the results there as well; - for standard output alone")
-    parser.add_argument("--markdown", metavar="FILE", help="measure nothing: the table of a --json FILE, as Markdown")
+    parser.add_argument("--json", metavar="FILE", help="also write the results to FILE; with -, print only JSON")
+    parser.add_argument(
+        "--markdown", metavar="FILE", help="measure nothing, and print the table of a --json FILE as Markdown"
+    )
     return parser
 
 

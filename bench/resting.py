@@ -52,7 +52,7 @@ class RestingAgents:
             try:
                 done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S, check=True)
             except (subprocess.SubprocessError, OSError) as error:
-                raise LoadError(f"{self._agents} agents could not be held: {error}") from error
+                raise LoadError(f"{self._agents} agents could not be run: {error}") from error
         found: dict[str, float] = json.loads(done.stdout)
         for name, kb in found.items():
             self._kb[name].append(kb)

@@ -77,7 +77,7 @@ def run(size: Size, names: Sequence[str], *, rounds: int, window: int, node: Seq
         machine = describe_machine(Path(scratch))
         history = None
         if Resume.name in names:
-            tell(f"a node writes {size.ledger_messages:,} messages for what a long ledger costs")
+            tell(f"a node writes {size.ledger_messages:,} messages, to measure the cost of a long ledger")
             history = write_history(bench, size.ledger_messages, size.missed)
         measures = _make_measures(bench, size, names, window, history)
         for number in range(rounds):
@@ -126,15 +126,23 @@ def describe_run(results: Results) -> str:
 
 
 def main() -> None:
-    quick, rounds = "a look within two minutes, not a measurement", "how often each measure is taken"
+    quick, rounds = "a short run of two minutes, whose values are not reliable", "number of rounds"
     parser = make_parser(__doc__, SIZES, quick=quick, rounds=rounds)
-    parser.add_argument("--only", action="append", default=[], choices=MEASURES, help="this measure; may be repeated")
     parser.add_argument(
-        "--subject", action="append", default=[], metavar="NAME", help="of relay: plain, 'hub full', ..."
+        "--only", action="append", default=[], choices=MEASURES, help="take only this measurement; may be repeated"
     )
-    parser.add_argument("--messages", type=int, help="per round, one to one")
+    parser.add_argument(
+        "--subject",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="subject of relay, such as plain or 'hub full'; may be repeated",
+    )
+    parser.add_argument("--messages", type=int, help="messages per round from one sender to one receiver")
     parser.add_argument("--window", type=int, default=512, help="messages in flight when pipelined")
-    parser.add_argument("--node", metavar="COMMAND", help="starts a node from a config file; default: roundelay up")
+    parser.add_argument(
+        "--node", metavar="COMMAND", help="command that starts a node from a config file; default: roundelay up"
+    )
     options = parser.parse_args()
     given = {"messages": options.messages, "subjects": tuple(options.subject)}
     size = replace(pick_size(options, SIZES), **{name: value for name, value in given.items() if value})

@@ -105,7 +105,7 @@ def read_figure(url: str, name: str) -> float:
         text = response.read().decode()
     found = re.search(rf"^roundelay_{name} (\S+)$", text, re.MULTILINE)
     if found is None:
-        raise LoadError(f"the hub has no figure {name}")
+        raise LoadError(f"the hub has no metric {name}")
     return float(found[1])
 
 

@@ -192,8 +192,8 @@ def describe(shared: Sequence[Shared], growth: Growth) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a look within seconds, not a measurement")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the results there")
+    parser.add_argument("--quick", action="store_true", help="a run of a few seconds, whose values are not reliable")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to FILE")
     options = parser.parse_args()
     reactions, calls = (12, 10) if options.quick else (REACTIONS, CALLS)
     shared = []

@@ -182,7 +182,7 @@ def to_json(costs: Sequence[Cost]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--json", metavar="FILE", help="write the results there as well; - for standard output alone")
+    parser.add_argument("--json", metavar="FILE", help="also write the results to FILE; with -, print only JSON")
     options = parser.parse_args()
     costs = measure(options.runs)
     if options.json != "-":

@@ -92,9 +92,11 @@ def describe_run(results: Results) -> str:
 
 
 def main() -> None:
-    quick, rounds = "a look within a minute, not a measurement", "how often each measure is taken"
+    quick, rounds = "a short run of one minute, whose values are not reliable", "number of rounds"
     parser = make_parser(__doc__, SIZES, quick=quick, rounds=rounds)
-    parser.add_argument("--only", action="append", default=[], choices=MEASURES, help="this measure; may be repeated")
+    parser.add_argument(
+        "--only", action="append", default=[], choices=MEASURES, help="take only this measurement; may be repeated"
+    )
     options = parser.parse_args()
     size = pick_size(options, SIZES)
 

@@ -13,5 +13,5 @@ from __future__ import annotations
 if __name__ == "interop":  # the current directory is the clone's folder
     raise ImportError(
         "Import this package as roundelay.interop (from roundelay.interop import ...). Under the name interop it "
-        "would be a second copy with classes of its own."
+        "would be a second copy with separate classes."
     )

@@ -59,7 +59,7 @@ SENTENCES: dict[EndStatus, str] = {
     "cancelled": "It was stopped.",
     "failed": "It has failed.",
     "held": "A person has taken over this conversation.",
-    "dead": "It failed on the message five times; operators find it among the dead letters.",
+    "dead": "It failed five times at this message, which is now a dead letter. An operator can deliver it again.",
     "removed": "It was removed from the network.",
 }
 _ENDS: dict[str, EndStatus] = {"stopped": "stopped", "cancelled": "cancelled", "failed": "failed"}

@@ -49,7 +49,7 @@ class JsonStore(Generic[T]):
             raise ConfigError(f"Cannot store {noun} in {path}: {describe_os_error(error, path)}.") from error
         except msgspec.MsgspecError as error:
             self.close()
-            raise ConfigError(f"{path} holds no valid {noun} ({error}). Restore it, or move it away.") from error
+            raise ConfigError(f"{path} contains no valid {noun} ({error}). Restore it, or move it away.") from error
 
     def save(self, value: T) -> None:
         """Replace the contents of the file. Raises `NotStored` and leaves the file unchanged if the write fails."""

@@ -321,7 +321,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="./dev docs", description="Build the documentation site in build/site.")
     parser.add_argument("--sizes", action="store_true", help="print the size of each page, and build nothing")
     parser.add_argument(
-        "--into", type=Path, metavar="DIR", help="also publish the site in DIR, beside earlier versions"
+        "--into", type=Path, metavar="DIR", help="also publish the site in DIR, next to earlier versions"
     )
     parser.add_argument("--version", default="", help="name of this version in DIR (the project's version)")
     parser.add_argument("--serve", action="store_true", help="serve the built site at http://127.0.0.1:8765")

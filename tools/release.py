@@ -231,10 +231,10 @@ def check_metadata(release: Release) -> str:
             raise CheckFailed(f"METADATA says {field}: {found[field]}, not {value}")
     described = found.get_payload()
     if not isinstance(described, str) or not described.lstrip().startswith("# Roundelay"):
-        raise CheckFailed("METADATA does not hold the README")
+        raise CheckFailed("METADATA does not contain the README")
     extras = set(found.get_all("Provides-Extra") or ())
     if extras != {re.sub(r"[-_.]+", "-", it) for it in PYPROJECT["project"]["optional-dependencies"]}:
-        raise CheckFailed(f"METADATA names other extras than pyproject.toml: {sorted(extras)}")
+        raise CheckFailed(f"METADATA names different extras than pyproject.toml: {sorted(extras)}")
     if local := [it for it in found.get_all("Requires-Dist") or () if " @ " in it]:
         raise CheckFailed(f"an index refuses dependencies by address: {local}")
     return f"{found['Name']} {found['Version']}, Python {found['Requires-Python']}, {len(extras)} extras"
@@ -258,7 +258,7 @@ def check_licenses(release: Release) -> str:
     with release.wheel as wheel:
         names = set(wheel.namelist())
         if not any(name.endswith(".dist-info/licenses/LICENSE") for name in names):
-            raise CheckFailed("the wheel holds no LICENSE")
+            raise CheckFailed("the wheel contains no LICENSE")
         vendor = "roundelay/web/page/vendor"
         files = json.loads(wheel.read(f"{vendor}/vendored.json"))["files"]
         for name, row in files.items():
@@ -270,7 +270,7 @@ def check_licenses(release: Release) -> str:
                     raise CheckFailed(f"{name}: the wheel lacks its {kind}, {vendor}/{path}")
                 if hashlib.sha256(wheel.read(f"{vendor}/{path}")).hexdigest() != wanted:
                     raise CheckFailed(f"{vendor}/{path} is not what vendored.json says")
-    return f"LICENSE, and those of {len(files)} vendored files"
+    return f"LICENSE, and the licenses of {len(files)} vendored files"
 
 
 def check_size(release: Release) -> str:

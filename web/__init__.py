@@ -8,5 +8,5 @@ from __future__ import annotations
 if __name__ == "web":  # the current directory is the clone's folder
     raise ImportError(
         "Import this package as roundelay.web (from roundelay.web import ...). Under the name web it would be a "
-        "second copy with classes of its own."
+        "second copy with separate classes."
     )

@@ -250,13 +250,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="default: 5, with --quick 1")
     parser.add_argument("--only", metavar="WORKLOADS", type=split_names(list(WORKLOADS)))
     parser.add_argument("--systems", metavar="NAMES", type=split_names(names))
-    parser.add_argument("--quick", action="store_true", help="less than two minutes: few systems, few questions")
+    parser.add_argument(
+        "--quick", action="store_true", help="run few systems with few questions, in less than two minutes"
+    )
     parser.add_argument(
         "--environments", metavar="FOLDER", type=Path, default=DEFAULT_FOLDER, help="default: .suites/bench-team"
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write every value there as well")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="also write all values to FILE")
     parser.add_argument(
-        "--markdown", metavar="FILE", type=Path, help="print the tables of docs/performance.md from such a file"
+        "--markdown", metavar="FILE", type=Path, help="print the tables of docs/performance.md from a --json FILE"
     )
     options = parser.parse_args()
     if sys.platform != "linux":

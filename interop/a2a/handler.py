@@ -182,7 +182,7 @@ class LedgerHandler(RequestHandler):
                 raise TaskNotCancelableError(f"The task has ended: {TaskState.Name(task.state)}")
             if task.ended is not None and task.ended.status == "held":
                 raise TaskNotCancelableError(
-                    f"{task.ended.reason} Its agent goes on when the takeover ends; cancel it then"
+                    f"{task.ended.reason} The agent continues when the takeover ends. Cancel the task then"
                 )
             if task.ended is not None:
                 await tasks.call_off(task)  # no reaction is running, so there is none to cancel
@@ -190,7 +190,7 @@ class LedgerHandler(RequestHandler):
                 async with tasks.conversations.follow(tasks.agent_id, _stored(task)) as question:
                     if not await question.stop():
                         raise TaskNotCancelableError(
-                            "Its agent has not started yet; cancel the task when the agent works on it"
+                            "The agent has not started this task yet. Cancel the task when the agent works on it"
                         )
                     # Wait until the reaction has recorded its end. Otherwise the response would not show the task as
                     # cancelled.
@@ -270,7 +270,7 @@ class LedgerHandler(RequestHandler):
     async def on_get_extended_agent_card(
         self, params: GetExtendedAgentCardRequest, context: ServerCallContext
     ) -> AgentCard:
-        raise UnsupportedOperationError("There is no extended card: every caller sees the whole card")
+        raise UnsupportedOperationError("This agent has no extended card. Every caller gets the complete card")
 
     # --- shared steps
 
@@ -352,13 +352,13 @@ class LedgerHandler(RequestHandler):
                     metadata=_make_metadata(message),
                 )
                 return await stack.enter_async_context(asking)
-        raise InvalidParamsError("messageId belongs to another message")
+        raise InvalidParamsError("This messageId was already used for another message")
 
     async def _add(self, tasks: TaskLedger, message: Message, content: Any) -> TaskRecord:
         """Add another message of the caller to a task. Return the task with this message."""
         task = await _read(tasks, message.task_id)
         if message.context_id and message.context_id != task.context_id:
-            raise InvalidParamsError("contextId is not the context of this task")
+            raise InvalidParamsError("The task belongs to a different contextId")
         mark = _digest(tasks.agent_id, message, content)
         # Recognize a repeated message by its id and content. A client repeats a message when the first response was
         # lost, so the repeat must be neither sent again nor refused.
@@ -388,7 +388,7 @@ class LedgerHandler(RequestHandler):
                 )
                 self._notify(task.root.thread_id)
                 return await _read(tasks, task.id)
-        raise InvalidParamsError("messageId belongs to another message")
+        raise InvalidParamsError("This messageId was already used for another message")
 
     async def _follow(
         self, tasks: TaskLedger, task: TaskRecord, question: FollowedQuestion | None, *, is_subscription: bool = False
@@ -480,7 +480,7 @@ def _stored(task: TaskRecord) -> QuestionStored:
 def _read_content(message: Message) -> Any:
     """Return the content of an A2A message as content of a network message. Raises `InvalidParamsError`."""
     if message.role != Role.ROLE_USER:
-        raise InvalidParamsError("role must be ROLE_USER: only the agent itself sends messages of the agent")
+        raise InvalidParamsError("role must be ROLE_USER, because only the agent itself can send messages as the agent")
     if not _MESSAGE_ID.fullmatch(message.message_id):
         raise InvalidParamsError("messageId must be 1 to 128 visible ASCII characters")
     try:

@@ -167,8 +167,8 @@ class TaskPushes:
         """
         if client.welcome.is_operator:
             raise Forbidden(
-                "A push notification stores the token of its request, and operators' tokens may not be stored. Make a token "
-                "for it: roundelay token create ID."
+                "A push notification stores the token of its request, but operators' tokens must not be stored. "
+                "Create a token for it: roundelay token create ID."
             )
         sign = config.authentication
         if sign.scheme and not (_WORD.fullmatch(sign.scheme) and _VISIBLE.fullmatch(sign.credentials)):
@@ -242,7 +242,7 @@ class TaskPushes:
             except RoundelayError as error:
                 return self._update(push, state="paused", why=str(error))
             except Exception:
-                _logger.exception("a push notification failed and goes on", extra={"task_id": push.task_id})
+                _logger.exception("a push notification failed and will be retried", extra={"task_id": push.task_id})
             await asyncio.sleep(NODE_RETRY_S)
 
     async def _serve(self, push: Push) -> None:
@@ -343,7 +343,7 @@ class TaskPushes:
             self._save()
         except NotStored as error:  # after a restart, receivers recognize a repeated post by its id
             _logger.warning(
-                "the state of a push notification is not stored: %s", error, extra={"task_id": push.task_id}
+                "the state of a push notification could not be stored: %s", error, extra={"task_id": push.task_id}
             )
         if push.state not in (state, "done"):
             details = {"agent_id": push.participant, "task_id": push.task_id, "state": push.state}

@@ -112,7 +112,9 @@ class _AgentServer:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         kind = Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
         if scope["method"] == "POST" and kind not in ("", "application/json", A2A_JSON_MEDIA_TYPE):
-            await _refuse(scope, ContentTypeNotSupportedError("A request is application/json"))(scope, receive, send)
+            await _refuse(
+                scope, ContentTypeNotSupportedError("The content type of a request must be application/json")
+            )(scope, receive, send)
             return
         try:
             body = await read_body(Request(scope, receive))

@@ -358,7 +358,10 @@ def describe_problem(error: Exception, agent_id: str, url: str) -> str:
                 f"a token for it there; save the token in {token_path(url, agent_id)}."
             )
         case ConnectError() | RetryLater() | TimeoutError() | OSError():
-            return f"the node at {plain(url)} is away; messages wait there. `roundelay up` starts one here."
+            return (
+                f"the node at {plain(url)} cannot be reached. Messages wait there until it is back. `roundelay up` "
+                "starts a node on this machine."
+            )
         case _:
             return plain(error)
 
@@ -404,14 +407,16 @@ def compose_text(
 
     The text and its mark together are at most `MAX_OUTPUT_CHARS` characters long.
     """
-    who = f"You are {agent_id} in the Roundelay network {plain(network)[:100]}, beside other agents and people"
+    who = f"You are {agent_id} in the Roundelay network {plain(network)[:100]}, together with other agents and people"
     if not messages:
         return (f"{who} (MCP server roundelay)." if is_start else ""), []
 
     def make_head(shown: int, has_more: bool) -> str:
         count = "A message has" if shown == 1 else f"{shown} messages have"
-        more = " More wait: the next hooks tell them, and check shows them." if has_more else ""
-        return f"{who}. {count} come for you.{more} {OTHERS_WORDS} Answer with the tool reply where one asks for it."
+        more = " More messages wait. The next hooks show them, and check shows them now." if has_more else ""
+        return (
+            f"{who}. {count} arrived for you.{more} {OTHERS_WORDS} If a message asks for an answer, use the tool reply."
+        )
 
     lines, seqs = list[str](), list[int]()
     # Reserve room for the longest header, because the number of messages that fit is known only at the end.

@@ -90,7 +90,7 @@ class JsonFile:
             what_to_do = (
                 "Add this to the file yourself:"
                 if purpose == "add"
-                else "Remove the entries with `bridge deliver` or `bridge mcp` yourself; install had written:"
+                else "Remove the entries with `bridge deliver` or `bridge mcp` yourself; the installation wrote:"
             )
             raise ConfigError(
                 f"{self.path} is not plain JSON ({error}), so its comments would be lost. {what_to_do}",
@@ -218,7 +218,7 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     # value.
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise ValueError("an object has a key twice")
+        raise ValueError("a key appears twice in an object")
     return members
 
 

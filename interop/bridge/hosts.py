@@ -266,8 +266,8 @@ HOSTS: dict[str, Host] = {
             _answer_claude,
             _claude_files,
             True,
-            wakes_by="Claude Code takes wakes when it is started so: claude --dangerously-load-development-channels "
-            f"server:{NAME}",
+            wakes_by="To let the bridge wake Claude Code, start it with: claude "
+            f"--dangerously-load-development-channels server:{NAME}",
         ),
         Host(
             "codex",
@@ -277,8 +277,8 @@ HOSTS: dict[str, Host] = {
             _answer_codex,
             _codex_files,
             True,
-            needs="Codex runs hooks of a project that it trusts, once you have looked at them: /hooks",
-            wakes_by="Codex takes wakes in sessions of its app server: codex app-server daemon start",
+            needs="Codex runs the hooks only in a trusted project, after you have reviewed them with /hooks",
+            wakes_by="The bridge can wake Codex only in sessions of its app server: codex app-server daemon start",
         ),
         Host("gemini", "Gemini CLI", ".gemini", _GEMINI_EVENTS, _answer_gemini, _gemini_files, quiet="{}"),
         Host(

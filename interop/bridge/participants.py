@@ -132,8 +132,8 @@ def list_names() -> dict[str, NameHolder]:
         raise ConfigError(f"Cannot read {path}: {describe_os_error(error, path, 'read')}.") from error
     except (ValueError, msgspec.MsgspecError) as error:
         raise ConfigError(
-            f"{path}, the file of names, is broken ({error}). Restore it from a backup. Or move it away: then names are "
-            "chosen again, and a project may get the former name of another one."
+            f"{path}, which contains the names of participants, is invalid ({error}). Restore it from a backup, or "
+            "move it away. Without it, new names are chosen, and a project may get the former name of another project."
         ) from error
 
 

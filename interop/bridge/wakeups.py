@@ -135,8 +135,8 @@ async def _wake_once(wake: Wake, waiting: int, woken: deque[float]) -> bool | No
 def _say(number: int) -> str:
     count = "A message has" if number == 1 else f"{number} messages have"
     return (
-        f"This is Roundelay's bridge, and no person: {count} come for you while you were idle. The tool `check` of the "
-        "server roundelay shows what you were not told yet."
+        f"This is Roundelay's bridge, not a person. {count} arrived for you while you were idle. The tool `check` of "
+        "the server roundelay shows the messages that you have not seen yet."
     )
 
 

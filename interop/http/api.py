@@ -68,20 +68,20 @@ class NewMessage(_Shape):
         description="`agent:ID`, `channel:NAME`, `broadcast` or `mod:ID`",
         examples=["agent:bob"],
     )
-    content: Any = Field(description="Any JSON; text as a string", examples=["17 and 23?"])
+    content: Any = Field(description="Any JSON value. Text is a string", examples=["17 and 23?"])
     message_id: str | None = Field(
         None,
         pattern="^[!-~]{1,128}$",
-        description="Makes the request idempotent; the header Idempotency-Key does the same",
+        description="Makes the request idempotent. The header Idempotency-Key has the same effect",
     )
     text_representation: str | None = None
     conversation: str | None = Field(
         None,
         pattern=f"^{_ID}$",
-        description="For `agent:ID`: which conversation with it; each is a thread of its own",
+        description="Only for `agent:ID`: name of a conversation. Each conversation is a separate thread",
     )
-    reply_to: Seq | None = Field(None, description="The seq of the message that this one answers")
-    cause: Seq | None = Field(None, description="The seq of the message that this one follows from")
+    reply_to: Seq | None = Field(None, description="Seq of the message that this message answers")
+    cause: Seq | None = Field(None, description="Seq of the message that this message follows from")
     exclude_agent_ids: list[AgentId] | None = None
     requires_response: bool | list[AgentId] | None = None
     metadata: dict[str, Any] | None = None
@@ -93,24 +93,26 @@ class StoredMessage(_Shape):
     seq: int
     thread_id: str
     message_id: str
-    duplicate: bool = Field(description="An earlier request with this message_id had stored it")
+    duplicate: bool = Field(
+        description="Whether an earlier request with this message_id had already stored the message"
+    )
 
 
 class Received(_Shape):
     """Messages delivered to the caller."""
 
     messages: list[BaseMessage]
-    next: int = Field(description="The `after` to go on with")
+    next: int = Field(description="Value of `after` for the next request")
     has_more: bool
     damaged: list[int] | None = None
 
 
 class ReceiveQuery(_Shape):
-    after: Seq | None = Field(None, description="Messages above this seq; without it the oldest unacknowledged ones")
-    limit: int = Field(100, ge=1, le=500)
-    wait_s: float = Field(
-        0, ge=0, le=MAX_WAIT_S, description="How long to wait for a message if there is none, in seconds"
+    after: Seq | None = Field(
+        None, description="Return messages above this seq. Without it, return the oldest unacknowledged messages"
     )
+    limit: int = Field(100, ge=1, le=500)
+    wait_s: float = Field(0, ge=0, le=MAX_WAIT_S, description="Maximum time to wait if there is no message, in seconds")
 
 
 class HandledMessages(_Shape):
@@ -120,11 +122,11 @@ class HandledMessages(_Shape):
 
 
 class Acknowledged(_Shape):
-    acknowledged: int = Field(description="How many of them were not handled yet")
+    acknowledged: int = Field(description="Number of these messages that were not handled before")
 
 
 class PageQuery(_Shape):
-    before: Seq | None = Field(None, description="Only what is below this seq")
+    before: Seq | None = Field(None, description="Only entries with a lower seq")
     limit: int = Field(50, ge=1, le=500)
 
 
@@ -138,10 +140,14 @@ class Search(_Shape):
 class OperationCall(_Shape):
     """A call of an operation of a mod."""
 
-    operation: str = Field(description="Its name; GET /v1/operations lists them", examples=["tasks.list"])
+    operation: str = Field(
+        description="Name of the operation. GET /v1/operations lists all operations", examples=["tasks.list"]
+    )
     arguments: dict[str, Any] = Field(default_factory=dict)
     call_id: str | None = Field(
-        None, pattern="^[!-~]{1,128}$", description="Makes a change idempotent: a repeat gets the first result"
+        None,
+        pattern="^[!-~]{1,128}$",
+        description="Makes a change idempotent. A repeated call gets the result of the first call",
     )
 
 

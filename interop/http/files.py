@@ -38,15 +38,15 @@ class NewFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(min_length=1, max_length=200, description="The name to show")
-    media_type: str | None = Field(None, description="By default from the name's ending")
-    file: _FileId | None = Field(None, description="A file of yours that gets a new version")
+    name: str = Field(min_length=1, max_length=200, description="Name of the file")
+    media_type: str | None = Field(None, description="Default: derived from the suffix of the name")
+    file: _FileId | None = Field(None, description="Id of one of your files, which gets a new version")
 
 
 class FileQuery(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    version: int | None = Field(None, ge=1, description="By default the newest one that you may read")
+    version: int | None = Field(None, ge=1, description="Default: the newest version that you may read")
 
 
 def make_file_routes(pool: SessionPool) -> list[Route]:
@@ -184,7 +184,7 @@ async def _send(pool: SessionPool, credentials: Credentials, request: Request, q
             data = b64decode(part["data"])
             if not data:
                 # End the response early. Fewer bytes than announced tell the client that the content is incomplete.
-                raise InvalidFrame("The content is shorter than its size.")
+                raise InvalidFrame("The stored file is shorter than its recorded size.")
             offset += len(data)
             yield data
 
@@ -253,7 +253,7 @@ def describe_paths() -> dict[str, Any]:
             },
             "delete": {
                 "operationId": "delete_file",
-                "summary": "Delete a file of yours",
+                "summary": "Delete one of your files",
                 "parameters": [in_path],
                 "responses": {"200": {"description": "Deleted", "content": json_object}, "default": refusal},
             },

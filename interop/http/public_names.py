@@ -50,13 +50,13 @@ class PublicNames:
             return None
         host = read_web_host(headers.get("host", ""))
         if host is None:
-            return "The request needs exactly one header Host, with a host name."
+            return "The request must have exactly one Host header, with a host name."
         if host in self._named or WebHost(host.name, None) in self._named or _is_loopback_name(host.name):
             return None
         name = host.name[:_SHOWN]
         return (
-            f"This gateway does not answer under the name {name}. If MCP hosts reach it by that name, its operator "
-            f"allows it: web_hosts: [{name}] or interop.public_url in the node's file, or --web-host {name} or "
+            f"This gateway does not accept the host name {name}. If MCP hosts use this name, an operator must allow "
+            f"it: with web_hosts: [{name}] or interop.public_url in the node's file, or with --web-host {name} or "
             "--public-url URL of roundelay gateway."
         )
 

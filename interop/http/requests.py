@@ -189,7 +189,9 @@ def _read_float(digits: str) -> float:
 
 def _read_int(digits: str) -> int:
     if len(digits) > MAX_DIGITS:
-        raise ValueError(f"{digits[:20]}... has {len(digits)} digits, and {MAX_DIGITS} are allowed; send it as text")
+        raise ValueError(
+            f"{digits[:20]}... has {len(digits)} digits, but at most {MAX_DIGITS} are allowed. Send the number as text"
+        )
     return int(digits)
 
 

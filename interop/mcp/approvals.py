@@ -68,7 +68,7 @@ async def find_question(
     if waiting is None and not isinstance(approval, dict) and not text.strip().lower().startswith(_WORDS):
         return None
     if waiting is None:
-        raise ToolError(f"#{request.seq} does not wait for a decision (any more), so nothing was sent.")
+        raise ToolError(f"#{request.seq} is not waiting for a decision, so nothing was sent.")
     if not waiting["may_decide"]:
         raise ToolError(f"{client.agent_id} may not decide #{request.seq}, so nothing was sent.")
     question = _describe(client, request, approval if isinstance(approval, dict) else {})
@@ -89,13 +89,13 @@ def _describe(client: NetworkClient, request: AnyMessage, approval: Mapping[str,
     names = ("tool", "arguments", "reason")
     # Make invisible characters visible. The person must see exactly the text that the tool will get.
     stated = {name: visible(approval[name]) for name in names if isinstance(approval.get(name), str)}
-    call = f"may I call {stated.get('tool', 'a tool')} with {stated.get('arguments', 'what stands in my message')}?"
+    call = f"may I call {stated.get('tool', 'a tool')} with {stated.get('arguments', 'the arguments in my message')}?"
     why = [f"Why: {stated['reason']}"] if stated.get("reason") else []
     message = [visible(request.text)] if not stated else []
     return "\n".join(
         [
             f"{request.sender_id} ({request.sender_kind}) asks {client.agent_id} in {visible(request.thread_id)}, "
-            f"message #{request.seq}. What follows are its own words:",
+            f"message #{request.seq}. The following lines are its own words:",
             *(f"> {line}" for line in (call, *why, *message)),
         ]
     )
@@ -109,15 +109,15 @@ def _require_host_that_asks(context: Context[Any, Any], seq: int) -> None:
     if can_show and (is_modern or context.session.can_send_request):
         return
     if is_modern:
-        why = "This host does not say that it can ask its person (elicitation)"
+        why = "This host does not support elicitation, so it cannot ask its person"
         required: dict[str, Any] = {"requiredCapabilities": {"elicitation": {"form": {}}}}
-        raise MCPError(MISSING_REQUIRED_CLIENT_CAPABILITY, f"{why}, so nothing was sent. {_elsewhere(seq)}", required)
-    how = "this host says no such thing" if context.session.can_send_request else "there is none here by HTTP"
+        raise MCPError(MISSING_REQUIRED_CLIENT_CAPABILITY, f"{why}. Nothing was sent. {_elsewhere(seq)}", required)
+    how = "this host does not support it" if context.session.can_send_request else "HTTP has no session here"
     raise ToolError(
-        f"A person decides #{seq}, and by MCP before {_ASKS_IN_ANSWERS} a person is asked over a session that takes "
-        f"elicitation: {how}, so nothing was sent. {_elsewhere(seq)}"
+        f"Only a person may decide about #{seq}. Before MCP {_ASKS_IN_ANSWERS}, asking a person needs a session with "
+        f"elicitation, but {how}. Nothing was sent. {_elsewhere(seq)}"
     )
 
 
 def _elsewhere(seq: int) -> str:
-    return f"Your person decides on the page, in roundelay chat, or by: roundelay approvals approve {seq}."
+    return f"The person can decide on the page, in roundelay chat, or with: roundelay approvals approve {seq}."

@@ -49,10 +49,10 @@ MAX_SHOWN = 50
 DECIDE_WITHIN_S = 86_400
 """Maximum time in which a person must decide, in seconds. After that, the host must ask again."""
 INSTRUCTIONS = (
-    "You are one participant of a Roundelay network, beside other agents and people. `check` shows what was sent to "
-    "you and is not handled yet, `wait` waits for more; answer with `reply`, begin with `send`, or `ask` and wait for "
-    "the "
-    "answer; say with `ack` what you have handled, or it is shown again. " + OTHERS_WORDS
+    "You are one participant of a Roundelay network, together with other agents and people. `check` shows the messages "
+    "to you that you have not handled yet, and `wait` waits for more. Answer with `reply`, and start with `send`, or "
+    "with `ask` to wait for the answer. Acknowledge handled messages with `ack`, or they are shown again. "
+    + OTHERS_WORDS
 )
 _READS = ToolAnnotations(read_only_hint=True, open_world_hint=False)
 _SENDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=False, open_world_hint=True)
@@ -180,14 +180,14 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         async with calling(context) as client:
             message = await _find_message(client, seq)
             if not isinstance(decided, AcceptedElicitation):
-                raise ToolError(f"The person was asked and has decided nothing ({decided.action}); nothing was sent.")
+                raise ToolError(f"The person was asked but made no decision ({decided.action}); nothing was sent.")
             if decided.data is not None:
                 said = decided.data.write()
                 # Never send the model's text, which could state a decision that the person did not make.
                 stored = await client.reply(message, said, message_id=decision_id(client, seq))
                 return f"The person has decided: {plain(said)}. It is stored as #{stored.seq}; your text was not sent."
             stored = await client.reply(message, text, message_id=message_id)
-            return f"Stored as #{stored.seq}, the answer to #{seq}. Say ack({seq}) when it is handled."
+            return f"Stored as #{stored.seq}, the answer to #{seq}. Call ack({seq}) when you have handled it."
 
     @server.tool(annotations=_SENDS, structured_output=False)
     async def ask(
@@ -225,7 +225,9 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         """Wait for messages to you, and show them. Without `after`, show the messages that you have not acknowledged."""
         async with calling(context) as client:
             page = await receive_messages(client, after=after, limit=limit, wait_s=wait_s)
-            return format_page(page, f"Nothing has come within {wait_s:g} s; wait(after={page['next']}) goes on.")
+            return format_page(
+                page, f"No message arrived within {wait_s:g} s. wait(after={page['next']}) keeps waiting."
+            )
 
     @server.tool(annotations=_READS, structured_output=False)
     async def history(
@@ -242,7 +244,9 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         """Show a thread's newest messages, or those before a seq, oldest first."""
         async with calling(context) as client:
             args = {"thread_id": thread_id, "before": before, "limit": limit}
-            return format_messages((await client.call("network.history", args))["messages"], "Nothing was said before.")
+            return format_messages(
+                (await client.call("network.history", args))["messages"], "There are no earlier messages."
+            )
 
     @server.tool(annotations=_READS, structured_output=False)
     async def search(
@@ -263,7 +267,7 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
         """Acknowledge the messages that you have handled. They are not shown again, and their senders see it."""
         async with calling(context) as client:
             done = await client.call("network.acknowledge", {"seqs": seqs})
-            return f"{done['acknowledged']} of {len(seqs)} were open and are handled now."
+            return f"{done['acknowledged']} of {len(seqs)} messages were unhandled and are now acknowledged."
 
     @server.tool(annotations=_READS, structured_output=False)
     async def why(context: Context[Any, Any], seq: MessageSeq) -> str:
@@ -319,7 +323,9 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
     async def thread(thread_id: str, context: Context[Any, Any]) -> str:
         async with calling(context) as client:
             args = {"thread_id": thread_id, "limit": MAX_SHOWN}
-            return format_messages((await client.call("network.history", args))["messages"], "Nothing was said here.")
+            return format_messages(
+                (await client.call("network.history", args))["messages"], "There are no messages here."
+            )
 
     @server.resource(
         "roundelay://threads{?before}",
@@ -371,10 +377,11 @@ async def _wait_for_answer(client: NetworkClient, question: int, agent_id: str, 
             # Show all answers that have arrived by now, because an agent may answer in several messages.
             others = [other async for other in client.follow(after=message.seq, timeout_s=0) if is_answer(other)]
             answers = [format_message(other) for other in (message, *others)]
-            return "\n".join([OTHERS_WORDS, *answers, "Say ack when you have handled it."])
+            return "\n".join([OTHERS_WORDS, *answers, "Call ack when you have handled it."])
     return (
         f"Your question is stored as #{question}; {plain(agent_id)} has not answered yet."
-        f"{await _describe_wait(client, agent_id)} wait(after={question}) waits on; other messages may come first."
+        f"{await _describe_wait(client, agent_id)} wait(after={question}) keeps waiting. Other messages may arrive "
+        "first."
     )
 
 
@@ -388,9 +395,9 @@ async def _describe_wait(client: NetworkClient, agent_id: str) -> str:
     if reader is None:
         return ""
     if reads_at_next_turn(reader):
-        return f" {plain(agent_id)} is not woken by it: it is waiting until its next turn."
+        return f" {plain(agent_id)} is not woken by the message, and reads it at its next turn."
     if reader["state"] == "offline":
-        return f" {plain(agent_id)} is not connected now: it is waiting until it is."
+        return f" {plain(agent_id)} is offline. The message waits until it connects."
     if reader.get("activity") in ("works", "waits", "held"):
-        return f" {plain(agent_id)} is at work now."
+        return f" {plain(agent_id)} is busy now."
     return ""

@@ -234,7 +234,7 @@ class _OpenAIApi:
     async def _refuse_to_delete_response(self, request: Request) -> Response:
         raise ApiProblem(
             405,
-            "Messages stay in the ledger; an operator sets how long they are kept.",
+            "Responses cannot be deleted, because messages stay in the ledger. An operator sets how long they stay.",
             headers={"Allow": "GET"},
         )
 
@@ -320,7 +320,7 @@ class _OpenAIApi:
 
     async def _refuse_to_delete_item(self, request: Request) -> Response:
         _credentials(request)
-        raise ApiProblem(405, "Messages stay in the ledger: no item can be deleted.", headers={"Allow": "GET"})
+        raise ApiProblem(405, "Items cannot be deleted, because messages stay in the ledger.", headers={"Allow": "GET"})
 
     # --- asking an agent
 

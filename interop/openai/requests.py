@@ -50,25 +50,25 @@ IGNORED = frozenset(
 )
 """Parameters that have no effect. The agent configures its own model, and messages always stay in the ledger."""
 
-_OWN_TOOLS = "An agent uses its own tools, and calls none of its client: leave {} out."
-_TEXT_ONLY = "An agent answers in plain text: leave {} out."
+_OWN_TOOLS = "An agent uses only its own tools, not those of the client. Leave {} out."
+_TEXT_ONLY = "An agent answers only in plain text. Leave {} out."
 REFUSED: dict[str, tuple[tuple[object, ...], str]] = {
     "tools": (([],), _OWN_TOOLS),
     "functions": (([],), _OWN_TOOLS),
     "tool_choice": (("none", "auto"), _OWN_TOOLS),
     "function_call": (("none", "auto"), _OWN_TOOLS),
     "web_search_options": ((), _OWN_TOOLS),
-    "n": ((1,), "An agent gives one answer: leave {} out."),
+    "n": ((1,), "An agent gives only one answer. Leave {} out."),
     "logprobs": ((False,), _TEXT_ONLY),
     "top_logprobs": ((0,), _TEXT_ONLY),
     "logit_bias": (({},), _TEXT_ONLY),
     "response_format": (({"type": "text"},), _TEXT_ONLY),
     "text": (({"format": {"type": "text"}}, {}), _TEXT_ONLY),
-    "stop": (([], ""), "An agent's answer is never cut: leave {} out."),
+    "stop": (([], ""), "An agent's answer cannot be cut off. Leave {} out."),
     "audio": ((), _TEXT_ONLY),
     "modalities": ((["text"],), _TEXT_ONLY),
-    "prompt": ((), "There are no stored prompts here: leave {} out."),
-    "moderation": ((), "There is no moderation here: leave {} out."),
+    "prompt": ((), "There are no stored prompts here. Leave {} out."),
+    "moderation": ((), "There is no moderation here. Leave {} out."),
 }
 """Parameters that would change the meaning of an answer. For each parameter, the tuple contains the harmless values and
 the error message for all other values.
@@ -349,7 +349,7 @@ def _read_item(item: Mapping[str, Any], place: str) -> SaidItem:
     """Parse one item of the input of a response. Raises `ApiProblem` if the item is not a message."""
     kind = item.get("type", "message")
     if kind != "message":
-        raise ApiProblem(400, f"{place}: an agent accepts messages, and no items of type {kind!r}.", param=place)
+        raise ApiProblem(400, f"{place}: an agent accepts only messages, not items of type {kind!r}.", param=place)
     return _read_message(item, place)
 
 
@@ -397,7 +397,7 @@ def _read_message(message: Mapping[str, Any], place: str) -> SaidItem:
 def _check_last(said: Sequence[SaidItem], param: str) -> None:
     last = max((place for place, item in enumerate(said) if item.role == "assistant"), default=-1)
     if not any(item.role == "user" for item in said[last + 1 :]):
-        raise ApiProblem(400, "There is no message of the user after the last answer.", param=param)
+        raise ApiProblem(400, "There is no user message after the last answer.", param=param)
 
 
 def _quote(text: str) -> str:

@@ -22,7 +22,7 @@ class NewWebhook(BaseModel):
 
     url: str = Field(max_length=MAX_URL_CHARS, examples=["https://example.org/hook"])
     secret: str | None = Field(
-        None, max_length=128, description="`whsec_` and 24 to 64 bytes as base64; without it a new one is made"
+        None, max_length=128, description="`whsec_` and 24 to 64 bytes as base64. Without it, a new secret is created"
     )
 
 
@@ -33,9 +33,9 @@ class WebhookStatus(BaseModel):
     url: str
     created_at: int
     state: Literal["on", "paused", "gone"] = Field(description="`gone`: the receiver answered 410")
-    why: str = Field(description="The failure of the last attempt, if it failed")
+    why: str = Field(description="Text of the last failure, or empty if the last attempt succeeded")
     failing_since: int | None = Field(description="Time since which the receiver has accepted nothing, in ms")
-    dead_in_row: int = Field(description="Number of messages in a row that it has refused for good")
+    dead_in_row: int = Field(description="Number of consecutive messages that became dead letters")
 
 
 class RegisteredWebhook(WebhookStatus):

@@ -134,8 +134,8 @@ class Webhooks:
         """
         if client.welcome.is_operator:
             raise Forbidden(
-                "A webhook stores the token of its registration, and operators' tokens may not be stored. Make a token for "
-                "it: roundelay token create ID."
+                "A webhook stores the token of its registration, but operators' tokens must not be stored. "
+                "Create a token for it: roundelay token create ID."
             )
         chosen = secret if secret is not None else f"whsec_{base64.b64encode(secrets.token_bytes(32)).decode()}"
         await self.check(url, chosen)
@@ -205,7 +205,7 @@ class Webhooks:
             except RoundelayError as error:
                 return self._update(webhook, state="paused", why=str(error))
             except Exception:
-                _logger.exception("a webhook failed and goes on", extra={"agent_id": webhook.participant})
+                _logger.exception("a webhook failed and will be retried", extra={"agent_id": webhook.participant})
             await asyncio.sleep(NODE_RETRY_S)
 
     async def _serve(self, webhook: Registration) -> None:
@@ -288,7 +288,8 @@ class Webhooks:
         try:
             self._save_all(self._webhooks)
         except NotStored as error:  # the next attempt computes the same state again
-            _logger.warning("the state of a webhook is not stored: %s", error, extra={"agent_id": webhook.participant})
+            details = {"agent_id": webhook.participant}
+            _logger.warning("the state of a webhook could not be stored: %s", error, extra=details)
         if webhook.state != state:
             level = logging.INFO if webhook.state == "on" else logging.WARNING
             details = {"agent_id": webhook.participant, "state": webhook.state}
@@ -326,5 +327,5 @@ def _check_secret(secret: str) -> None:
         key = b""
     if not (secret.startswith("whsec_") and 24 <= len(key) <= 64):
         raise InvalidArguments(
-            "A secret must be whsec_ and 24 to 64 bytes as base64. Without a secret a new one is made."
+            "A secret must be whsec_ and 24 to 64 bytes as base64. Without a secret, a new one is created."
         )

@@ -184,8 +184,8 @@ def test_two_coding_agents_and_a_person_are_told_in_mid_turn_what_was_written(tm
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-5:] == [
-        "claude-shop sends: Stored as #4 in direct:claude-shop~codex-shop. codex-shop is not woken by it: it is waiting "
-        "until its next turn.",
+        "claude-shop sends: Stored as #4 in direct:claude-shop~codex-shop. codex-shop is not woken by the message, and "
+        "reads it at its next turn.",
         "codex-shop reads, mid-turn, from claude-shop: I rename total() to sum().",
         "claude-shop reads, about to stop, from codex-shop: Then I test sum().",
         "claude-shop reads, about to stop, from mia: Keep total() as an alias.",

@@ -168,7 +168,7 @@ def test_no_telling_is_longer_than_a_host_takes_however_it_is_escaped(text: str)
         assert judge_told(said, "mallory") == len(seqs)
         assert ("more characters; history" in said) == (len(text) > 1_000)
         waiting = waiting[len(seqs) :]
-        assert ("More wait" in said) == bool(waiting)
+        assert ("More messages wait" in said) == bool(waiting)
         told += seqs
     assert told == list(range(1, 15))
 
@@ -259,7 +259,7 @@ async def test_what_keeps_a_host_out_is_said_once_with_the_next_step_until_it_is
         await mia.call("network.remove", {"agent_id": agent_id})
         told = json.loads(await hook("gemini", tmp_path, "AfterTool"))["systemMessage"]
         assert ("was removed" in told, "bridge remove" in told) == (True, True)
-    assert "is away" in json.loads(await hook("gemini", tmp_path, "AfterTool"))["systemMessage"]
+    assert "cannot be reached" in json.loads(await hook("gemini", tmp_path, "AfterTool"))["systemMessage"]
     assert await hook("gemini", tmp_path, "AfterTool") == "{}"
 
 
@@ -309,7 +309,7 @@ async def test_an_mcp_server_without_its_node_has_its_tools_and_says_what_is_wro
         async with mcp_server(tmp_path) as use:
             failed, told = await use("whoami")
             assert failed
-            assert "is away" in told
+            assert "cannot be reached" in told
             assert "roundelay up" in told
             (own_home / "bridge" / "names.json").write_text("{")
             failed, told = await use("whoami")
@@ -351,7 +351,7 @@ async def test_an_mcp_server_without_its_node_has_its_tools_and_says_what_is_wro
             await node.kill9()
             for _ in range(2):
                 failed, told = await use("send", to="agent:mia", text="Hello.")
-                assert (failed, "is away" in told) == (True, True)
+                assert (failed, "cannot be reached" in told) == (True, True)
             await node.restart()
             mia = await node.person("mia")
             failed, told = await use("send", to="agent:mia", text="Hello.")
@@ -377,17 +377,17 @@ async def test_what_is_away_is_the_node_that_was_reached_last_and_not_the_defaul
         up.terminate()
         await up.communicate()
     said = json.loads(await hook("gemini", tmp_path, "BeforeAgent"))["systemMessage"]
-    assert f"the node at {url} is away" in said
+    assert f"the node at {url} cannot be reached" in said
     # a session that begins while it is away names it too
     said = json.loads(await hook("gemini", tmp_path, "SessionStart", session_id="another"))["systemMessage"]
-    assert f"the node at {url} is away" in said
+    assert f"the node at {url} cannot be reached" in said
     async with mcp_server(tmp_path, "gemini") as use:
         failed, told = await use("whoami")
         assert (failed, url in told) == (True, True)
     # one that was chosen is named as it was chosen
     monkeypatch.setenv("ROUNDELAY_URL", "ws://127.0.0.1:9/")
     said = json.loads(await hook("gemini", tmp_path, "BeforeAgent", session_id="another"))["systemMessage"]
-    assert "the node at ws://127.0.0.1:9/ is away" in said
+    assert "the node at ws://127.0.0.1:9/ cannot be reached" in said
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ async def test_an_idle_claude_is_woken_and_its_hook_tells_once_what_had_come(
             ]
             event = await host.events.get()
             assert event["method"] == "notifications/claude/channel"
-            assert "2 messages have come" in event["params"]["content"]
+            assert "2 messages have arrived" in event["params"]["content"]
             assert "dig" not in json.dumps(event), "nobody's words come by it"
             states = [(await mia.call("network.message_status", {"seq": it}))["recipients"][0]["state"] for it in seqs]
             assert states == ["queued", "queued"], "a wake is no receipt"
@@ -201,11 +201,11 @@ async def test_a_wake_that_could_not_be_asked_for_is_tried_again_and_one_that_ma
             working = asyncio.create_task(wakeups.keep_waking(session, wake))
             await mia.send(f"agent:{agent_id}", "one")
             for _ in range(3):
-                assert "A message has come" in await tried.get()
+                assert "A message has arrived" in await tried.get()
             await asyncio.sleep(0.5)
             assert tried.empty(), "the third try may have begun a turn"
             await mia.send(f"agent:{agent_id}", "two")  # and it still wakes
-            assert "A message has come" in await tried.get()
+            assert "A message has arrived" in await tried.get()
             working.cancel()
 
 
@@ -299,6 +299,6 @@ async def test_a_real_codex_that_is_idle_is_woken_by_its_app_server(
         finally:
             server.kill()
             await server.wait()
-        assert ["no person: A message has come" in it for it in requests] == [False, True, True]
+        assert ["not a person. A message has arrived" in it for it in requests] == [False, True, True]
         assert [it.count("plant-a-tree") for it in requests] == [0, 0, 1], "this Codex has not let our hooks run"
         assert recipient["state"] == "delivered"

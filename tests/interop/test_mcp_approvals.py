@@ -142,9 +142,9 @@ async def test_what_the_person_answers_is_sent_and_not_what_the_model_wrote() ->
         assert await host.decisions(approved) == ["/approve"]
         assert "5 paid to ann" in await host.result("ann")
         assert paid == ["ann"]
-        assert "does not wait for a decision" in await host.refusal(approved)
+        assert "is not waiting for a decision" in await host.refusal(approved)
         chat = (await host.person.send("agent:desk", "never asked", conversation="x")).seq
-        assert "does not wait for a decision" in await host.refusal(chat, "  /Approve")
+        assert "is not waiting for a decision" in await host.refusal(chat, "  /Approve")
 
 
 async def test_what_is_typed_in_a_chat_of_openais_api_decides_nothing() -> None:
@@ -175,14 +175,14 @@ async def test_what_is_typed_in_a_chat_of_openais_api_decides_nothing() -> None:
 async def test_a_person_who_does_not_answer_has_decided_nothing(action: str) -> None:
     async with running_node() as node, at_mias(node, Mia(action)) as host:
         request = await host.request("eve")
-        assert f"decided nothing ({action})" in await host.refusal(request)
+        assert f"made no decision ({action})" in await host.refusal(request)
         assert await host.decisions(request) == []
 
 
 async def test_a_host_that_cannot_ask_its_person_is_refused_in_plain_words() -> None:
     async with running_node() as node, at_mias(node) as host:
         request = await host.request("eve")
-        with pytest.raises(MCPError, match="does not say that it can ask its person") as refused:
+        with pytest.raises(MCPError, match="does not support elicitation") as refused:
             await host.reply(request)
         assert refused.value.error.code == -32021
         assert f"roundelay approvals approve {request}" in refused.value.error.message
@@ -190,7 +190,7 @@ async def test_a_host_that_cannot_ask_its_person_is_refused_in_plain_words() -> 
             credentials = f"mia:{node.tokens['mia']}"
             async with host_of(url, credentials, Mia("accept", decision="approve"), "legacy") as older:
                 said = await MiasHost(older, host.person).refusal(request)
-        assert "there is none here by HTTP" in said
+        assert "HTTP has no session here" in said
         assert await host.decisions(request) == []
 
 

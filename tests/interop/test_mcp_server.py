@@ -125,7 +125,7 @@ async def state_of(sender: Any, seq: int) -> str:
 async def test_what_is_wrong_is_an_error_of_the_tool_in_a_sentence() -> None:
     async with running_node() as node, host_over_http(node, "coder") as host:
         await make_agent(node, "bob")
-        assert "bob is not connected now" in await host.use("send", to="agent:bob", text="x")
+        assert "bob is offline" in await host.use("send", to="agent:bob", text="x")
         assert "Nobody is registered as 'rob'" in await host.fail("send", to="agent:rob", text="x")
         assert "no message 99" in await host.fail("reply", seq=99, text="x")
         assert "no message 99" in await host.fail("ack", seqs=[99])

@@ -124,11 +124,11 @@ async def test_the_inspector_lists_and_calls_each_tool(transport: str, tmp_path:
         assert "What is 17 &amp; 23?</message>" in await use("check")
         assert "the answer to" in await use("reply", seq=question, text="40.")
         assert (await mia.message("40."))["reply_to"] == question
-        assert await use("ack", seqs=[question]) == "1 of 1 were open and are handled now."
+        assert await use("ack", seqs=[question]) == "1 of 1 messages were unhandled and are now acknowledged."
         sent = await use("send", to="agent:mia", text="news", conversation="plan")
         assert "in direct:coder~mia:plan." in sent
         assert "news</message>" in await use("history", thread_id="direct:coder~mia:plan")
         assert "40.</message>" in await use("search", query="40")
         assert "has not answered yet" in await use("ask", agent_id="mia", text="And?", wait_s=0)
-        assert "Nothing has come" in await use("wait", after=10_000, wait_s=0)
+        assert "No message arrived" in await use("wait", after=10_000, wait_s=0)
         assert "What is 17" in await use("why", seq=question)

@@ -182,7 +182,7 @@ async def test_a_registration_is_durable_its_secrets_are_not_shown_and_others_se
             assert [it["participant"] for it in (await operator.get("/v1/webhooks"))["webhooks"]] == ["hook"]
             assert (await operator.get("/v1/webhook", participant="hook"))["url"] == receiver.url
             refused = await operator.post("/v1/webhook", {"url": receiver.url}, 403)
-            assert "operators' tokens may not be stored" in refused["error"]["message"]
+            assert "operators' tokens must not be stored" in refused["error"]["message"]
             await other.get("/v1/webhooks", 403)
             await other.get("/v1/webhook", 403, participant="hook")
             await other.ask("DELETE", "/v1/webhook", 403, params={"participant": "hook"})

@@ -25,7 +25,7 @@ class FileStore implements OutboxStore {
         const { key, value } = JSON.parse(readFileSync(join(folder, name), "utf8"));
         this.#items.set(key, value);
       } catch (error) {
-        throw new Error(`${join(folder, name)} holds no message (${error}). Move it away to send the others.`, { cause: error });
+        throw new Error(`${join(folder, name)} contains no message (${error}). Move it away to send the others.`, { cause: error });
       }
     }
   }

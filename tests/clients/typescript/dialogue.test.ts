@@ -276,6 +276,6 @@ test("a store from which nothing can be taken out holds nobody up, and doubles n
 test("a folder that holds something else is no outbox, and the file is named", () => {
   const folder = mkdtempSync(join(tmpdir(), "outbox-"));
   writeFileSync(join(folder, "half.json"), '{"key": "roundelay.out');
-  assert.throws(() => fileStore(folder), /half\.json holds no message \(SyntaxError/);
+  assert.throws(() => fileStore(folder), /half\.json contains no message \(SyntaxError/);
   assert.throws(() => fileStore(join(folder, "half.json")), /EEXIST.*half\.json/);
 });

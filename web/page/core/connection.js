@@ -204,7 +204,7 @@ export class Connection {
   /** Send a message again that is already in the outbox. Throws `Refused` if its id belongs to a different message.
    * @param {Entry} entry */
   _resend(entry) {
-    if (!this._outbox.isSame(entry)) throw new Refused("id_conflict", "Another message with this id is on its way already.");
+    if (!this._outbox.isSame(entry)) throw new Refused("id_conflict", "Another message with this id is already being sent.");
     this.retry(entry.message_id);
     return entry.message_id;
   }

@@ -108,7 +108,7 @@ export function Login() {
     const login = readLink(link || waitingLink.value, null);
     if (login) join(login);
     else if (id.trim() && token.trim()) join({agent_id: id.trim(), token: token.trim()});
-    else throw new Error("This is not a login link. It ends with #login=, an id, ~ and a code.");
+    else throw new Error("This is not a login link. A login link ends with #login=, an id, ~ and a code.");
   };
   return html`<main class="login"><h1 tabindex="-1">Roundelay</h1>
     ${isRefused && html`<div class="error-box" role="alert"><p>${error.message}</p>

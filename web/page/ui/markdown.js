@@ -118,7 +118,7 @@ function renderInline(tokens, depth) {
 /** Render a link with its host. A link that is not allowed becomes text. */
 export function renderLink(href, inner, text) {
   const url = readUrl(href);
-  if (url === null) return h("span", {class: "dead", title: "This page does not open such links"}, inner);
+  if (url === null) return h("span", {class: "dead", title: "This page does not open links of this kind"}, inner);
   const host = url.protocol === "mailto:" ? url.pathname : url.host;
   const shown = String(text).replace(/^(https?|mailto):(\/\/)?/i, "");
   const isSaid = shown.startsWith(host) && /^([/?#]|$)/.test(shown.slice(host.length));

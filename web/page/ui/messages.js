@@ -115,7 +115,7 @@ function Whole({row, replies, isNext, desk}) {
       ${!desk.isReadOnly && desk.mayWrite && html`<button type="button" class="tool-button" onClick=${() => desk.reply(message)}>Reply</button>`}
       <${CopyButton} text=${textOf(message)} />
       ${isOwn && !desk.isReadOnly && desk.mayWrite && !asked && html`<button type="button" class="tool-button" title="Send a corrected message" onClick=${() => desk.edit(message)}>Edit</button>`}
-      <a class="tool-button" href=${linkTo.why(message.seq)} title="Why this was said">Why</a>
+      <a class="tool-button" href=${linkTo.why(message.seq)} title="Why this was sent">Why</a>
     </div></article>`;
 }
 

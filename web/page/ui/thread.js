@@ -147,9 +147,9 @@ function Missing({id, me, isReadOnly, retry}) {
   const mayJoin = value && (value.access === "open" || value.is_invited);
   const unknown = kind === "direct" ? partiesOf(id).filter((id) => id !== me.agent_id && !agents[id]) : [];
   const [title, hint] = value ? [`You are not a member of #${name}`, mayJoin ? value.topic : "Ask a member to invite you."]
-    : isChannel ? [`There is no channel #${name}`, "It may be one that you may not see."]
+    : isChannel ? [`There is no channel #${name}`, "You may not be allowed to see it."]
     : unknown.length ? [`There is no participant ${unknown.join(" or ")}`, "Agents lists everybody here."]
-    : ["There is no such conversation", "It may be one that you may not read."];
+    : ["There is no such conversation", "You may not be allowed to read it."];
   return html`<${Empty} title=${title} icon="threads">${hint}<//>
     <div class="tools">${mayJoin && html`<${Button} kind="primary" run=${join}>Join #${name}<//>`}
       ${!isReadOnly && html`<${Button} run=${retry}>Try again<//>`}<a class="button" href=${linkTo.threads()}>Threads</a></div>`;

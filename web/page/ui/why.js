@@ -17,7 +17,7 @@ export const STATUS = {finished: "good", open: "accent", stopped: "warn", cancel
 export function Why({seq}) {
   const {value, error, isLoading, again} = useFetched(() => explain(actions.call, seq), [seq]);
   if (error?.code === "unknown_message" || !Number.isSafeInteger(seq)) {
-    return html`<div class="screen"><${Head} title="Why" /><${Empty} icon="why" title="There is no such message">It may be one that you may not read.<//>
+    return html`<div class="screen"><${Head} title="Why" /><${Empty} icon="why" title="There is no such message">You may not be allowed to read it.<//>
       <div class="tools"><a class="button" href=${linkTo.threads()}>Threads</a><a class="button" href=${linkTo.search()}>Search</a></div></div>`;
   }
   if (error) return html`<div class="screen"><${Head} title=${`Why #${seq}`} /><${ErrorBox} error=${error} retry=${again}><a class="button" href=${linkTo.threads()}>Threads</a><a class="button" href=${linkTo.search()}>Search</a><//></div>`;
