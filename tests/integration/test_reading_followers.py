@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import signal
 import time
@@ -109,8 +110,15 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
         assert found, told
         assert abs((datetime.fromisoformat(found[1]).astimezone(UTC) - asked_at).total_seconds()) < 10
 
-        await mia.call("network.revoke_token", {"agent_id": "eve"})
+        first_token = there.tokens["eve"]
+        await there.invite(mia, "eve")  # a second token, of which only the first one is revoked
+        second, _ = await look(follower, "eve", there.tokens["eve"])
+        digest = hashlib.sha256(first_token.encode()).hexdigest()
+        await mia.call("network.revoke_token", {"agent_id": "eve", "token_hash": digest})
         assert await strange.closed() == 4403
+        await ask(second, "network.list_threads", {})
+        await mia.call("network.revoke_token", {"agent_id": "eve"})
+        assert await second.closed() == 4403
         await mia.call("network.remove", {"agent_id": "kim"})
         assert await removed.closed() == 4403
         again = await WireSession.open(f"{follower.url}?read_only=1")
