@@ -4,7 +4,7 @@ A2AAgent("helper", "https://agent.example").run()``.
 The official SDK implements the protocol. Each thread in this network corresponds to one context at the remote agent.
 Each message that wakes the agent is sent as one remote message, which keeps its id when it is sent again. The id of the
 remote task is recorded. After a kill, the next process asks for this task instead of starting a second one. The remote
-agent's answer is treated only as text. No URL in it is fetched, and only the configured host is contacted.
+agent's answer is treated only as text. No URL in the answer is fetched, and only the configured host is contacted.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class A2AAgent(AdaptedAgent):
         tags = [*self.tags, *dict.fromkeys(tag for skill in card.skills for tag in skill.tags)]
         return {
             **own,
-            # Limit each part of the card. It contains text from a stranger, and every participant receives it.
+            # Limit each part of the card. The card contains text from a stranger, and every participant receives it.
             "description": self.description or card.description[:2000],
             "tags": [tag[:MAX_NAME] for tag in tags[:MAX_NAMED]],
             "tools": [skill.name[:MAX_NAME] for skill in card.skills[:MAX_NAMED]],
@@ -166,7 +166,8 @@ class A2AAgent(AdaptedAgent):
 
     def _make_connection(self) -> _Connection:
         try:
-            # Check the certificates first. This error names the variable (SSL_CERT_FILE) and the path to correct.
+            # Check the certificates first. The error of this check names the variable (SSL_CERT_FILE) and the path to
+            # correct.
             load_certificates()
         except ConfigError as error:
             raise ModelError(f"{self.address} cannot be used. {error}", reason="misconfigured") from None
@@ -188,7 +189,7 @@ class A2AAgent(AdaptedAgent):
             raise ModelError(
                 f"{self.address} did not send its card within {CARD_TIMEOUT_S:g} s", reason="timeout"
             ) from error
-        # Exclude gRPC. It would open its own connections, outside of the transport that limits hosts and sizes.
+        # Exclude gRPC, which would open its own connections, outside of the transport that limits hosts and sizes.
         config = ClientConfig(httpx_client=connection.http, supported_protocol_bindings=["JSONRPC", "HTTP+JSON"])
         try:
             connection.client = ClientFactory(config).create(card)
@@ -290,7 +291,7 @@ class A2AAgent(AdaptedAgent):
 
     async def _resume(self, client: Client, task_id: str) -> AsyncIterator[StreamResponse]:
         task = await client.get_task(GetTaskRequest(id=task_id))
-        # Yield the complete task first. It includes the updates that were sent while no connection was open.
+        # Yield the complete task first, because it includes the updates that were sent while no connection was open.
         yield StreamResponse(task=task)
         assert self._card is not None, "connected before"
         if task.status.state not in OVER and self._card.capabilities.streaming:
@@ -359,8 +360,8 @@ class _RemoteTask:
 
         self._streamed = ""
         self._streamed_artifact: str | None = ""
-        """Id of the artifact whose text is streamed. None if streaming has ended because the answer does not continue
-        the streamed text.
+        """Id of the artifact whose text is streamed. The id is None if streaming has ended, because the answer does not
+        continue the streamed text.
         """
 
         self._is_message = False

@@ -2,8 +2,8 @@
 
 The state of the graph must have a key ``messages``, whose last message is the answer. Without a checkpointer, the graph
 gets the whole thread from the ledger. With a checkpointer, the graph stores the messages itself, under the id of the
-thread (``thread_id``). It then gets only the messages since its last answer, with their ids. After a kill, the graph
-continues at its last checkpoint.
+thread (``thread_id``). The graph then gets only the messages since its last answer, with their ids. After a kill, the
+graph continues at its last checkpoint.
 """
 
 from __future__ import annotations

@@ -215,8 +215,8 @@ class AdaptedAgent(SimpleAgentRunner, ABC):
     agent is stopped.
 
     The limits of the policy for turns and attempts do not apply. The framework runs once per message, for at most
-    ``model_timeout_s`` seconds. It runs again only after a restart. Messages that arrive during a run wait in a queue
-    (``queue``).
+    ``model_timeout_s`` seconds. The framework runs again only after a restart. Messages that arrive during a run wait
+    in a queue (``queue``).
     """
 
     framework = "adapted"

@@ -2,9 +2,9 @@
 plain reaction in the same run.
 
 The plain reaction and the reactions with a feature take turns, with one model server. The side effects of a feature
-count too, such as longer requests or additional model calls. Budgets ask the hub before each turn. They are therefore
-compared with a reaction whose records go to the hub. `loops` defines a turn, and this module defines how each feature
-is used.
+count too, such as longer requests or additional model calls. Budgets ask the hub before each turn. Budgets are
+therefore compared with a reaction whose records go to the hub. `loops` defines a turn, and this module defines how each
+feature is used.
 """
 
 from __future__ import annotations

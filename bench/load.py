@@ -1,5 +1,5 @@
-"""The load generator. It consists of plain clients of docs/protocol.md on raw sockets, which use much less CPU time
-than any measured server.
+"""The load generator consists of plain clients of docs/protocol.md on raw sockets, which use much less CPU time than
+any measured server.
 
 Frames are encoded and masked before the timed section, and are sent in large slices. During the timed section, received
 bytes are only split at frame boundaries. The frames are checked afterwards. Each receiver must have every sent id
@@ -58,7 +58,7 @@ class Throughput:
 
     @property
     def generator_busy(self) -> float:
-        """Used share of one core by the load generator."""
+        """Share of one core that the load generator used."""
         return self.generator_cpu_s / self.elapsed_s
 
 
@@ -72,13 +72,13 @@ class Latency:
 
 
 class Participant:
-    """A connected participant. It counts the frames that start with a prefix in `counted`, and keeps all bytes for
-    `read_frames`.
+    """A connected participant. The participant counts the frames that start with a prefix in `counted`, and keeps all
+    bytes for `read_frames`.
     """
 
     def __init__(self, url: str, agent_id: str, *, counted: Sequence[bytes], source: str | None = None) -> None:
-        """Open the connection, from the local address ``source`` if one is given. Then call `say_hello` and
-        `await_welcome`.
+        """Open the connection, from the local address ``source`` if one is given. The caller must then call `say_hello`
+        and `await_welcome`.
         """
         self.agent_id = agent_id
         self.welcome: dict[str, object] = {}
@@ -167,8 +167,8 @@ class Participant:
         """Count the complete frames in `data`, and keep the rest for the next read.
 
         Consecutive frames usually have the same length, so a run of them can be recognized at once. The header bytes at
-        every multiple of the length are compared by slices. Such a run is valid by induction: each frame begins where
-        the previous frame ends, and has the compared header.
+        every multiple of the length are compared by slices. A run of equal headers is valid by induction: each frame
+        begins where the previous frame ends, and has the compared header.
         """
         position, size = 0, len(data)
         while size - position >= 2:
@@ -233,10 +233,10 @@ class Fleet:
     ) -> None:
         """Connect the sender and the receivers.
 
-        `names_stored` means that a `stored` frame contains the id of its message. The relays cannot do this, because
-        they never parse messages. `ack_every` is the number of deliveries after which a receiver acknowledges. The
-        value 1 means once per read with deliveries, like the network's client. Without `is_answered`, the server only
-        forwards messages.
+        `names_stored` means that a `stored` frame contains the id of its message. The relays cannot include the id,
+        because they never parse messages. `ack_every` is the number of deliveries after which a receiver acknowledges.
+        The value 1 means once per read with deliveries, like the network's client. Without `is_answered`, the server
+        only forwards messages.
         """
         self._names_stored = names_stored
         self._make_id = make_id
@@ -296,7 +296,7 @@ class Fleet:
         return Throughput(messages, len(self.receivers), elapsed_s, cpu_s, machine_cpu_s)
 
     def send_one_by_one(self, messages: int, *, to: str, size_bytes: int) -> Latency:
-        """Send each message after the previous one was stored and delivered. Then verify the result."""
+        """Send each message after the previous one was stored and delivered, and verify the result."""
         ids, frames = self._encode_messages(messages, to, size_bytes)
         frame_bytes = len(frames) // messages
         for participant in (self.sender, *self.receivers):

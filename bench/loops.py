@@ -1,6 +1,6 @@
 """The two measured loops: one written by hand with the `openai` SDK, and the reaction of an agent.
 
-Both loops send the same question to the same server. They look up five articles with one tool call each, and then
+Both loops send the same question to the same server. The loops look up five articles with one tool call each, and then
 answer with text. ``run`` runs a loop once and checks the result. `turn_cost` decides when and how often the loops run.
 """
 
@@ -203,8 +203,8 @@ class OurReaction:
         self._numbers = itertools.count(1)
 
     async def run(self) -> None:
-        # Make the reaction ids unique. They usually differ by the trigger, but all runs here have the same trigger, so
-        # vary the epoch.
+        # Make the reaction ids unique. Reaction ids usually differ by the trigger, but all runs here have the same
+        # trigger, so vary the epoch.
         reaction_name = reaction_id(AGENT_ID, self._trigger, f"{id(self)}-{next(self._numbers)}")
         journal = Journal(self._client or Nowhere(), reaction_name)
         await journal.record_started(

@@ -1,7 +1,7 @@
 """Facts about the machine and about the measured process, which are needed to interpret a result.
 
 This module contains the description that is stored with each result, the fdatasync probe, and the CPU clock of another
-process. None of it runs inside a timed section.
+process. This code never runs inside a timed section.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def describe_machine(directory: Path) -> MachineFacts:
 
 def measure_fdatasync(directory: Path, writes: int = 200) -> tuple[float, float]:
     """Return the median and the 99th percentile of the time for a 4 KiB append and its fdatasync, in microseconds. A
-    write-ahead log writes in the same way.
+    write-ahead log writes in this pattern.
     """
     # Use fsync on macOS, where `os` has no fdatasync. This fsync does not reach the disk itself, so the results are too
     # good there.
@@ -103,8 +103,8 @@ def read_tree_memory_kb(pid: int) -> float:
 
 
 def read_written_bytes(pid: int) -> int:
-    """Return the number of bytes that a process wrote to files on a disk. Each page counts once. Return 0 if the system
-    cannot report it.
+    """Return the number of bytes that a process wrote to files on a disk. Each memory page counts once. Return 0 if the
+    system cannot report it.
     """
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()

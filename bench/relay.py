@@ -1,10 +1,10 @@
 """Messages per second through the hub, compared with the relays of relays.py.
 
-Each round measures every subject once, on a new server process. One sender sends to one receiver and then to 100,
-pipelined, and after that one message at a time. A ratio compares two values of the same round, so a slow minute of the
-machine affects both sides. The table shows the median of the ratios. The server's CPU time is the time of all threads
-of the server's process during the timed section. The load generator (load.py) verifies that every message is stored
-once and delivered once.
+Each round measures every subject once, on a new server process. One sender sends pipelined messages to one receiver and
+to 100 receivers, and then single messages to one receiver. A ratio compares two values of the same round, so a slow
+minute of the machine affects both sides. The table shows the median of the ratios. The server's CPU time is the time of
+all threads of the server's process during the timed section. The load generator (load.py) verifies that every message
+is stored once and delivered once.
 """
 
 from __future__ import annotations

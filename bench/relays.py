@@ -1,4 +1,4 @@
-"""Relays with which the hub is compared. They show the cost of the WebSocket layer alone.
+"""Relays with which the hub is compared. The relays show the cost of the WebSocket layer alone.
 
     plain        `async for message in websocket: await receiver.send(message)`, like most `websockets` programs
     broadcast    the same with `websockets.broadcast()` to the receivers
@@ -9,8 +9,8 @@
 
 Each relay is a separate process that prints one ready line. The first frame of a connection is a `hello`, as with the
 hub. A participant whose id starts with `receiver` gets every message. The first three relays answer each message with a
-frame of the size of `stored`. All relays read acks and drop them. Their work is therefore comparable with the hub's
-work. The relays never parse, store, order or check messages.
+frame of the size of `stored`. All relays read acks and drop them. The relays' work is therefore comparable with the
+hub's work. The relays never parse, store, order or check messages.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class BareConnection(ServerConnection):
 
 
 async def wait_until_closed(connection: ServerConnection) -> None:
-    """Wait until a bare connection is closed. Its callback processes all frames."""
+    """Wait until a bare connection is closed. The connection's callback processes all frames."""
     await connection.wait_closed()
 
 

@@ -2,10 +2,10 @@
 
     python bench/resting.py URL COUNT
 
-As a program, this module runs the agents. It prints the memory per agent when all agents are connected, and again after
-each agent has reacted to a message. The memory per agent is the growth of the resident size of the process by COUNT
-more agents, divided by COUNT. The first agents, which also load code and fill caches, do not count. The node and the
-model server are separate processes.
+As a program, this module runs the agents. The program prints the memory per agent when all agents are connected, and
+again after each agent has reacted to a message. The memory per agent is the growth of the resident size of the process
+by COUNT more agents, divided by COUNT. The first agents, which also load code and fill caches, do not count. The node
+and the model server are separate processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """CPU time of the hub when a participant returns. The participant has ten channels, and missed 500 of 300,000 messages.
 
 The participant sends its own cursor, so the same return can be repeated. The measurement starts after the WebSocket
-handshakes. It counts the CPU time of all threads of the hub's process from `hello` to the last delivery, including
+handshakes. The result is the CPU time of all threads of the hub's process from `hello` to the last delivery, including
 commits and page reads. The reader acknowledges messages like a client, because the window is smaller than the number of
 missed messages. Each return is verified: the reader must receive exactly the missed messages, once each, ascending.
 """

@@ -1,7 +1,7 @@
 """Starts and stops the measured servers, and reads their memory and metrics from outside. A server is a node or a relay
 of relays.py, and runs as a separate process.
 
-This module also contains the node's configuration for a measurement. It does not measure anything itself.
+This module also contains the node's configuration for a measurement, but does not measure anything itself.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Thousands of simple agents in one simulation. Each agent consists of a session of the hub and a function. It has no
-task, journal or model.
+"""Thousands of simple agents in one simulation. Each agent consists of a session of the hub and a function. The agent
+has no task, journal or model.
 
 A crowd is for questions about whole networks, such as how a rumor spreads, or how a limit affects ten thousand agents.
 A member reads its deliveries and answers at once, with the same sessions and frames as any other participant. A member
@@ -53,12 +53,12 @@ _decoder = msgspec.json.Decoder(
 ACK_EVERY, ACK_WITHIN_S = 16, 0.5
 """Number of deliveries after which a member acknowledges, and the maximum delay before it acknowledges in seconds."""
 AT_ONCE = 128
-"""Number of members that react in one iteration of the event loop. With this number, messages stay in the processor's
-cache on their way through the hub.
+"""Number of members that react in one iteration of the event loop. A limit of this size lets messages stay in the
+processor's cache on their way through the hub.
 """
 
 _crowds: WeakKeyDictionary[Simulation, int] = WeakKeyDictionary()
-"""Number of crowds in each simulation. It gives each crowd different message ids and random numbers."""
+"""Number of crowds in each simulation. The number gives each crowd different message ids and random numbers."""
 _STORED = b'{"type":"stored"'
 
 
@@ -218,7 +218,7 @@ class Crowd:
 
 
 class _Member:
-    """One member. It implements the hub's `Connection`, and is also the other end of this connection."""
+    """One member, which implements the hub's `Connection` and is also the other end of this connection."""
 
     __slots__ = (
         "_crowd",

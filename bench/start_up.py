@@ -27,8 +27,8 @@ IMPORT_TARGET_S, ALL_TARGET_S, SEND_TARGET_S, UP_TARGET_S = 0.15, 0.35, 0.25, 0.
 MEMORY_TARGET_MB = 45.0
 """Maximum resident memory after importing everything that the package exports, in MB."""
 
-# This code runs last in the measured process. It does not use `ru_maxrss`, which keeps the parent's value across fork
-# and exec (getrusage(2)).
+# This code runs last in the measured process. The code does not use `ru_maxrss`, which keeps the parent's value across
+# fork and exec (getrusage(2)).
 REPORT = """\
 import atexit, sys, time
 
@@ -75,15 +75,15 @@ SUBJECTS = (
 )
 NODE = ("up", "--port", "0", "--db", "{database}", "--no-open")
 UP = Subject.command("up", max_cpu_s=UP_TARGET_S)
-"""A node without agents. It is measured once per run, from its start until it is ready."""
+"""A node without agents. The node is measured once per run, from its start until it is ready."""
 MANY_CPU_TARGET_S, MANY_MEMORY_TARGET_MB = 3.0, 200.0
 TEAMS = {
     1: Subject("roundelay up, 1 agent", ""),
     10: Subject("roundelay up, 10 agents", ""),
     50: Subject("roundelay up, 50 agents", "", MANY_CPU_TARGET_S, MANY_MEMORY_TARGET_MB),
 }
-"""Nodes with agents. They are measured until all agents are ready. The values are sums over all processes, and memory
-that the processes share counts once.
+"""Nodes with agents. A node is measured until all its agents are ready. The values are sums over all processes, and
+memory that the processes share counts once.
 """
 AGENT = "  - {id: agent-NUMBER, instruction: Answer., model: {openai: {name: m, base_url: 'http://127.0.0.1:9/v1'}}}\n"
 

@@ -1,7 +1,7 @@
-"""The table with the results of a run. It has one line per measurement, with the value of each round and the bound that
-the value must meet.
+"""The table with the results of a run. The table has one line per measurement, with the value of each round and the
+bound that the value must meet.
 
-This module performs no IO. It gets lines, and returns text, Markdown or plain data. Each measurement decides which
+This module performs no IO. Its functions convert lines to text, Markdown or plain data. Each measurement decides which
 lines it has.
 """
 

@@ -29,13 +29,13 @@ def make_message_id() -> bytes:
 
 
 def make_random_id() -> bytes:
-    """Return a random message id, like other clients. Such ids are scattered over the index of the ledger."""
+    """Return a random message id, like other clients. Random ids are scattered over the index of the ledger."""
     return os.urandom(16).hex().encode()
 
 
 def make_token(agent_id: str) -> str:
-    """Return the token of a participant: 32 bytes in base64url. It is the same on each connection of the
-    participant.
+    """Return the token of a participant: 32 bytes in base64url. A participant has the same token on each of its
+    connections.
     """
     return base64.urlsafe_b64encode(hashlib.sha256(agent_id.encode()).digest()).rstrip(b"=").decode()
 

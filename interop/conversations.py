@@ -273,8 +273,8 @@ class FollowedQuestion:
             return False
         if self.stored.seq in (message.reply_to, message.cause):
             return True
-        # An agent may read this question while it works on an earlier question. Its reply to the earlier question then
-        # answers both.
+        # An agent may read this question while it works on an earlier question. The reply to the earlier question then
+        # answers both questions.
         is_read_meanwhile = state.get("reaction", self.reaction) != self.reaction and "reaction_status" in state
         return is_read_meanwhile and message.reply_to is not None and message.reply_to < self.stored.seq
 

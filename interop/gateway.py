@@ -1,7 +1,7 @@
 """The gateway: a process next to a node that serves other protocols on its own port.
 
 This module assembles the enabled protocols and serves them until the gateway is stopped. The gateway stores only
-registrations of webhooks and push notifications. It stores no requests, because the ledger recognizes repeated
+registrations of webhooks and push notifications. The gateway stores no requests, because the ledger recognizes repeated
 requests.
 """
 
@@ -196,7 +196,7 @@ async def serve_gateway(
         )
         server = uvicorn.Server(config)
         # Disable uvicorn's signal handlers, because the command that runs the gateway handles signals. uvicorn has no
-        # setting for this.
+        # setting to disable the handlers.
         server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
         serving = asyncio.create_task(server.serve(sockets=[listening]), name="gateway")
         try:

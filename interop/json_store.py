@@ -1,4 +1,4 @@
-"""A JSON file that one process owns and writes atomically. It stores the registrations of a gateway."""
+"""A JSON file that one process owns and writes atomically. The file stores the registrations of a gateway."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 limited.
 
 A caller sends ``ID:TOKEN``, which only the hub checks. The hub does not push messages to these sessions.
-`network.receive` returns them on request. A session stays open between calls. It is closed after `IDLE_S` seconds
-without calls, or earlier if another caller needs its slot.
+`network.receive` returns them on request. A session stays open between calls. A session is closed after `IDLE_S`
+seconds without calls, or earlier if another caller needs its slot.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ HOW = "Send `Authorization: Bearer ID:TOKEN`; roundelay token create ID makes a 
 
 
 token_accepted: ContextVar[Callable[[], None]] = ContextVar("token_accepted", default=lambda: None)
-"""Callback for the current request. It is called when the hub has accepted the caller's token."""
+"""Callback for the current request. The callback runs when the hub has accepted the caller's token."""
 
 
 class Credentials(NamedTuple):
@@ -59,7 +59,7 @@ class Credentials(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Key that identifies the caller in tables. It contains a hash instead of the token."""
+        """Key that identifies the caller in tables. The key contains a hash instead of the token."""
         return self.agent_id, hashlib.sha256(self.token.encode()).hexdigest()
 
 
@@ -115,7 +115,7 @@ class SessionPool:
         self._sessions: dict[tuple[str, str], _PooledSession] = {}
         self._proving = 0
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
-        """One lock per token. Concurrent first calls with the same token then open only one session."""
+        """Lock of each token. Without the locks, concurrent first calls with one token would open several sessions."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -136,12 +136,12 @@ class SessionPool:
     ) -> AsyncIterator[Conversations]:
         """Provide the caller's conversations with agents for one call.
 
-        ``is_cleanup`` marks work that remains from an admitted call, such as stopping its reaction. Such work is exempt
-        from the limit of concurrent calls. Raises the hub's refusal (`NotAuthenticated`, `Forbidden`, `ConnectError`),
-        or `Overloaded`.
+        ``is_cleanup`` marks work that remains from an admitted call, such as stopping its reaction. Cleanup work is
+        exempt from the limit of concurrent calls. Raises the hub's refusal (`NotAuthenticated`, `Forbidden`,
+        `ConnectError`), or `Overloaded`.
         """
         session = self._sessions.get(credentials.key)
-        # Replace a session that has lost its connection permanently. Such sessions stay in the pool until their next
+        # Replace a session that has lost its connection permanently. A lost session stays in the pool until its next
         # use.
         if session is None or session.client.failure is not None:
             session = await self._open(credentials)

@@ -2,7 +2,7 @@
 
 The pages in docs/ link to files of the repository, such as examples. A site can contain only pages. This program
 therefore copies docs/ to build/docs and adds each linked file as a page. A Markdown file is copied, and any other file
-becomes one code block. Then Zensical builds build/site in strict mode, so that a broken link or anchor fails the build.
+becomes one code block. Zensical then builds build/site in strict mode, so that a broken link or anchor fails the build.
 Before the build, the program checks that the navigation lists every page of docs/. After the build, it checks that no
 page loads anything from another host.
 """
@@ -307,9 +307,7 @@ def find_long_text() -> list[str]:
 
 
 def print_sizes() -> None:
-    """Print the size in KB and the words of each page, largest first. Then print the median size and the
-    total words.
-    """
+    """Print the size in KB and the words of each page, largest first, and then the median size and the total words."""
     sizes = list_sizes()
     for size, words, name in sizes:
         print(f"{size:7.1f} KB {words:7,} words  {name}")

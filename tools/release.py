@@ -4,7 +4,7 @@
     ./dev release --build DIR        # the sdist and the wheel of HEAD, and their sha256 sums
     python tools/release.py --check --only wheel,demo
 
-`--check` builds HEAD twice and compares the bytes. It then reads the archives, installs the wheel into empty
+`--check` builds HEAD twice and compares the bytes. The check then reads the archives, installs the wheel into empty
 environments, and uses it there. Each check prints one line. The exit code is 1 if any check failed. The workflow
 .github/workflows/release.yml runs the same two commands and publishes the release.
 """
@@ -50,7 +50,7 @@ UNINSTALLABLE_EXTRAS = frozenset({"dev", "all", "local"})
 """
 
 TOOLS = ("twine>=6", "griffe>=1.7", "check-jsonschema>=0.33")
-"""Tools that the check itself uses. They are installed into a separate environment."""
+"""Tools that the check itself uses. These tools are installed into a separate environment."""
 
 NEED_A_PACKAGE = {"roundelay.agents.features.schema_worker": "jsonschema", "roundelay.pytest_plugin": "pytest"}
 """Modules that need a package, but whose error names no extra. The extra `mcp` starts the first one by its path, and

@@ -57,8 +57,8 @@ POLICY = (
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 """Content-Security-Policy of the page. ``hash`` is the hash of the import map, which is the only inline script. The
-last two directives make sure that even the page's own code cannot turn text into HTML or into a script. They work only
-in browsers that support trusted types.
+last two directives make sure that even the page's own code cannot turn text into HTML or into a script. These
+directives work only in browsers that support trusted types.
 """
 
 

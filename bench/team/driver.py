@@ -199,7 +199,9 @@ def report(text: str) -> None:
 
 
 def save(file: Path | None, rows: list[Row]) -> None:
-    """Write the file for --json. It is written after each round, so that an interrupted run loses only one round."""
+    """Write the file for --json. The file is written after each round, so that an interrupted run loses
+    only one round.
+    """
     if file:
         machine = vars(describe_machine(Path(tempfile.gettempdir())))
         file.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")

@@ -1,6 +1,4 @@
-"""The floor: the same model requests, written by hand with sockets and JSON. It has no error handling, limits
-or types.
-"""
+"""The floor: the same model requests, written by hand with sockets and JSON, without error handling or limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fake server for OpenAI's Chat Completions on loopback. It prints its port as JSON.
+"""A fake server for OpenAI's Chat Completions on loopback. The server prints its port as JSON.
 
 The name of the model is SCRIPT:AGENT. An answer depends only on the request, and only on its last question, such as
 `Q17: 3+4`. The scripts are:

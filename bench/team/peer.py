@@ -1,4 +1,4 @@
-"""The part of a measured process that all systems share. It opens the system, asks the questions, and checks every
+"""The part of a measured process that all systems share: opening the system, asking the questions, and checking every
 answer.
 
 A system file defines ``open_system(job)``, an async context manager that yields ``ask(number, text)``. The file ends

@@ -21,7 +21,7 @@ def is_right(row: Row) -> bool:
 
 
 def read_cpu_ms(row: Row) -> float:
-    """Return the CPU time of one answer in ms. For the workload `start`, this includes the start of the system."""
+    """Return the CPU time of one answer in ms. For the workload `start`, the time includes the start of the system."""
     total_s = row["cpu_s"] + (row["ready_cpu_s"] if row["work"] == "w6" else 0)
     return total_s / row["questions"] * 1000
 

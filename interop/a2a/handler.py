@@ -95,8 +95,8 @@ CANCEL_WAIT_S = 20.0
 """Maximum time that a cancel request waits for the agent to stop, in seconds."""
 
 SENT_SEQS = "roundelay.a2a_sent"
-"""Key in the scope of an HTTP request. Its value is the set of seqs of all agent messages that the response
-contains.
+"""Key in the scope of an HTTP request. The value under this key is the set of seqs of all agent messages in the
+response.
 """
 _Call: TypeAlias = tuple[Credentials, str, set[int]]
 """The caller, the id of the called agent, and the set of seqs that is stored under `SENT_SEQS`."""

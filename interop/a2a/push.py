@@ -135,8 +135,8 @@ class TaskPushes:
         uses it.
         """
         stored = self._file.open()
-        # Store the key, because receivers cache the public key. They use it to verify posts even after the gateway has
-        # restarted.
+        # Store the key, because receivers cache the public key. Receivers verify posts with the cached key even after
+        # the gateway has restarted.
         self._key = _read_key(stored.key) if stored.key else ec.generate_private_key(ec.SECP256R1())
         self._pushes = {push.key: push for push in stored.pushes}
         if not stored.key:
@@ -160,7 +160,8 @@ class TaskPushes:
     async def register(
         self, credentials: Credentials, client: NetworkClient, task: TaskRecord, config: TaskPushNotificationConfig
     ) -> Push:
-        """Post a task's state now and after every change. This replaces an existing registration with the same id.
+        """Post a task's state now and after every change. A new registration replaces an existing registration with the
+        same id.
 
         Raises `InvalidArguments`, `Forbidden`, `TooLarge` or `NotStored`. After an error, all registrations are
         unchanged.
@@ -271,8 +272,8 @@ class TaskPushes:
                     return
                 if delay_s is None:
                     failures = 0
-                    # Acknowledge the answers only after the receiver has responded with 2xx. Before that, the caller
-                    # has not received them.
+                    # Acknowledge the answers only after the receiver has responded with 2xx. Earlier, the caller has
+                    # not received the answers.
                     answers = [message.seq for message in task.messages if message.sender_id == task.agent_id]
                     if answers:
                         await tasks.client.call("network.acknowledge", {"seqs": answers})

@@ -1,8 +1,8 @@
 """Serves each agent of a network as an A2A 1.0 server at ``/a2a/AGENT``: its card, JSON-RPC and HTTP+JSON.
 
 The routes of the official SDK implement the protocol, and `handler` answers the requests from the ledger. This module
-combines the two. It also adds what the SDK lacks: body limits, strict JSON, correct media types, and cancellation when
-a client disconnects.
+combines the routes and the handler. This module also adds what the SDK lacks: body limits, strict JSON, correct media
+types, and cancellation when a client disconnects.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reads A2A tasks from the ledger. The gateway itself stores no tasks.
 
 An A2A context is a conversation of the caller with an agent. A task starts with a message that the caller sends in the
-context. The task also contains the messages that the caller adds later, whose metadata name the task under ``a2a``. It
-contains the agent's answers to all of these messages. An answer that requires a reply from the caller is a question.
-Every other answer is an artifact.
+context. The task also contains the messages that the caller adds later, whose metadata name the task under ``a2a``. The
+agent's answers to all messages of the caller belong to the task too. An answer that requires a reply from the caller is
+a question. Every other answer is an artifact.
 
 The id of a task is derived from the ``seq`` of its first message, the caller and the agent. Every gateway therefore
 computes the same id.
@@ -183,8 +183,8 @@ class TaskRecord:
         )
 
     def make_task(self, history_length: int | None = None, *, with_artifacts: bool = True) -> Task:
-        """Return the task as an A2A object. Its history contains the caller's messages and the agent's questions. The
-        results are returned as artifacts.
+        """Return the task as an A2A object. The history of the object contains the caller's messages and the agent's
+        questions. The results are returned as artifacts.
         """
         history = [
             message for message in self.messages if message.sender_id == self.caller or self.is_question(message)
@@ -287,7 +287,9 @@ class TaskLedger:
         return sorted(tasks, key=newest_of, reverse=True)[:MAX_LISTED]
 
     async def call_off(self, task: TaskRecord) -> None:
-        """Record that the caller has cancelled a task. Used when no reaction is running that could be cancelled."""
+        """Record that the caller has cancelled a task. Call this method when no reaction is running that could be
+        cancelled.
+        """
         await self.client.record(_journal_of(task.id), CALLED_OFF, {}, record_id=f"a2a-off-{task.id}")
 
     async def _find_threads(self) -> list[str]:

@@ -73,11 +73,11 @@ MAX_TEXT_CHARS = 4_000
 """Maximum length of one message in a hook's output after escaping, in characters."""
 MAX_FETCHED = 500
 ENOUGH = 100
-"""Number of new messages after which a hook reads no further page. This is more than one output can contain."""
+"""Number of new messages after which a hook reads no further page. One output cannot contain so many messages."""
 _MARK = "\n(Roundelay's mark of this: {})"
 MAX_STOPS = 8
-"""Maximum number of consecutive times that a hook keeps its host from stopping. After that, the host stops and waits
-for its user.
+"""Maximum number of consecutive times that a hook keeps its host from stopping. If the limit is reached, the host stops
+and waits for its user.
 """
 MAX_SHOWN = 1_000
 KEPT_DAYS = 30
@@ -186,8 +186,8 @@ def _is_taken(
 
 
 def _read_from(path: str, offset: int) -> bytes | None:
-    """Return the contents of a transcript from an offset on. Return all of it if it is shorter than the offset, or None
-    if it is missing.
+    """Return the contents of a transcript from an offset on. If the transcript is shorter than the offset, return all
+    of it. Return None if the transcript is missing.
     """
     if not path:
         return None

@@ -1,8 +1,8 @@
 """Adds the entries of the bridge to the configuration files of a coding agent, and removes them.
 
-This module performs no IO. It gets the text of a file and returns the new text. Entries of other programs, comments (if
-the format has them), indentation and line ends stay unchanged. `hosts` defines the entries of each coding agent.
-`installer` reads and writes the files.
+This module performs no IO. Its functions get the text of a file and return the new text. Entries of other programs,
+comments (if the format has them), indentation and line ends stay unchanged. `hosts` defines the entries of each coding
+agent. `installer` reads and writes the files.
 """
 
 from __future__ import annotations

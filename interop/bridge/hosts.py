@@ -39,8 +39,8 @@ class HookCall(NamedTuple):
 
 
 class Commands(NamedTuple):
-    """Command with which a host starts this program. It consists of the words before `bridge deliver HOST`, and
-    environment variables.
+    """Command by which a host starts this program. Contains the words before `bridge deliver HOST`, and environment
+    variables.
     """
 
     words: Sequence[str]
@@ -54,7 +54,7 @@ class Host:
     name: str
     title: str
     folder: str
-    """Folder of the host's configuration in a project. Its parent folder is the project."""
+    """Folder of the host's configuration in a project. The parent of this folder is the project."""
     moments: Mapping[str, Moment]
     answer: Callable[[str, Moment, str], object]
     """Function that returns the output of a hook for an event. The output makes the model read a text."""
@@ -66,9 +66,11 @@ class Host:
     quiet: str = ""
     """Text that a hook prints when there are no messages."""
     needs: str = ""
-    """Steps that the user must take before the hooks run. Shown after the installation."""
+    """Steps that the user must take before the hooks run. The installer shows these steps."""
     wakes_by: str = ""
-    """Steps that the user must take so that the bridge can wake the host. Empty if the host cannot be woken."""
+    """Steps that the user must take so that the bridge can wake the host. The text is empty if the host cannot be
+    woken.
+    """
 
     @property
     def can_be_woken(self) -> bool:

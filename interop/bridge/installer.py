@@ -58,7 +58,7 @@ class _Record(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class FileChange:
-    """Contents of one file before and after a change. None means that the file does not exist."""
+    """Contents of one file before and after a change. The contents are None if the file does not exist."""
 
     path: str
     before: bytes | None
@@ -92,8 +92,8 @@ class FileChange:
 
 
 def find_command() -> list[str]:
-    """Return the command with which hosts start this program. It is the bare name if the search path finds this
-    installation, and otherwise the full path.
+    """Return the command with which hosts start this program. If the search path finds this installation, the command
+    is the bare name. Otherwise the command is the full path.
     """
     beside = Path(sys.executable).with_name("roundelay")
     command = shutil.which("roundelay")

@@ -2,8 +2,8 @@
 
 The names are stored in the user's own folder. The first process in a project is ``claude-myproject``. A second process
 at the same time is ``claude-myproject-2``. After a process has ended, a later process takes over its name and its
-messages. A host starts its hooks and its MCP server as separate processes. Each of them finds the host among its
-ancestors.
+messages. A host starts its hooks and its MCP server as separate processes. Each of these processes finds the host among
+its ancestors.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def claim_name(host: Host, project: Path, process: HostProcess) -> str:
             if (holder.pid, holder.started) == process:
                 return name
         free = [name for name, holder in own if not holder.is_running]
-        # Use the shortest free name, which is the project's oldest. Other participants know it, and messages may wait
-        # for it.
+        # Use the shortest free name, which is the project's oldest. Other participants know this name, and messages may
+        # wait under it.
         name = min(free, key=lambda name: (len(name), name)) if free else _make_name(host, project, names)
         names[name] = NameHolder(host.name, place, *process, url=names[name].url if name in names else "")
         write_private(home() / "bridge" / "names.json", names)
@@ -138,8 +138,8 @@ def list_names() -> dict[str, NameHolder]:
 
 
 def find_hub(agent_id: str, chosen: str | None = None) -> str:
-    """Return the URL of a participant's hub. It is ``chosen`` or the URL that `find_url` finds. If no node runs on this
-    machine, it is the hub that the participant reached last.
+    """Return the URL of a participant's hub: ``chosen``, or the URL that `find_url` finds. If no node runs on this
+    machine, return the hub that the participant reached last.
     """
     if chosen or os.environ.get("ROUNDELAY_URL") or running_nodes():
         return chosen or find_url()

@@ -1,7 +1,8 @@
 """Wakes an idle coding agent when it has new messages. This is a preview feature, and works only with some hosts.
 
-A wake contains no message. It starts a turn, in which the host's hooks or the tool `check` show the messages as usual.
-All messages therefore have one ack cursor, receipts stay correct, and no text reaches the model in a second way.
+A wake contains no message. A wake only starts a turn, in which the host's hooks or the tool `check` show the messages
+as usual. All messages therefore have one ack cursor, receipts stay correct, and no text reaches the model in a second
+way.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ with needs("bridge"):
 _logger = logging.getLogger(__name__)
 
 GRACE_S = 3.0
-"""Delay before a wake, in seconds. During this time, the hooks of a busy host may show the message."""
+"""Delay before a wake, in seconds. During the delay, the hooks of a busy host may show the message."""
 GAP_S = 20.0
 MAX_AN_HOUR = 30
 """Maximum number of wakes per hour. Wakes are at least `GAP_S` seconds apart. The limit is needed because each wake
@@ -50,8 +51,8 @@ CODEX_S = 10.0
 CHANNEL = "claude/channel"
 
 Wake = Callable[[str], Awaitable[bool | None]]
-"""Function that starts a turn of the host with a sentence as its prompt. It returns True if a turn started, False if
-the host is busy, and None if the host has no session in the project.
+"""Function that starts a turn of the host with a sentence as its prompt. The function returns True if a turn started,
+False if the host is busy, and None if the host has no session in the project.
 """
 
 
@@ -184,7 +185,7 @@ async def _ask_codex(socket: ClientConnection, number: int, method: str, params:
     await socket.send(json.dumps({"id": number, "method": method, "params": params}))
     while True:
         reply = json.loads(await socket.recv())
-        # Skip notifications and requests of the server. Their ids may equal the id of this request.
+        # Skip notifications and requests of the server, because their ids may equal the id of this request.
         if reply.get("id") == number and "method" not in reply:
             if "error" in reply:
                 raise OSError(f"Codex's app server refused {method}: {reply['error'].get('message')}")

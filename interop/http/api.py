@@ -41,7 +41,7 @@ BodyT = TypeVar("BodyT", bound=BaseModel)
 MAX_WAIT_S = 25
 """Maximum time that a request may wait for a message, in seconds. Many proxies time out after 30 s."""
 PATIENCE_S = 29.0
-"""Maximum duration of a call, in seconds. This includes waits for a message and for an unreachable node."""
+"""Maximum duration of a call, in seconds. The limit includes waits for a message and for an unreachable node."""
 
 
 def _read_integer(value: object) -> object:
@@ -201,7 +201,8 @@ async def _send(call: HttpCall) -> tuple[int, Any]:
     # Omit a False value, because `NetworkClient.send` does not accept it. Leaving the option out has the same effect.
     if options.get("requires_response") is False:
         del options["requires_response"]
-    # Create a new id for a request without one. Such a request is not idempotent: a retry sends the message again.
+    # Create a new id for a request without one. A request without an id is not idempotent: a retry sends the message
+    # again.
     message_id = key or body.message_id or ordered_id()
     stored = await call.client.send(body.to, body.content, message_id=message_id, **options)
     value = {"seq": stored.seq, "thread_id": stored.thread_id, "message_id": message_id}
@@ -225,7 +226,7 @@ async def _list_operations(call: HttpCall) -> tuple[int, Any]:
 
 async def _call_operation(call: HttpCall) -> tuple[int, Any]:
     body = call.arguments
-    # Refuse the hub's own operations. They have separate endpoints with documented types.
+    # Refuse the hub's own operations, which have separate endpoints with documented types.
     if body.operation not in {it.op for mod in call.client.welcome.mods for it in mod.operations}:
         raise UnknownOperation(f"No mod of this network offers {body.operation[:80]!r}. GET /v1/operations lists them.")
     return 200, await call.client.call(body.operation, body.arguments, call_id=body.call_id)

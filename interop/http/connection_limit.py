@@ -2,8 +2,8 @@
 
 A connection occupies a slot until the hub has accepted the token of its request, and again after the response. If all
 slots are occupied, the address with the most connections loses its oldest connection. The hub limits its pending
-connections in the same way (`network.hub.handshakes.HandshakeLimiter`). `session_pool` limits the calls whose token was
-accepted.
+connections by the same rule (`network.hub.handshakes.HandshakeLimiter`). `session_pool` limits the calls whose token
+was accepted.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class LimitedConnection(H11Protocol):
         self._limit = limit
         self.logger = _QuietLogger(self.logger, limit.refusals)  # type: ignore[assignment]
 
-    # uvicorn narrows the type of the argument too. Its class is not typed as a subclass of asyncio's protocol.
+    # uvicorn narrows the type of the argument too. The class of uvicorn is not typed as a subclass of asyncio's
+    # protocol.
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._due = self.loop.call_later(HEAD_TIMEOUT_S, transport.abort)

@@ -1,6 +1,6 @@
 """Uploads and downloads of files over HTTP. Bodies contain the raw content, and downloads support ranges.
 
-The gateway stores no files. It passes chunks between the HTTP connection and the caller's session.
+The gateway stores no files. The gateway passes chunks between the HTTP connection and the caller's session.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""ASGI middleware of the gateway. It decides which requests reach an application, and cancels requests of clients that
-disconnect.
+"""ASGI middleware of the gateway. The middleware decides which requests reach an application, and cancels requests of
+clients that disconnect.
 
 Each class wraps one application and keeps no state between requests.
 """
@@ -35,8 +35,8 @@ BEARER_CHALLENGE = (
 """Authentication challenge for MCP hosts (RFC 6750, section 3). Like the MCP SDK's servers, it includes `error` even
 for a request without a token.
 
-It does not include `resource_metadata` (RFC 9728). MCP requires that this document names an authorization server, and
-there is none.
+The challenge does not include `resource_metadata` (RFC 9728). MCP requires that this document names an authorization
+server, and there is none.
 """
 
 
@@ -149,6 +149,6 @@ class CancelOnDisconnect:
         except RoundelayError as error:
             await make_error_response(error)(scope, receive, send)
             return
-        # Watch the connection. Without this, the call of a disconnected client would continue although nobody reads its
-        # result.
+        # Watch the connection. Without the watch, the call of a disconnected client would continue although nobody
+        # reads its result.
         await serve_while_connected(self._app, scope, receive, send, body)

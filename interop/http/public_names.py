@@ -26,8 +26,8 @@ DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 class PublicNames:
-    """Names of a gateway that listens on ``host``. Its ``public_url`` and ``web_hosts`` (for example `hub.example.org`)
-    are its other names.
+    """Names of a gateway that listens on ``host``. The other names come from ``public_url`` and ``web_hosts`` (for
+    example `hub.example.org`).
     """
 
     def __init__(self, host: str = "127.0.0.1", public_url: str | None = None, web_hosts: Iterable[str] = ()) -> None:

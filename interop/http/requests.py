@@ -1,7 +1,7 @@
 """Reads HTTP requests with size limits and strict JSON, creates error responses, and cancels the work of clients that
 disconnect.
 
-All protocols of the gateway use this module. It does not depend on any endpoint or session.
+All protocols of the gateway use this module, which does not depend on any endpoint or session.
 """
 
 from __future__ import annotations

@@ -143,7 +143,8 @@ def is_sdk_installed() -> bool:
 class HostPipe:
     """Stdin and stdout of this process. Create only one instance per process, because it reads stdin until its end.
 
-    Create the instance before the slow imports. Its thread answers the host in the meantime. Then call `serve` once.
+    Create the instance before the slow imports. The thread of the instance answers the host in the meantime. Call
+    `serve` once after the imports.
     """
 
     def __init__(self) -> None:
@@ -181,8 +182,8 @@ class HostPipe:
             await inner.run(read_stream, write_stream, inner.create_initialization_options())
 
     def _read(self) -> None:
-        """Read lines until stdin ends. This method runs in a thread. It answers the first lines itself, and passes all
-        later lines to the SDK.
+        """Read lines until stdin ends. This method runs in a thread. The thread answers the first lines itself, and
+        passes all later lines to the SDK.
         """
         is_handed_over = False
         with suppress(OSError):  # the host has exited
@@ -215,7 +216,7 @@ class HostPipe:
         """
         if self._answers.opening is not None:
             yield json.dumps(self._answers.opening[1])
-            # Wait until the SDK has processed the opening message. It must not get the next line before that.
+            # Wait until the SDK has processed the opening message. The SDK must not get the next line earlier.
             await replies.is_open.wait()
             if self._answers.initialized is not None:
                 yield json.dumps(self._answers.initialized)

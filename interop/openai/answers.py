@@ -1,9 +1,9 @@
 """Converts agents' answers to the formats of OpenAI's API: chat completions, responses, and their streamed events.
 
-This module performs no IO. Its types come from OpenAI's official package. Streamed text is shown as it arrives, in one
-`Segment` per turn of the agent. The message that the agent finally sends is authoritative. If the message continues the
-streamed text, only the rest is added. Otherwise the message becomes a new segment. Text that was shown is therefore
-never revoked, and each message in the ledger is shown completely.
+This module performs no IO. The types of all objects come from OpenAI's official package. Streamed text is shown as it
+arrives, in one `Segment` per turn of the agent. The message that the agent finally sends is authoritative. If the
+message continues the streamed text, only the rest is added. Otherwise the message becomes a new segment. Text that was
+shown is therefore never revoked, and each message in the ledger is shown completely.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Showing:
     segments: list[Segment] = field(default_factory=list)
     _open: int | None = None
     _space: str = ""
-    """Trailing white space of the open segment. It is held back until more text follows, because the agent's final
-    message has no trailing white space.
+    """Trailing white space of the open segment. The white space is held back until more text follows, because the
+    agent's final message has no trailing white space.
     """
 
     def add_event(self, event: TextPiece | AgentAnswer) -> Iterator[Change]:

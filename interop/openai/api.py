@@ -1,10 +1,10 @@
 """Routes of OpenAI's API. Agents appear as models and threads as conversations, so any client with a `base_url` can use
 them.
 
-A request is parsed (`requests`) and assigned to a conversation in the ledger (`lookup`). Its message is sent to the
-agent and followed (`exchange`). The response is returned in OpenAI's formats (`answers`). The gateway stores no
-conversations and no responses. Each message in the ledger names the request for which it was sent, so a repeated
-request finds its own answer.
+A request is parsed (`requests`) and assigned to a conversation in the ledger (`lookup`). The message is sent to the
+agent, and its answer is followed (`exchange`). The response is returned in OpenAI's formats (`answers`). The gateway
+stores no conversations and no responses. Each message in the ledger names the request for which it was sent, so a
+repeated request finds its own answer.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ PATIENCE_S = 29.0
 """Maximum duration of a request in seconds, without the time that the agent takes to answer."""
 STOP_AFTER_S = 2.0
 """Delay before the gateway cancels the reaction of a client that has disconnected, in seconds. OpenAI's official
-clients retry within this time.
+clients retry within this delay.
 """
 _KEY = re.compile("[!-~]{1,128}")
 
@@ -173,8 +173,8 @@ class _OpenAIApi:
         except (RoundelayError, ApiProblem) as error:
             # Report the error inside the stream, because the status code was sent with the first line.
             yield format_data({"error": make_problem(error).body})
-        # Start this task before the last line. Many clients disconnect after they have read that line, which would
-        # cancel this work.
+        # Start this task before the last line. Many clients disconnect after the last line, which would cancel the
+        # task.
         self._spawn(self._acknowledge(exchange))
         yield "data: [DONE]\n\n"
 
@@ -210,7 +210,7 @@ class _OpenAIApi:
         except (RoundelayError, ApiProblem) as error:
             for event in stream.fail(make_problem(error)):
                 yield format_event(event)
-        self._spawn(self._acknowledge(exchange))  # before the last line, as in `_stream_chat`
+        self._spawn(self._acknowledge(exchange))  # many clients disconnect after the last line
         yield "data: [DONE]\n\n"
 
     async def _show_response(self, request: Request) -> Response:

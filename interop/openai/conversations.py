@@ -1,9 +1,9 @@
 """OpenAI's conversations and their items, read from the ledger. The gateway stores nothing itself.
 
-A conversation is identified by its name. It has one thread with each agent that was asked, and the messages of these
-threads are its items. Facts about the conversation itself are stored as notes. Notes are messages of the caller to
-itself, in a thread with the same name. They record the creation, the metadata and the deletion of the conversation, and
-items that were added before an agent was asked.
+A conversation is identified by its name. A conversation has one thread with each agent that was asked, and the messages
+of these threads are its items. Facts about the conversation itself are stored as notes. Notes are messages of the
+caller to itself, in a thread with the same name. Notes record the creation, the metadata and the deletion of the
+conversation, and items that were added before an agent was asked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ with needs("gateway"):
 
 
 OWN = "openai"
-"""Key in the metadata of a message. Its value describes the request for which the message was sent."""
+"""Key in the metadata of a message. The value under this key describes the request for which the message was sent."""
 NOTE = "openai_conversation"
 """Key in the content of the caller's notes about a conversation."""
 PAGE = 500
@@ -141,7 +141,9 @@ async def update_conversation(client: NetworkClient, name: str, body: object, me
 
 
 async def delete_conversation(client: NetworkClient, name: str, message_id: str) -> dict[str, Any]:
-    """Delete a conversation. Its messages stay in the ledger. OpenAI keeps the items of a deleted conversation too."""
+    """Delete a conversation. The messages of the conversation stay in the ledger. OpenAI keeps the items of a deleted
+    conversation too.
+    """
     await show_conversation(client, name)
     await _note(client, name, (), {"deleted": True}, message_id)
     return {"id": name, "object": "conversation.deleted", "deleted": True}

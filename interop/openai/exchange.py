@@ -79,7 +79,7 @@ class Exchange:
                 done, _ = await asyncio.wait({coming}, timeout=KEEPALIVE_S)
                 if not done:
                     if loop.time() > until:
-                        # Let the agent continue. Its answer is stored in the ledger, where a later request finds it.
+                        # Let the agent continue. The answer is stored in the ledger, where a later request finds it.
                         self.keeps_on = True
                         raise ApiProblem(
                             504,

@@ -2,7 +2,7 @@
 
 This module performs no IO. `IGNORED` and `REFUSED` list the parameters that the gateway does not use (docs/openai.md
 has the table). All text that a client sends counts as the caller's own text. The client's instructions and history
-become marked parts of the caller's message. They never become part of an agent's prompt.
+become marked parts of the caller's message, and never part of an agent's prompt.
 """
 
 from __future__ import annotations
@@ -288,8 +288,8 @@ def digest_of(said: Sequence[SaidItem]) -> str:
 def compose(
     request: AgentRequest, *, is_new: bool, has_instructions: bool, has_answer: bool = True
 ) -> str | dict[str, Any]:
-    """Return the content of the message to send. It consists of the parts of the conversation that the agent does not
-    know, followed by the user's new text.
+    """Return the content of the message to send. The content consists of the parts of the conversation that the agent
+    does not know, followed by the user's new text.
 
     In a new conversation, the agent does not know the history. In a conversation without an answer, the agent does not
     know the text that the client has as the answer. The client's instructions are added unless the conversation already

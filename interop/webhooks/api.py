@@ -1,4 +1,4 @@
-"""HTTP endpoints that register, check, show, test, resume and remove webhooks. They are rows in the form of
+"""HTTP endpoints that register, check, show, test, resume and remove webhooks. The endpoints are rows in the form of
 `http.api`.
 """
 

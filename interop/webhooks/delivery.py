@@ -1,9 +1,9 @@
 """Webhooks: the gateway signs each message that is delivered to a participant, and posts it to the participant's URL.
 
-The ledger serves as the queue. A webhook peeks at the oldest unhandled message of its participant and posts it. It
-acknowledges the message when the receiver has answered 2xx, and only then reads the next message. The gateway therefore
-stores only the registrations, in one private file. If the response to a post was lost, the message is posted again with
-the same ``webhook-id``.
+The ledger serves as the queue. A webhook peeks at the oldest unhandled message of its participant and posts it. The
+webhook acknowledges the message when the receiver has answered 2xx, and only then reads the next message. The gateway
+therefore stores only the registrations, in one private file. If the response to a post was lost, the message is posted
+again with the same ``webhook-id``.
 """
 
 from __future__ import annotations

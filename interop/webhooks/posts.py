@@ -38,7 +38,7 @@ TIMEOUT_S = 15.0
 BODY_TIMEOUT_S = 3.0
 CONNECT_TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 64 * 1024
-"""Maximum number of bytes that are read from a response body. The content is ignored. It is read only so that the
+"""Maximum number of bytes that are read from a response body. The content is ignored, and is read only so that the
 connection can be reused.
 """
 ABOUT_THE_MESSAGE = frozenset({400, 409, 413, 415, 422, 500, 501})
@@ -87,8 +87,8 @@ lists are older, and treat 6to4 relays as public.
 
 
 Sign: TypeAlias = Callable[[str, datetime, bytes], Mapping[str, str]]
-"""Function that returns the signature headers of a post. Its arguments are the id of the post, the time and
-the body.
+"""Function that returns the signature headers of a post. The arguments of the function are the id of the post, the time
+and the body.
 """
 
 
@@ -117,7 +117,7 @@ class PostAnswer(Enum):
 
 @dataclass(frozen=True)
 class Posted:
-    """Result of one post. ``reason`` explains the result to people. It never contains text from the receiver."""
+    """Result of one post. ``reason`` explains the result to people, and never contains text from the receiver."""
 
     answer: PostAnswer
     reason: str
@@ -126,7 +126,7 @@ class Posted:
 
 @dataclass(frozen=True)
 class WebhookUrl:
-    """A URL whose form was checked. The addresses of its host are checked at each post."""
+    """A URL whose form was checked. The addresses of the URL's host are checked at each post."""
 
     url: str
     host: str
@@ -172,7 +172,7 @@ class WebhookUrl:
             if self.is_allowed:
                 raise InvalidArguments(f"The host {self.host} cannot be found.") from error
             addresses = []
-        # Check all addresses. An attacker may control the list, and the connection may use any address in it.
+        # Check all addresses. An attacker may control the list, and the connection may use any address of the list.
         if not self.is_allowed and not (addresses and all(map(is_public, addresses))):
             raise InvalidArguments(
                 f"{self.host} is unknown, or has an address that is not public. An operator may allow it in webhook_hosts."

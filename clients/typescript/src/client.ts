@@ -1,9 +1,9 @@
 /**
  * `Client`: the session of one participant with a hub, for programs.
  *
- * A client sends messages and waits until they are stored. It returns deliveries in order, acknowledges handled ones,
- * and reconnects after a lost connection. Unanswered requests are sent again under the same id, so that nothing is lost
- * or duplicated. `core/connection.js`, which the page of a node also uses, implements the protocol.
+ * A client sends messages and waits until they are stored. A client returns deliveries in order, acknowledges handled
+ * ones, and reconnects after a lost connection. Unanswered requests are sent again under the same id, so that nothing
+ * is lost or duplicated. `core/connection.js`, which the page of a node also uses, implements the protocol.
  */
 
 import { Connection } from "./core/connection.js";
@@ -68,12 +68,12 @@ export interface ConnectOptions {
   /** Name of this process, for a reactor. Use the same name after a reconnect. The default is a random text. */
   instance?: string;
   card?: Record<string, unknown>;
-  /** Position in the log at which delivery starts. Without it, delivery starts after the last message that the hub
-   * knows to be handled. */
+  /** Position in the log at which delivery starts. Without `resume`, delivery starts after the last message that the
+   * hub knows to be handled. */
   resume?: Cursor;
   /** If false, the hub delivers nothing to this session. Call `network.receive` instead. */
   deliver?: boolean;
-  /** Store for messages that the hub has not stored yet. They survive the end of this process. */
+  /** Store for messages that the hub has not stored yet. The stored messages survive the end of this process. */
   outbox?: OutboxStore;
   /** Maximum number of messages that wait for an answer at the same time. The default is 1. With more, a later message
    * may overtake a message that the hub delays. */
@@ -144,8 +144,8 @@ export class Delivery {
     this.#acks = connection.acks;
   }
 
-  /** Whether the hub has a different history now, because its ledger was lost or replaced. `ack` and `nack` then do
-   * nothing. */
+  /** Whether the hub has a different history now, because its ledger was lost or replaced. For a stale delivery, `ack`
+   * and `nack` do nothing. */
   get isStale(): boolean {
     return this.#acks.isStale;
   }
@@ -238,8 +238,8 @@ export class Client {
     return this.#failure;
   }
 
-  /** End the session, and wait until the connection is closed. Unanswered requests reject. Unsent messages stay in the
-   * outbox. */
+  /** End the session, and wait until the connection is closed. Unanswered requests are rejected. Unsent messages stay
+   * in the outbox. */
   async close(): Promise<void> {
     this.#isClosed = true;
     await this.#connection.close();
@@ -433,7 +433,7 @@ export class Client {
     this.#emit("refused", { id: entry.message_id, to: entry.to, error });
   }
 
-  /** Stop waiting for a message. Return whether no other call waits for it. */
+  /** Stop waiting for a message. Return whether no other call waits for the message. */
   #leave(id: string, waiting: Waiting<Stored>): boolean {
     const waiters = this.#sends.get(id);
     waiters?.delete(waiting);

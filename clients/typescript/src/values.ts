@@ -5,7 +5,7 @@ import type { Json, OperationArgs, WireMessage } from "./protocol.ts";
 export interface Page {
   messages: WireMessage[];
   has_more: boolean;
-  /** Seqs of rows that are damaged in the hub's storage. Their messages are left out. */
+  /** Seqs of rows that are damaged in the hub's storage. The messages of these rows are left out. */
   damaged?: number[];
 }
 

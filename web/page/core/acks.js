@@ -3,13 +3,14 @@
  * no clock.
  *
  * The prefix is the seq up to which every delivery was handled or refused. The prefix never decreases, and one `ack`
- * covers all deliveries up to it. A delivery at or below the prefix that arrives again is late. It is acknowledged
- * separately. While a late delivery is open, the prefix is not sent, because it would also cover that delivery.
+ * covers all deliveries up to it. A delivery at or below the prefix that arrives again is late. A late delivery is
+ * acknowledged separately. While a late delivery is open, the prefix is not sent, because it would also cover that
+ * delivery.
  */
 
-// Maximum number of handled seqs to remember. They identify deliveries that a new session repeats. A hub that is killed
-// loses at most the acks of the last second (docs/protocol.md, Delivery), or more if it is killed several times within
-// a second.
+// Maximum number of handled seqs to remember. These seqs identify deliveries that a new session repeats. A hub that is
+// killed loses at most the acks of the last second (docs/protocol.md, Delivery), or more if it is killed several times
+// within a second.
 const MAX_REMEMBERED = 65_536;
 
 export class Acks {

@@ -1,6 +1,6 @@
 /**
- * A participant's connection to a hub. It speaks roundelay.v1 (docs/protocol.md) over a WebSocket, and reconnects after
- * a loss.
+ * A participant's connection to a hub. The connection uses roundelay.v1 (docs/protocol.md) over a WebSocket, and is
+ * restored after a loss.
  *
  * Each message is sent exactly once: the connection repeats it under the same id until the hub has stored it. Calls and
  * records without an answer are repeated too, and handled deliveries are acknowledged. Frames are passed to `onEvent`
@@ -107,7 +107,7 @@ export class Connection {
     this._url = "";
     /** The address to try next, before all others. Empty if there is none. */
     this._led = "";
-    /** The leader that was named last, or that welcomed this client. It is tried after the configured addresses. */
+    /** The leader that was named last, or that welcomed this client. The configured addresses are tried first. */
     this._lastNamed = "";
     /** The leader that the node of the current attempt named when it refused this client. */
     this._named = "";
@@ -115,7 +115,7 @@ export class Connection {
     this._ledTo = new Set();
     /** The address of the last session. */
     this._joinedUrl = "";
-    /** Reason for leaving a node after its welcome. Shown once all addresses were tried. */
+    /** Reason for leaving a node after its welcome. The reason is shown after all addresses were tried. */
     this._left = "";
     /** Whether the next hello omits the fencing token, because a hub did not know the token. */
     this._isUnfenced = false;
@@ -291,7 +291,7 @@ export class Connection {
     const socket = new this._WebSocket(this._url, SUBPROTOCOL);
     this._socket = socket;
     this._error = null;
-    // Ignore events of a socket that was given up. They must not change the state of the next socket.
+    // Ignore events of a socket that was given up, because they must not change the state of the next socket.
     const isMine = () => this._socket === socket;
     socket.onopen = () => isMine() && this._sendFrame(this._makeHello());
     socket.onmessage = (/** @type {{data: unknown}} */ { data }) => isMine() && this._readFrame(data);
@@ -376,8 +376,8 @@ export class Connection {
     this._urls.push(/** @type {string} */ (this._urls.shift()));
     this._passed += 1;
     if (this._passed >= this._urls.length) {
-      // Try the leader that was named last. It may have become the leader only now, after the node that named it has
-      // stopped.
+      // Try the leader that was named last. That node may have become the leader only now, after the node that named it
+      // has stopped.
       if (!this._lastNamed || this._ledTo.has(this._lastNamed)) return false;
       this._led = this._lastNamed;
     }
@@ -511,7 +511,7 @@ export class Connection {
     this._joinedAt = this.now();
     this._acks.beginSession(frame.cursor);
     this._fence = frame.fence;
-    // Use `resume` only for the first join. From now on, the acks know the position.
+    // Use `resume` only for the first join. Later joins use the position of the acks.
     this._resume = undefined;
     // The hub has bound the new token, so use it from now on. The login code works only once.
     if (this._newToken !== undefined) [this._token, this._newToken] = [this._newToken, undefined];
@@ -750,7 +750,7 @@ export class Connection {
   }
 }
 
-/** End a connection without waiting for the other side, if the socket supports that. The wait would keep a program
+/** End a connection without waiting for the other side, if the socket supports that. Waiting would keep a program
  * alive.
  * @param {Socket} socket */
 function hangUp(socket) {

@@ -210,7 +210,7 @@ export class Fetching {
 
   /** Run a read after a pause in which more marks are collected. Only one read per name runs at a time. */
   _schedule(name, run) {
-    // Keep the marks. `startReads` is called again when the current read has ended.
+    // Keep the marks in `stale`. `startReads` is called again when the current read has ended.
     if (this._busy.has(name)) return;
     this._busy.add(name);
     const start = async () => {

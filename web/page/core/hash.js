@@ -1,7 +1,7 @@
 // SHA-256 as a synchronous function without dependencies. `crypto.subtle` is asynchronous, and is missing on pages that
 // were loaded over plain http, except from loopback.
 
-/** Return the first 32 bits of the fraction of a number. Applied to roots of primes, it returns the constants of
+/** Return the first 32 bits of the fraction of a number. For the roots of primes, the result is one of the constants of
  * SHA-256 (FIPS 180-4). */
 const fraction = (root) => Math.floor((root - Math.floor(root)) * 2 ** 32) | 0;
 

@@ -1,7 +1,7 @@
 /**
- * Live activity: participants who think, type or view a thread, running calls, and texts that are being written. It is
- * a part of the page's state (`state.live_activity`), and changes through a `Draft`. roundelay/under_way.py follows the
- * same rules in terminals.
+ * Live activity: participants who think, type or view a thread, running calls, and texts that are being written. Live
+ * activity is a part of the page's state (`state.live_activity`), and changes through a `Draft`. roundelay/under_way.py
+ * follows the same rules in terminals.
  *
  * Signals may be lost, and anybody may send them. Only the sender id is trusted, because the hub sets it. A malformed
  * signal is ignored, and everything is bounded. When a limit is reached, an entry of the agent with the most entries is
@@ -123,7 +123,8 @@ export function expirePeople(draft, at) {
   }
 }
 
-/** Apply a message. It ends the text that its sender was writing, and it may be a request for approval or a decision.
+/** Apply a message. A message ends the text that its sender was writing, and may be a request for approval or a
+ * decision.
  */
 export function applyMessage(draft, message) {
   if (message.thread_id in draft.state.live_activity.silent) delete draft.own("live_activity", "silent")[message.thread_id];
@@ -347,8 +348,8 @@ function appendPiece(work, piece) {
   work.streams = [...others, next].slice(-MAX_STREAMS);
 }
 
-/** Return whether a stream has ended. It ends when its call or an outer call is done, or when its text arrives as a
- * message. */
+/** Return whether a stream has ended. A stream ends when its call or an outer call is done, or when its text arrives as
+ * a message. */
 function isOver(work, { path, turn, kind, call }) {
   if (kind === "text" && !path && turn <= work.said) return true;
   const paths = outerPaths(call === null ? path : pathOfCall(path, turn, call));

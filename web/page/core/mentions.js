@@ -12,7 +12,8 @@ const LINK = /!?\[[^[\]]*\]\([^()\s]*(?:\([^()\s]*\)[^()\s]*)?(?:\s+(?:"[^"]*"|'
 const URL_ = /(?:\b[a-z][a-z0-9+.-]{0,30}:\/\/|\bwww\.|\bmailto:)[^\s<>]*/gi;
 const NOTHING = "\ufffc"; // placeholder for removed text; it cannot be part of an id or a space
 
-/** Return the names after each `@` that mentions a participant, in lower case. They may include trailing punctuation.
+/** Return the names after each `@` that mentions a participant, in lower case. The names may include trailing
+ * punctuation.
  */
 function listNames(text) {
   const plain = leaveOut(text);

@@ -66,7 +66,7 @@ const nothingHeard = () => ({
 /** Return the state after one event. */
 export const apply = (state, event) => applyAll(state, [event]);
 
-/** Return the state after several events, in order. This is cheaper than one `apply` per event. */
+/** Return the state after several events, in order. One call is cheaper than one `apply` per event. */
 export function applyAll(state, events) {
   const draft = new Draft(state);
   for (const event of events) applyEvent(draft, event);
@@ -271,7 +271,7 @@ function countOther(draft, row, seq) {
 
 /**
  * Return the row of a thread for writing. `recent` contains each counted seq above `base`, with whether it is a
- * delivered message from somebody else. These messages may arrive in any order. `lost` is the newest seq that was
+ * delivered message from somebody else. The recent messages may arrive in any order. `lost` is the newest seq that was
  * removed from `recent` since the row was last read.
  */
 function ownRow(draft, id) {
@@ -540,8 +540,8 @@ function dropMessages(draft, seqs) {
 
 // --- reads and their results
 
-/** Apply that a read is sent. Its answer contains everything that is stored before, so only later messages are added to
- * its counts. */
+/** Apply that a read is sent. The answer to the read contains everything that is stored before, so only later messages
+ * are added to its counts. */
 function startFetching(draft, event) {
   const { state } = draft;
   const stale = draft.own("stale");
@@ -553,7 +553,7 @@ function startFetching(draft, event) {
         delete draft.own("stale", "rows")[id];
         const row = state.threads[id];
         if (row?.recent.size || row?.lost) {
-          // The answer counts these messages. From now on, add only later messages to its counts.
+          // The answer to the read counts the known messages. Add only later messages to its counts.
           Object.assign(ownRow(draft, id), { recent: new Map(), base: row.last_seq, lost: 0 });
         }
       }

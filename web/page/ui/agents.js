@@ -14,7 +14,8 @@ import {actions, agents, isReadOnly, me, nameHere} from "#ui/store.js";
 const sorted = computed(() => Object.values(agents.value).sort((a, b) => rank(a) - rank(b) || (a.agent_id < b.agent_id ? -1 : 1)));
 const kind = signal("agent");
 
-/** Return whether to show the fault of an agent instead of its activity. This applies to an idle or offline agent. */
+/** Return whether to show the fault of an agent instead of its activity. The fault is shown only for an idle or offline
+ * agent. */
 const showsFault = ({activity, open_reactions: open = 0, fault}) => Boolean(fault) && (activity === "idle" || (activity === "gone" && !open));
 const RANKS = {stopped: 0, works: 1, waits: 2, stopping: 2, queued: 2, held: 2, idle: 3, gone: 5};
 const rank = (agent) => showsFault(agent) ? 0 : RANKS[agent.activity] ?? (agent.state === "online" ? 4 : 6);
@@ -139,7 +140,8 @@ async function listTokens(id) {
 
 const PROCESS_STATES = {taken_over: "replaced by another runner", restarting: "crashed, restarting", ended: "ended"};
 
-/** The process of an agent that the node runs, with the actions of an operator. Empty for an agent that runs elsewhere.
+/** The process of an agent that the node runs, with the actions of an operator. The component is empty for an agent
+ * that runs elsewhere.
  */
 function Process({id, agent}) {
   const {value, again} = useFetched(() => actions.call("network.node_agents"), [id, agent.state, agent.fault?.last_at]);
@@ -157,8 +159,8 @@ function Process({id, agent}) {
       <${Button} kind="danger" icon="stop" run=${control("stop")}>Stop agent<//>`}</div></section>`;
 }
 
-/** The models that an agent called, according to its records, because its card names no model. Empty if the reader may
- * not see the records. */
+/** The models that an agent called, according to its records, because its card names no model. The list is empty if the
+ * reader may not see the records. */
 function Models({id}) {
   const {value} = useFetched(() => actions.call("network.cost_report", {by: "model", agent_id: id}), [id]);
   if (!value?.groups.length) return null;

@@ -93,7 +93,7 @@ function Screen() {
   }
 }
 
-/** Handle the Escape key. It leaves a text field first, and then a screen that was opened from a list. */
+/** Handle the Escape key. The key leaves a text field first, and then a screen that was opened from a list. */
 function leave() {
   const active = document.activeElement;
   if (active instanceof HTMLElement && active.matches("input, textarea, select")) {
@@ -151,7 +151,7 @@ const offlineSince = signal(0);
 /** The address of the leader of a read replica, as HOST:PORT. */
 const servedBy = signal("");
 
-/** A banner that explains a problem of the connection and what to do. Empty while there is no problem. */
+/** A banner that explains a problem of the connection and what to do. The banner is empty while there is no problem. */
 function Connection() {
   const status = connection.value;
   useEffect(() => {

@@ -226,7 +226,7 @@ export function DecisionLine({message, request, sender = message.sender_id}) {
   return html`<p class=${`decision-line ${decision.isApproved ? "good" : "bad"}`}><${Icon} name=${decision.isApproved ? "check" : "close"} /> <${Agent} id=${sender} /> ${decision.isApproved ? "approved" : "denied"} <code dir="auto">${call}</code>${isEdit && " with other arguments"}${scope}${reason && html`<span class="as-is" dir="auto">: ${reason}</span>`}</p>`;
 }
 
-/** A question that is asked before a plain yes, ok or no is sent: whether it is meant as a decision.
+/** Asks whether a plain yes, ok or no is meant as a decision, before the text is sent.
  * @param {{how: string, text: string, requests: {message: object, asked: object}[], decide: function, send: function,
  * cancel: function}} props */
 export function Meant({how, text, requests, decide, send, cancel}) {

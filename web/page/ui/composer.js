@@ -1,8 +1,8 @@
 /**
- * The composer, in which a person writes a message. It contains the text with its draft, the message that the text
- * replies to or replaces, the agents that it asks, and its attachments. It owns the drafts (in localStorage, one per
- * participant and thread) and decides what to send. The store sends the message and waits for the hub. `readMention`
- * and `makeContent` are pure.
+ * The composer, in which a person writes a message. The composer contains the text with its draft, the message that the
+ * text replies to or replaces, the agents that it asks, and its attachments. This module owns the drafts (in
+ * localStorage, one per participant and thread) and decides what to send. The store sends the message and waits for the
+ * hub. `readMention` and `makeContent` are pure.
  */
 import {useEffect, useLayoutEffect, useRef, useState} from "#vendor/hooks.js";
 import {isObject, listOf} from "#core/json.js";

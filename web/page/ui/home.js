@@ -1,6 +1,6 @@
 /**
- * The first screen. It shows the last conversation, or the agents to talk to. This module only chooses
- * the conversation. Other modules draw the thread, and the dialog that starts a conversation.
+ * The first screen shows the last conversation, or the agents to talk to. This module only chooses the conversation.
+ * Other modules draw the thread, and the dialog that starts a conversation.
  */
 import {computed} from "#vendor/signals.js";
 import {useEffect, useRef} from "#vendor/hooks.js";
@@ -30,7 +30,7 @@ function findLast() {
   return chosen.sort((a, b) => b.last_seq - a.last_seq)[0] ?? null;
 }
 
-/** The first screen. It navigates to the last conversation, if there is one. */
+/** The first screen, which navigates to the last conversation if there is one. */
 export function Home() {
   const isKnown = isListed.value && Boolean(me.value.agent_id);
   const last = isKnown && !isReadOnly.value ? findLast() : null;

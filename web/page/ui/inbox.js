@@ -81,7 +81,8 @@ function Tools({item}) {
     <${Button} run=${() => actions.dismiss(item)}>Dismiss<//>`;
 }
 
-/** A call that needs approval. Its message is loaded, because only the message contains the arguments and the reason.
+/** A call that needs approval. The message of the call is loaded, because only the message contains the arguments and
+ * the reason.
  */
 function Asked({item}) {
   const {value} = useFetched(() => fetchMessage(item.thread_id, item.seq), [item.seq]);

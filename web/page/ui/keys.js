@@ -3,7 +3,7 @@
  * key first. A space separates the keys of a sequence ("g i"). While a person is typing, only "Escape" and keys with
  * Control are shortcuts. This module defines no actions.
  *
- * In an open conversation, a letter is text. It goes into the composer, wherever the focus is. A letter is a shortcut
+ * In an open conversation, a letter is text, which goes into the composer wherever the focus is. A letter is a shortcut
  * only after the keyboard has moved the focus to a row of a list.
  */
 import {signal} from "#vendor/signals.js";

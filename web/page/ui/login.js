@@ -1,7 +1,7 @@
 /**
- * The login of this browser. It takes a login code from the page's address, stores the token for this origin, and asks
- * for a link if there is no token. A token exists only in localStorage and in the `hello` frame, never in an address or
- * a cookie.
+ * The login of this browser. This module takes a login code from the page's address, stores the token for this origin,
+ * and asks for a link if there is no token. A token exists only in localStorage and in the `hello` frame, never in an
+ * address or a cookie.
  */
 import {effect, signal} from "#vendor/signals.js";
 import {useState} from "#vendor/hooks.js";

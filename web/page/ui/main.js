@@ -1,4 +1,5 @@
-/** Entry module of the page. It takes a login from the address, starts the services of the page, and draws the page. */
+/** Entry module of the page. The module takes a login from the address, starts the services of the page, and draws the
+ * page. */
 import {h, render} from "#vendor/preact.js";
 import {App} from "#ui/app.js";
 import {startKeys} from "#ui/keys.js";

@@ -1,10 +1,10 @@
 /**
  * Converts Markdown from participants to preact nodes.
  *
- * The library marked only parses. Its tokens become nodes from a short list of elements. No text is ever parsed as
- * HTML, and the page never sets innerHTML. Raw HTML appears as text. Links lead only to http, https and mailto, and
- * show their host. An image is shown only if it is a data: bitmap. Any other image becomes a link, and nothing is
- * fetched.
+ * The library marked only parses. The tokens of marked become nodes from a short list of elements. No text is ever
+ * parsed as HTML, and the page never sets innerHTML. Raw HTML appears as text. Links lead only to http, https and
+ * mailto, and show their host. An image is shown only if it is a data: bitmap. Any other image becomes a link, and
+ * nothing is fetched.
  *
  * `renderMarkdown`, `readBlocks` and `growBlocks` are pure and run under Node. Text that is slow to parse appears as
  * plain text: inline text over 4,000 characters, a text over 64,000 characters, and nesting deeper than 24.
@@ -172,7 +172,7 @@ function CodeBlock({text, language}) {
     h("pre", {tabIndex: 0, dir: "ltr"}, h("code", null, text)));
 }
 
-/** One block. It is drawn again only if its token has changed. */
+/** One block, which is drawn again only if its token has changed. */
 class Block extends Component {
   shouldComponentUpdate(next) {
     return next.token !== this.props.token;

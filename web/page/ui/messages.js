@@ -71,7 +71,7 @@ function factsOf(message) {
 
 // --- one row
 
-/** A message. It is drawn again only if one of its values changes. All rows share `desk`. */
+/** A message, which is drawn again only if one of its values changes. All rows share `desk`. */
 export class Message extends Component {
   shouldComponentUpdate({row, replies, desk}) {
     const own = this.props;
@@ -127,7 +127,7 @@ function isAnswered(message) {
   return request === undefined || decidesOn(message, request);
 }
 
-/** A replaced message. It is one line, until the person opens it. */
+/** A replaced message, which is one line until the person opens it. */
 function Replaced({row, desk}) {
   const [isOpen, setOpen] = useState(false);
   const {message, replacedBy} = row;
@@ -158,7 +158,7 @@ function Body({message}) {
     ${listOf(files).map((file) => html`<${Attachment} given=${file} word="file" />`)}`;
 }
 
-/** A very long text. It is folded at first. */
+/** A very long text, which is folded at first. */
 function Long({text, children}) {
   const [isOpen, setOpen] = useState(text.length < LONG_CHARS);
   return isOpen ? children : html`<div class="folded">${children}</div>

@@ -1,6 +1,6 @@
 /**
- * Small components that all screens share: relative times, colored names, badges, menus, dialogs and errors. They draw
- * their props and never call the hub.
+ * Small components that all screens share: relative times, colored names, badges, menus, dialogs and errors. The
+ * components draw their props and never call the hub.
  */
 import {h, Component} from "#vendor/preact.js";
 import {useEffect, useId, useLayoutEffect, useRef, useState} from "#vendor/hooks.js";
@@ -13,8 +13,8 @@ export const html = htm.bind(h);
 
 // --- time
 
-/** The current time in ms. It is updated every few seconds while the page is visible, so that relative times stay
- * correct. */
+/** The current time in ms. The value is updated every few seconds while the page is visible, so that relative times
+ * stay correct. */
 export const now = signal(Date.now());
 const TICK_MS = 5000;
 
@@ -112,7 +112,7 @@ export function Button({kind = "", run, title, icon, isDisabled = false, childre
     ${error && html`<span class="refused" role="alert">${describeError(error)}</span>`}`;
 }
 
-/** Return the message of an error. This is the hub's sentence, if the error has one. */
+/** Return the message of an error: the hub's sentence, if the error has one. */
 export const describeError = (error) => String(error?.message ?? error ?? "Failed for an unknown reason.");
 
 /** An error with buttons for what to do next. `children` are additional buttons. */
@@ -222,7 +222,7 @@ export function Dialog({title, onClose, children}) {
       ${children}</div></dialog>`;
 }
 
-/** The heading of a screen. It gets the focus after a navigation. */
+/** The heading of a screen, which gets the focus after a navigation. */
 export function Head({title, back, children}) {
   return html`<header class="head">${back && html`<a class="icon-button" href=${back} aria-label="Back"><${Icon} name="back" /></a>`}
     <h1 tabindex="-1" dir="auto">${title}</h1><div class="head-tools">${children}</div></header>`;

@@ -12,7 +12,7 @@ export function writeCost({usd, unpriced}) {
   return usd ? `${writeDollars(usd)} + unknown` : "price unknown";
 }
 
-/** Explain why prices are unknown, and what to do about it. */
+/** Explain why prices are unknown, and how to get prices. */
 export function adviseOnPrices(hasPrices, isRecorded) {
   if (isRecorded) return "The prices in this recording are those that were known when it was written.";
   if (!hasPrices) return "The node has no price table. Install it where the node runs (pip install 'roundelay[prices]'), then restart the node.";

@@ -1,6 +1,6 @@
 /**
- * A page that contains a recorded run. This module finds the rows of the run and shows them instead of a hub. It sends
- * no requests.
+ * A page that contains a recorded run. This module finds the rows of the run and shows them instead of a hub. The page
+ * sends no requests.
  */
 import {openRecording} from "#core/recording.js";
 import {useSource} from "#ui/store.js";

@@ -12,8 +12,8 @@ const SCREENS = ["home", "inbox", "threads", "thread", "why", "agents", "cost", 
 export const route = signal(readRoute(""));
 let followed; // the fragment that `route` represents
 
-/** Update `route` from the address bar. Keys call this too, because a key can arrive before the browser reports a
- * followed link. */
+/** Update `route` from the address bar. Keyboard shortcuts call this function too, because a key can arrive before the
+ * browser reports a followed link. */
 export function startRouter() {
   addEventListener("hashchange", follow);
   addEventListener("keydown", follow, {capture: true});

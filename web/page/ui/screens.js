@@ -1,7 +1,7 @@
 /**
  * Screens that mods describe as data (docs/mods.md): a list, a board, a document or a timeline. This module can draw
- * all of them, and does not depend on any mod. The text of items is untrusted. It is drawn as text, or as Markdown by
- * the page's own renderer.
+ * all of them, and does not depend on any mod. The text of items is untrusted. Item text is drawn as text, or as
+ * Markdown by the page's own renderer.
  */
 import {signal} from "#vendor/signals.js";
 import {useEffect, useId, useRef} from "#vendor/hooks.js";

@@ -33,7 +33,7 @@ export function Search({query}) {
     ${query ? html`<${Found} key=${query} query=${query} />` : html`<${Empty} icon="search" title="Search all messages that you may read">Case, accents, word endings and order do not matter. Use “quotation marks” for an exact word.<//>`}</div>`;
 }
 
-/** Filters by sender and date. They are part of the query text, so that a link to the search contains them. */
+/** Filters by sender and date. The filters are part of the query text, so that a link to the search contains them. */
 function Filters({typed, onType}) {
   const people = Object.keys(agents.value).sort();
   const {sender_id: sender = ""} = readQuery(typed);

@@ -1,6 +1,7 @@
 /**
- * The only module in which screens meet the protocol. It holds the newest state as a signal, and the actions of a
- * person. Frames that arrive together are applied together, so that the signal changes at most once per drawn frame.
+ * The only module in which screens meet the protocol. This module holds the newest state as a signal, and the actions
+ * of a person. Frames that arrive together are applied together, so that the signal changes at most once per drawn
+ * frame.
  *
  * A `source` feeds the store. `#core/connection.js` is the live source, and a recording is another one:
  *   connect(onEvent)   starts the source; `onEvent` gets the events of `#core/state.js`, a `welcome` first
@@ -230,8 +231,8 @@ const CHANGING = [
   "resumeRoot", "retryDeadLetter", "typing", "viewing",
 ];
 
-/** Send a message. `answered` is the message to which it replies, or {thread_id} if only the thread is known. It
- * determines the conversation. */
+/** Send a message. `answered` is the message to which it replies, or {thread_id} if only the thread is known.
+ * `answered` determines the conversation. */
 function sendTo(to, message, answered, replyTo) {
   if (source === null) throw new Error("This page is not connected.");
   const reply = replyTo ?? answered?.seq;

@@ -1,5 +1,5 @@
-/** The theme of the page: light, dark, or the theme of the system. It is stored in this browser, and set on the root
- * element for style.css. */
+/** The theme of the page: light, dark, or the theme of the system. The theme is stored in this browser, and set on the
+ * root element for style.css. */
 import {signal} from "#vendor/signals.js";
 import {storeValue, loadValue} from "#ui/storage.js";
 

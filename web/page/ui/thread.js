@@ -98,7 +98,7 @@ function ThreadHead({id, thread, me, isReadOnly, mayWrite, isThere}) {
 
 const SPANS = [["15", "15 minutes"], ["60", "1 hour"], ["480", "8 hours"]];
 
-/** A dialog that confirms a takeover. It lists the agents that become silent, and asks for how long. */
+/** A dialog that confirms a takeover. The dialog lists the agents that become silent, and asks for how long. */
 function TakeOver({thread, me, onClose}) {
   const agents = useComputed(() => state.value.agents).value;
   const [minutes, setMinutes] = useState("60");
@@ -132,8 +132,8 @@ function Readers({id, readers, me}) {
 
 // --- missing threads
 
-/** A screen for an address without a thread that this reader may see. It explains what is missing, if known, and what
- * to do. */
+/** A screen for an address without a thread that this reader may see. The screen explains what is missing, if known,
+ * and what to do. */
 function Missing({id, me, isReadOnly, retry}) {
   const [kind, name = ""] = id.split(/:(.*)/s);
   const isChannel = kind === "channel" && !isReadOnly;

@@ -1,5 +1,5 @@
-/** The menu of a thread: the person's own title for it, and whether it is pinned, muted or archived. The hub stores
- * these settings, and only this person sees them. */
+/** The menu of a thread: the person's own title for the thread, and whether the thread is pinned, muted or archived.
+ * The hub stores these settings, and only this person sees them. */
 import {useState} from "#vendor/hooks.js";
 import {directThread, nameThread, partiesOf} from "#core/text.js";
 import {ChannelDialog} from "#ui/channel.js";

@@ -1,6 +1,6 @@
 /**
- * The list of conversations with unread counts, last messages and working agents. It can also start conversations and
- * join channels.
+ * The list of conversations with unread counts, last messages and working agents. A person can also start conversations
+ * and join channels here.
  */
 import {computed, signal} from "#vendor/signals.js";
 import {useRef, useState} from "#vendor/hooks.js";

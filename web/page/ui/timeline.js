@@ -1,6 +1,6 @@
 /**
- * The timeline. It has a row for each reaction, with a bar for each model call, tool call, wait and approval. Selecting
- * a row shows the steps of the reaction.
+ * The timeline has a row for each reaction, with a bar for each model call, tool call, wait and approval. Selecting a
+ * row shows the steps of the reaction.
  */
 import {useMemo, useState} from "#vendor/hooks.js";
 import {formatCount} from "#core/text.js";

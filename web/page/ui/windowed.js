@@ -1,11 +1,11 @@
 /**
- * A long list that draws only the rows near the viewport. It owns the scroll position. Visible rows stay in place while
- * rows above them appear, grow or disappear. At the end of the list, the view follows new rows. This module does not
- * depend on messages.
+ * A long list that draws only the rows near the viewport. The list owns the scroll position. Visible rows stay in place
+ * while rows above them appear, grow or disappear. At the end of the list, the view follows new rows. This module does
+ * not depend on messages.
  *
- * An anchor fixes the view. It consists of a row, and the distance between the top of the row and the top of the
+ * An anchor fixes the view. An anchor consists of a row, and the distance between the top of the row and the top of the
  * viewport. Without an anchor, the view is at the end of the list. The height of a row is measured after the row is
- * drawn. Before that, its `guess` is used. `chooseRange` is pure.
+ * drawn. Until then, the row's `guess` is used. `chooseRange` is pure.
  */
 import {Component, createRef, h} from "#vendor/preact.js";
 
