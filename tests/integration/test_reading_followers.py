@@ -60,6 +60,9 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
         there = Node(leader.url, OWNER)
         mia, ann = await there.person("mia"), await there.agent("ann")
         eve = await there.invite(mia, "eve")
+        first_token = there.tokens["eve"]
+        eve_again = await there.invite(mia, "eve")  # with a second token
+        await there.invite(mia, "kim")
         await mia.send("agent:ann", "one")
         reader, welcome = await look(follower, "mia", OWNER)
         assert (welcome["is_read_only"], welcome["follows"]["leader"]) == (True, f"127.0.0.1:{leader.port}")
@@ -73,10 +76,9 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
             if op != "network.list_agents":  # who is here is said of each node
                 assert found == expected, op
 
-        strange, _ = await look(follower, "eve", there.tokens["eve"])
+        strange, _ = await look(follower, "eve", first_token)
         hidden, _ = await ask(strange, "network.list_threads", {})
         assert "ann" not in str(hidden)
-        await there.invite(mia, "kim")
         removed, _ = await look(follower, "kim", there.tokens["kim"])
         assert (await strange.submit_call("network.history", {"thread_id": "direct:ann~mia"}))["type"] == "error"
 
@@ -110,8 +112,6 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
         assert found, told
         assert abs((datetime.fromisoformat(found[1]).astimezone(UTC) - asked_at).total_seconds()) < 10
 
-        first_token = there.tokens["eve"]
-        await there.invite(mia, "eve")  # a second token, of which only the first one is revoked
         second, _ = await look(follower, "eve", there.tokens["eve"])
         digest = hashlib.sha256(first_token.encode()).hexdigest()
         await mia.call("network.revoke_token", {"agent_id": "eve", "token_hash": digest})
@@ -142,7 +142,7 @@ async def test_what_is_read_at_a_follower_is_what_the_leader_has_and_nothing_is_
         writer, welcome = await look(follower, "mia", OWNER)
         assert "follows" not in welcome
         assert (await writer.send("agent:ann", "at the new one"))["type"] == "stored"
-        for session in (reader, strange, removed, writer, eve):
+        for session in (reader, strange, second, removed, writer, eve, eve_again):
             await session.close()
 
 
