@@ -69,3 +69,7 @@ def check_enough(approvers: Collection[str], needed: int, escalate_to: Collectio
             f"approvals_needed is {needed}, and approvers and escalate_to name {len(named)} {people}: name more people, "
             "or need fewer approvals"
         )
+
+
+DEFAULT_RULE = ApprovalRule()
+"""Rule of a tool that names none. Shared, because each check of a rule takes 0.1 ms."""

@@ -16,14 +16,14 @@ from dataclasses import fields, is_dataclass
 from datetime import date
 from decimal import Decimal
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import PurePath
 from re import Pattern
 
 from pydantic import BaseModel
 
 from .agent import Agent
-from .approval_rule import ApprovalRule
+from .approval_rule import DEFAULT_RULE
 from .middleware import Middleware
 from .patterns import BoundedPattern
 from .tools import Tool, index_tools
@@ -83,8 +83,7 @@ def describe_value(value: object, depth: int = 0, objects: int = 0) -> object:
         case BoundedPattern():
             return [value.source, value.flags]
         case Tool():
-            told = [value.name, value.description, inside(value.parameters), value.effect]
-            return told if value.approval == ApprovalRule() else [*told, inside(value.approval)]
+            return _describe_tool(_Same(value), depth, objects)
         case Agent():
             return value.id
         case BaseModel():
@@ -109,6 +108,31 @@ def describe_value(value: object, depth: int = 0, objects: int = 0) -> object:
         return name
     held = {key: describe_value(it, depth + 1, objects + 1) for key, it in getattr(value, "__dict__", {}).items()}
     return [name, held]
+
+
+class _Same:
+    """Key of a cache that compares tools by identity, because their parameters have no hash."""
+
+    __slots__ = ("tool",)
+
+    def __init__(self, tool: Tool) -> None:
+        self.tool = tool
+
+    def __hash__(self) -> int:
+        return id(self.tool)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.tool is self.tool
+
+
+@lru_cache(maxsize=512)
+def _describe_tool(same: _Same, depth: int, objects: int) -> list[object]:
+    """Describe a tool once for all agents of the process that share it, as they share the network's tools."""
+    tool = same.tool
+    described = [tool.name, tool.description, describe_value(tool.parameters, depth + 1, objects), tool.effect]
+    return (
+        described if tool.approval == DEFAULT_RULE else [*described, describe_value(tool.approval, depth + 1, objects)]
+    )
 
 
 def _describe_layer(layer: Middleware) -> object:

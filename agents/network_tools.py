@@ -21,12 +21,11 @@ if TYPE_CHECKING:
 
     from .tools import ToolContext
 
-import json
 import math
 from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -53,11 +52,16 @@ def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
     A model sees no seqs, so two parameters refer to the trigger: ``cause`` is hidden and filled in, and ``reply_to`` is
     optional.
     """
-    return list(_make_operation_tools(json.dumps(msgspec.to_builtins(mods))))
+    return list(make_operation_tools(msgspec.json.encode(mods)))
 
 
 def communication_tools() -> list[Tool]:
     """Return the tools of every agent. ``finish`` only parses its arguments, because the loop handles it."""
+    return list(_make_communication_tools())
+
+
+@cache
+def _make_communication_tools() -> Sequence[Tool]:
     return [_send_text_message, _broadcast_text_message, _require_all(_ask), _finish]
 
 
@@ -78,7 +82,7 @@ def check_wanted(agent_id: str, wanted: Collection[str], tools: Iterable[Tool]) 
 
 
 @lru_cache(maxsize=16)
-def _make_operation_tools(mods: str) -> Sequence[Tool]:
+def make_operation_tools(mods: bytes) -> Sequence[Tool]:
     """Return the tools of the mods in this JSON. Agents of one process on one hub share the tools, which take about
     10 KB.
     """
@@ -86,7 +90,7 @@ def _make_operation_tools(mods: str) -> Sequence[Tool]:
 
     tools: list[Tool] = []
     taken = {FINISH}
-    for mod in msgspec.convert(json.loads(mods), list[ModInfo]):
+    for mod in msgspec.json.decode(mods, type=list[ModInfo]):
         for operation in mod.operations:
             if operation.is_tool is False:
                 continue

@@ -12,19 +12,23 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import msgspec
 from pydantic import JsonValue
 
 from .lookback import read_history
 from .models.json_schema import read_properties
 from .models.model import JsonSchema, ToolSpec
+from .network_tools import communication_tools, make_operation_tools
 from .policy import AgentPolicy
 from .tool_arguments import read_object
 from .tools import FINISH, Output, Tool, ToolContext
 from .values import ToolError
 
 if TYPE_CHECKING:
+    from roundelay.network.frames import ModInfo
     from roundelay.network.messages import BaseMessage
 
 LOAD_TOOLS = "load_tools"
@@ -50,6 +54,23 @@ _SHORT: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 _KEPT = frozenset({"type", "properties", "required", "items", "enum", "anyOf", "oneOf", "allOf", "$ref", "$defs"})
 """Keywords that the schemas of operations keep. The hub checks the values, and a refusal names the limit."""
+
+
+def list_lean_tools(mods: Sequence[ModInfo], *, with_history: bool) -> tuple[list[Tool], list[Tool]]:
+    """Return the network tools of a lean prompt: those of every agent, first `load_tools`, and those of the mods.
+    ``with_history``: include `read_history`, which the agent does not bring itself.
+    """
+    common, offered = _make_lean_tools(msgspec.json.encode(mods), with_history)
+    return list(common), list(offered)
+
+
+@lru_cache(maxsize=16)
+def _make_lean_tools(mods: bytes, with_history: bool) -> tuple[Sequence[Tool], Sequence[Tool]]:
+    """Make the tools for the mods in this JSON. All agents of a process that use the same hub share them."""
+    common = [*communication_tools(), *([read_history] if with_history else [])]
+    common, offered = ([shorten_tool(tool) for tool in tools] for tools in (common, make_operation_tools(mods)))
+    # Most agents have this tool in each request, and the others only in some.
+    return [make_load_tools([*common, *offered]), *common], offered
 
 
 def shorten_tool(tool: Tool) -> Tool:

@@ -26,7 +26,7 @@ from .middleware import Instruction, Middleware
 from .models.endpoint_rules import RuleChanges
 from .models.model import ChatMessage, Model
 from .network_tools import check_wanted, choose_tools, communication_tools, mod_tools
-from .offered_tools import READ_HISTORY, Situation, list_deferred, make_load_tools, shorten_tool
+from .offered_tools import READ_HISTORY, Situation, list_deferred, list_lean_tools
 from .policy import PromptForm
 from .prompt import (
     ConversationPrompt,
@@ -150,15 +150,11 @@ class SimpleAgentRunner(AgentRunner):
 
     def _list_network_tools(self, client: NetworkClient, *, is_lean: bool) -> tuple[list[Tool], list[Tool]]:
         """Return the tools of every agent, and the operations of the hub's mods."""
-        common, offered = communication_tools(), mod_tools(client.welcome.mods)
+        mods = client.welcome.mods
         if not is_lean:
-            return common, offered
+            return communication_tools(), mod_tools(mods)
         # Middleware may bring the tool that opens threads.
-        own = self._list_own_names()
-        common = [*common, *(tool for tool in (read_history,) if tool.name not in own)]
-        common, offered = ([shorten_tool(tool) for tool in tools] for tools in (common, offered))
-        # Most agents have this tool in each request, and the others only in some.
-        return [make_load_tools([*common, *offered]), *common], offered
+        return list_lean_tools(mods, with_history=READ_HISTORY not in self._list_own_names())
 
     def find_form(self, running: RunningReaction) -> PromptForm:
         """Return the form of a reaction's prompt: the recorded form, or the form of the policy."""

@@ -25,7 +25,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from roundelay.network.errors import ConfigError
 from roundelay.network.frames import to_plain
 
-from .approval_rule import ApprovalRule
+from .approval_rule import DEFAULT_RULE, ApprovalRule
 from .import_path import import_named
 from .isolation import describe_error, redact_error, run_in_thread
 from .models.model import MAX_TOKENS, JsonSchema, ToolCall, ToolSpec, Usage
@@ -178,7 +178,7 @@ class Tool:
     needs_approval: bool = False
     """Whether a person must approve each call."""
 
-    approval: ApprovalRule = field(default_factory=ApprovalRule)
+    approval: ApprovalRule = DEFAULT_RULE
     """Rule that says who approves calls."""
 
     should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None
@@ -334,7 +334,7 @@ def tool(
             partial(_run_function, decorated, tool_name, contexts),
             decorated,
             answers=answers,
-            needs_approval=needs_approval or approval != ApprovalRule(),
+            needs_approval=needs_approval or approval != DEFAULT_RULE,
             approval=approval,
             should_use=should_use,
             selection_rule=selection_rule,
