@@ -279,8 +279,8 @@ class A2AAgent(AdaptedAgent):
         )
 
     async def _find_waiting(self, client: Client, context: str) -> str:
-        """Return the id of the task in this context that waits for input, even if an earlier process started it. Return
-        an empty string if there is none.
+        """Return the id of the task in this context that waits for input, even if an earlier process started the task.
+        Return an empty string if no task waits.
         """
         wanted = ListTasksRequest(context_id=context, status=TaskState.TASK_STATE_INPUT_REQUIRED, page_size=1)
         with suppress(A2AError), _as_a2a():  # not every agent can list tasks
@@ -314,7 +314,7 @@ class A2AAgent(AdaptedAgent):
 
     async def _find_started(self, client: Client, turn: IncomingTurn) -> str:
         """Return the id of the task that the message started, even if the task has not sent an update yet. Return an
-        empty string if there is none.
+        empty string if no task was found.
         """
         wanted = ListTasksRequest(context_id=_context_of(turn), page_size=5)
         for attempt in (1, 2, 3):  # retry, because the message may still be in transit
@@ -467,8 +467,8 @@ class _RemoteTask:
             case TaskState.TASK_STATE_AUTH_REQUIRED:
                 raise ModelError(f"The agent's task needs an authorization. {status_text}", reason="unauthorized")
             case TaskState.TASK_STATE_INPUT_REQUIRED:
-                # Return both texts, because the person needs both to answer. The status contains the question, and the
-                # artifacts contain the work so far.
+                # Return the artifacts and the status text, because the person needs both to answer. The status contains
+                # the question, and the artifacts contain the work so far.
                 return "\n\n".join(text for text in (self._read_artifacts(), status_text) if text)
             case _:
                 # Prefer the artifacts, which are the result of an A2A task. Use the status text only if there is no

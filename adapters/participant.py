@@ -62,9 +62,9 @@ class IncomingTurn:
     """One message to answer, the conversation that the agent may see, and methods to report progress.
 
     ``conversation`` is the thread of ``message``, oldest first, and ends with ``message``. ``others`` contains other
-    threads that the agent may read. The window of the agent's policy limits both. ``prompt`` contains all of these
-    messages as one text, in the form that the models of other agents read. The task that runs `answer` is cancelled
-    when somebody stops the work.
+    threads that the agent may read. The window of the agent's policy limits ``conversation`` and ``others``. ``prompt``
+    contains all of these messages as one text, in the form that the models of other agents read. The task that runs
+    `answer` is cancelled when somebody stops the work.
     """
 
     agent_id: str

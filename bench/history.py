@@ -42,7 +42,7 @@ class History:
 
 
 def write_history(bench: Bench, messages: int, missed: int) -> History:
-    """Let a node write the ledger, and return it. Raises `LoadError`."""
+    """Let a node write the ledger, and return the ledger. Raises `LoadError`."""
     path = bench.scratch / "history.db"
     targets = _targets()
     readers_seqs: list[int] = []
@@ -89,7 +89,7 @@ def _targets() -> itertools.cycle[tuple[str, bool]]:
 
 
 def _write(writer: Participant, targets: itertools.cycle[tuple[str, bool]], messages: int) -> list[int]:
-    """Send ``messages`` messages. At most `WINDOW` of them are in flight. Return the seqs of the reader's messages,
+    """Send ``messages`` messages. At most `WINDOW` messages are in flight. Return the seqs of the reader's messages,
     ascending.
     """
     readers_seqs: list[int] = []

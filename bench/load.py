@@ -77,8 +77,8 @@ class Participant:
     """
 
     def __init__(self, url: str, agent_id: str, *, counted: Sequence[bytes], source: str | None = None) -> None:
-        """Open the connection, from the local address ``source`` if one is given. The caller must then call `say_hello`
-        and `await_welcome`.
+        """Open the connection, from the local address ``source`` unless it is None. The caller must then call
+        `say_hello` and `await_welcome`.
         """
         self.agent_id = agent_id
         self.welcome: dict[str, object] = {}
@@ -260,7 +260,7 @@ class Fleet:
             participant.close()
 
     def send_pipelined(self, messages: int, *, to: str, size_bytes: int, window: int) -> Throughput:
-        """Send ``messages`` messages, and verify the result. At most `window` of them are not yet stored and delivered
+        """Send ``messages`` messages, and verify the result. At most `window` messages are not yet stored and delivered
         to all receivers.
         """
         ids, frames = self._encode_messages(messages, to, size_bytes)

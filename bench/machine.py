@@ -68,7 +68,7 @@ def measure_fdatasync(directory: Path, writes: int = 200) -> tuple[float, float]
 
 def read_process_cpu_s(pid: int) -> float:
     """Return the CPU seconds of all threads of a process, in user and system mode. Return 0.0 if the system cannot
-    report them.
+    report the CPU time.
     """
     if sys.platform != "linux":
         return 0.0
@@ -79,7 +79,7 @@ def read_process_cpu_s(pid: int) -> float:
 
 def list_process_tree(pid: int) -> list[int]:
     """Return the ids of a process and of all its descendants. Return only the process itself if the system cannot
-    report them.
+    report its descendants.
     """
     try:
         children = [path.read_text().split() for path in Path(f"/proc/{pid}/task").glob("*/children")]
@@ -90,7 +90,7 @@ def list_process_tree(pid: int) -> list[int]:
 
 def read_tree_memory_kb(pid: int) -> float:
     """Return the memory of a process and all its descendants in KiB. Memory that several processes share counts once
-    (proportional set size). Return 0.0 if the system cannot report it.
+    (proportional set size). Return 0.0 if the system cannot report the memory.
     """
     total = 0.0
     for below in list_process_tree(pid):
@@ -104,7 +104,7 @@ def read_tree_memory_kb(pid: int) -> float:
 
 def read_written_bytes(pid: int) -> int:
     """Return the number of bytes that a process wrote to files on a disk. Each memory page counts once. Return 0 if the
-    system cannot report it.
+    system cannot report the bytes.
     """
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
@@ -115,7 +115,7 @@ def read_written_bytes(pid: int) -> int:
 
 def read_machine_cpu_s() -> float:
     """Return the CPU seconds of all cores, including the time that the hypervisor took. Return 0.0 if the system cannot
-    report it.
+    report the CPU time.
     """
     try:
         fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]

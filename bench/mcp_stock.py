@@ -1,4 +1,4 @@
-"""An MCP server over stdio that offers the tool of the measured loops. `features` uses it."""
+"""An MCP server over stdio that offers the tool of the measured loops. `features` uses this server."""
 
 from mcp.server.mcpserver import MCPServer
 from mcp_types import ToolAnnotations

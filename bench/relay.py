@@ -126,8 +126,8 @@ class Relay:
         subjects: Collection[str] = (),
         report: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Create the measurement. ``subjects`` names the subjects to measure. If it is empty, all subjects are
-        measured.
+        """Create the measurement. ``subjects`` names the subjects to measure. If the collection is empty, all subjects
+        are measured.
         """
         self.fdatasync_p50_us: list[float] = []  # one value per round, measured just before the round
         self._bench = bench

@@ -51,12 +51,12 @@ class Size:
 
     rounds: int
     messages: int
-    """Number of messages from one sender to one receiver. With 100 receivers, a twentieth of them is sent."""
+    """Number of messages from one sender to one receiver. With 100 receivers, a twentieth of this number is sent."""
     ledger_messages: int
     missed: int
     returns: int
     subjects: tuple[str, ...] = ()
-    """Names of the relays and hubs to measure. If it is empty, all of them are measured."""
+    """Names of the relays and hubs to measure. If the tuple is empty, all relays and hubs are measured."""
 
 
 SIZES = {

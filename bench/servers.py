@@ -110,7 +110,7 @@ def read_figure(url: str, name: str) -> float:
 
 
 def read_memory_kb(pid: int) -> float:
-    """Return the resident memory of a process in KiB. Return 0.0 if the system cannot report it."""
+    """Return the resident memory of a process in KiB. Return 0.0 if the system cannot report the memory."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

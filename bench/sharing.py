@@ -6,7 +6,8 @@ conversation.
 An agent in this process reacts to one person sixty times: in one thread, in five threads in turn, or in twenty threads
 by Zipf's law. A provider caches the beginning of a prompt up to the first difference. The messages of consecutive
 requests are therefore compared, including the system message. The tools are left out, because a provider puts them
-first and they stay the same. No time is measured. docs/performance.md has the table, and docs/costs.md gives advice.
+first and they stay the same. No time is measured. docs/performance.md has the table, and docs/costs.md explains how to
+reduce costs.
 """
 
 from __future__ import annotations

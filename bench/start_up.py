@@ -49,7 +49,7 @@ COMMAND = "import runpy; sys.argv = {argv!r}; runpy.run_module('roundelay', run_
 
 @dataclass(frozen=True)
 class Subject:
-    """A command or a piece of code to measure. ``max_cpu_s`` is its target in CPU seconds, or None."""
+    """A command or a piece of code to measure. ``max_cpu_s`` is the target in CPU seconds, or None."""
 
     name: str
     code: str
@@ -145,7 +145,8 @@ def start_node(folder: Path, environment: dict[str, str], *file: str) -> Iterato
             if ready is None:
                 sys.exit("the node did not start")
             cpu_s = sum(map(read_process_cpu_s, list_process_tree(process.pid)))
-            # Without agents, the node is a single process. Measure its memory like that of the other commands.
+            # Without agents, the node is a single process. Measure the memory of this process like the memory of the
+            # other commands.
             memory_kb = read_tree_memory_kb(process.pid) if file else read_memory_kb(process.pid)
             memory_mb = memory_kb / 1024
             yield ready.split(" is ready at ")[1].split()[0], cpu_s, memory_mb

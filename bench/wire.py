@@ -1,5 +1,5 @@
-"""Speaks docs/protocol.md on a raw socket: the handshake, frames as bytes, and ids and tokens like those of a client.
-`load` is built on this module.
+"""Speaks docs/protocol.md on a raw socket: the handshake, frames as bytes, and ids and tokens in the form of a
+client's. `load` is built on this module.
 
 The module keeps no state and measures nothing.
 """

@@ -139,7 +139,9 @@ class _DeltaBody(Struct):
 
 
 class FollowedQuestion:
-    """One question and its progress. `Conversations` creates it, and ``async for`` yields its events."""
+    """One question and its progress. `Conversations` creates the object, and ``async for`` yields the events of the
+    question.
+    """
 
     def __init__(
         self, client: NetworkClient, agent_id: str, stored: QuestionStored, known: Sequence[AnyMessage] = ()

@@ -83,8 +83,8 @@ def make_app(
         stateless_http=True,
         json_response=True,
         host=host,
-        # Disable the SDK's protection against DNS rebinding. `KnownHostsOnly` provides it, and knows all host names of
-        # this gateway.
+        # Disable the SDK's protection against DNS rebinding. `KnownHostsOnly` provides this protection, and knows all
+        # host names of this gateway.
         transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
     ).routes
     assert isinstance(mcp_route, Route)
@@ -190,7 +190,8 @@ async def serve_gateway(
             access_log=False,
             lifespan="on",
             server_header=False,
-            # Disable WebSockets. No protocol here uses them, and the middleware checks only HTTP requests.
+            # Disable WebSockets. No protocol of the gateway uses WebSockets, and the middleware checks only HTTP
+            # requests.
             ws="none",
             timeout_graceful_shutdown=STOP_S,
         )

@@ -107,8 +107,8 @@ def describe_agent(agent: Mapping[str, Any]) -> str:
 
 
 def reads_at_next_turn(agent: Mapping[str, Any]) -> bool:
-    """Return whether a participant reads messages only at its next turn. The card of such a participant says that
-    messages do not wake it.
+    """Return whether a participant reads messages only at its next turn. The participant's card contains this
+    information.
     """
     card = agent.get("card")
     return isinstance(card, dict) and card.get("reads") == "at its next turn"

@@ -2,7 +2,7 @@
 limited.
 
 A caller sends ``ID:TOKEN``, which only the hub checks. The hub does not push messages to these sessions.
-`network.receive` returns them on request. A session stays open between calls. A session is closed after `IDLE_S`
+`network.receive` returns messages on request. A session stays open between calls. A session is closed after `IDLE_S`
 seconds without calls, or earlier if another caller needs its slot.
 """
 
@@ -195,7 +195,7 @@ class SessionPool:
                 return session
         finally:
             self._proving -= 1
-            # Locks are needed only while sessions are being opened. Clear them, so that wrong tokens cannot use up
+            # Locks are needed only while sessions are being opened. Clear the locks, so that wrong tokens cannot use up
             # memory.
             if not self._proving:
                 self._locks.clear()

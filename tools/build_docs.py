@@ -3,8 +3,8 @@
 The pages in docs/ link to files of the repository, such as examples. A site can contain only pages. This program
 therefore copies docs/ to build/docs and adds each linked file as a page. A Markdown file is copied, and any other file
 becomes one code block. Zensical then builds build/site in strict mode, so that a broken link or anchor fails the build.
-Before the build, the program checks that the navigation lists every page of docs/. After the build, it checks that no
-page loads anything from another host.
+Before the build, the program checks that the navigation lists every page of docs/. After the build, the program checks
+that no page loads anything from another host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DOCS = ROOT / "docs"
 REPOSITORY = "repository"
 """Folder of the site that contains the linked files of the repository."""
 GENERATED = ("api.md",)
-"""Pages that a program generates. The size limits do not apply to them."""
+"""Pages that a program generates. The size limits do not apply to generated pages."""
 MAX_LINE = 160
 """Maximum length of a line outside of code blocks and tables, in characters."""
 MAX_START_SENTENCE = 32

@@ -47,8 +47,8 @@ def list_files(folders: Iterable[str], *suffixes: str) -> list[Path]:
 
 
 def count_python(source: str) -> tuple[int, int]:
-    """Return the number of lines with code, and the number of lines with a comment. A line with both counts twice. A
-    docstring does not count.
+    """Return the number of lines with code, and the number of lines with a comment. A line with code and a comment
+    counts twice. A docstring does not count.
     """
     docstrings = set[int]()
     for node in ast.walk(ast.parse(source)):

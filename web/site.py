@@ -173,8 +173,8 @@ _QUOTED = re.compile(rb"""["'](#?[\w@][\w./@-]*)["']""")
 def list_modules(contents: Mapping[str, bytes], imports: Mapping[str, str]) -> list[str]:
     """Return all modules that the entry module imports, directly or indirectly.
 
-    With this list, the browser fetches all modules at once. Otherwise it would fetch one level of imports after the
-    other.
+    With this list, the browser fetches all modules at once. Otherwise the browser would fetch one level of imports
+    after the other.
     """
     by_path = {imports[f"#{name}"]: body for name, body in contents.items() if f"#{name}" in imports}
     found: dict[str, str] = {}

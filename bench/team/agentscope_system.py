@@ -35,7 +35,7 @@ async def open_system(job: Job) -> AsyncIterator[Ask]:
         tools = [FunctionTool(add, permission=allowed)] if has_adder(job.work, name) else []
         return Agent(name, instruction(name), models[name], Toolkit(tools))
 
-    # Create a new agent for each conversation, because an agent can hold only one.
+    # Create a new agent for each conversation, because an agent can hold only one conversation.
     team = {name: make(name) for name in job.workload.agents} if job.workload.shares_thread else {}
 
     async def ask_team(text: str) -> str:

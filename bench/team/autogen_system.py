@@ -72,7 +72,7 @@ async def open_system(job: Job) -> AsyncIterator[Ask]:
 
     async def ask(number: int, text: str) -> str:
         name = target(job.work, number)
-        # Create a new agent for each conversation, because an agent can hold only one.
+        # Create a new agent for each conversation, because an agent can hold only one conversation.
         tools = [AgentTool(make(worker)) for worker in WORKERS] if job.work == "w2" else []
         return await answer(team.get(name) or make(name, tools), text)
 

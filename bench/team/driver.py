@@ -116,7 +116,9 @@ class Measurement:
         self.steps: list[tuple[dict[str, Any], float, dict[str, int]]] = []
 
     def read_step(self) -> dict[str, Any]:
-        """Wait for the next report. Store it with the CPU seconds and the model server's counts at that moment."""
+        """Wait for the next report. Store the report with the CPU seconds and the model server's counts at
+        that moment.
+        """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:

@@ -151,7 +151,7 @@ class TaskPushes:
         self._file.close()
 
     def list_keys(self) -> dict[str, Any]:
-        """Return the public key as a JSON Web Key Set. Receivers use it to verify signatures."""
+        """Return the public key as a JSON Web Key Set. Receivers verify signatures with this key."""
         key = jwt.algorithms.ECAlgorithm.to_jwk(self._key.public_key(), as_dict=True)
         return {"keys": [{**key, "kid": self._key_id, "alg": "ES256", "use": "sig"}]}
 
@@ -179,8 +179,8 @@ class TaskPushes:
         if config.id and not _PUSH_ID.fullmatch(config.id):
             raise InvalidArguments("id must be 1 to 128 visible ASCII characters. Or leave it out.")
         target = WebhookUrl.read(config.url, self._allowed_hosts)
-        # Resolve the host name now, although every post resolves it again. The caller then learns of a wrong URL and
-        # can correct it.
+        # Resolve the host name now, although every post resolves it again. The caller then gets an error for a wrong
+        # URL and can correct the URL.
         await target.find_addresses()
         push = Push(
             config.id or secrets.token_hex(16), task.id, task.agent_id, task.caller, credentials.token, config.url,
@@ -406,5 +406,5 @@ def _read_key(pem: str) -> ec.EllipticCurvePrivateKey:
 
 
 def _describe_state(task: TaskRecord) -> str:
-    """Return a text that differs for every state of which the receiver must be notified."""
+    """Return a text that changes whenever the receiver must be notified about the task."""
     return f"{task.messages[-1].seq} {int(task.state)}"

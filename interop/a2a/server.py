@@ -137,7 +137,7 @@ class _AgentServer:
                 event["body"] = escape_line_ends(event["body"])
             await send(event)
             # Acknowledge messages only after the complete response. A client that disconnected earlier may not have
-            # read them.
+            # read the messages.
             is_sent = event["type"] == "http.response.body" and not event.get("more_body")
 
         await serve_while_connected(self._app, scope, receive, send_event, body)

@@ -39,8 +39,8 @@ class HookCall(NamedTuple):
 
 
 class Commands(NamedTuple):
-    """Command by which a host starts this program. Contains the words before `bridge deliver HOST`, and environment
-    variables.
+    """Command with which a host starts this program. The command consists of the words before `bridge deliver HOST`,
+    and of environment variables.
     """
 
     words: Sequence[str]

@@ -64,8 +64,8 @@ def find_host_process() -> HostProcess:
     has ended, because this process then belongs to the process that adopts orphans.
     """
     pid, process = os.getppid(), read_process(os.getppid())
-    # Stop at children of process 1. If the host has ended, the search would otherwise reach init and mistake it for the
-    # host.
+    # Stop at children of process 1. If the host has ended, the search would otherwise reach init and mistake init for
+    # the host.
     while process is not None and process.parent > 1 and process.name.lstrip("-") in _WRAPPERS:
         pid, process = process.parent, read_process(process.parent)
     # Check the reader after the search. While this process's output has a reader, the process that was found is the
@@ -85,7 +85,8 @@ def find_project(host: Host, start: Path) -> Path:
     """Return the project that contains a folder. The project is the nearest parent that contains the host's
     configuration folder, or the folder itself if there is none.
 
-    The user's home, its parents and the root are not projects. A host's folder in these places applies to all projects.
+    The user's home, its parents and the root are not projects. A host's folder in one of these folders applies to all
+    projects.
     """
     here = start.resolve()
     shared = {Path(here.anchor)}

@@ -84,7 +84,7 @@ class _QuietLogger(logging.LoggerAdapter[logging.Logger]):
         self._refusals = refusals
 
     @property
-    # Define ``level``, because uvicorn reads it and `LoggerAdapter` does not have it.
+    # Define ``level``, because uvicorn reads this attribute and `LoggerAdapter` lacks it.
     def level(self) -> int:
         return self.logger.level
 

@@ -114,7 +114,7 @@ def _read_query(request: Request) -> dict[str, str]:
 async def _receive(
     pool: SessionPool, credentials: Credentials, request: Request, upload_id: str, query: NewFile
 ) -> dict[str, Any]:
-    """Upload the body of a request in chunks, and create a file from them."""
+    """Upload the body of a request in chunks, and create a file from the chunks."""
     digest, end, buffer = hashlib.sha256(), 0, bytearray()
 
     async def pass_on(data: bytes) -> None:

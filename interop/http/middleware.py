@@ -80,7 +80,7 @@ def _is_cross_site(headers: Headers, names: PublicNames) -> bool:
     origin, site = headers.get("origin"), headers.get("sec-fetch-site", "none")
     if origin is not None and origin.partition("://")[2] != headers.get("host") and not names.is_own_page(origin):
         return True
-    # "none" means that a person typed the address. Use it as the default, because programs do not send this header.
+    # "none" means that a person typed the address. Use "none" as the default, because programs do not send this header.
     return site not in ("none", "same-origin")
 
 
@@ -99,7 +99,7 @@ class TokenRequired:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            # Use the session only to check the token. The application takes the session again for the call itself.
+            # Use the session only to check the token. The application uses the session again for the call itself.
             async with self._pool.session(read_authorization(Headers(scope=scope).get("authorization"))):
                 pass
         except RoundelayError as error:
@@ -123,8 +123,8 @@ class KnownHostsOnly:
 
 
 def make_mcp_error_response(error: RoundelayError) -> JSONResponse:
-    """Return an error response for an MCP host. A response with status 401 makes hosts start OAuth, so its text
-    explains that a bearer token is needed.
+    """Return an error response for an MCP host. MCP hosts react to a status 401 by starting OAuth. The text of a 401
+    therefore explains that a bearer token is needed.
     """
     response = make_error_response(error)
     # Add the hint about tokens only to a 401, because it would mislead readers of other errors.

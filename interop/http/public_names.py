@@ -1,8 +1,8 @@
 """Host names that a gateway accepts, and the URL that it shows in its documents.
 
-A gateway behind a proxy cannot know its own address. The operator sets it as `public_url`, including a path prefix.
-Without `public_url`, documents show the address of the request, with the prefix from the proxy's ``X-Forwarded-Prefix``
-header.
+A gateway behind a proxy cannot know its own address. The operator sets the address as `public_url`, including a path
+prefix. Without `public_url`, documents show the address of the request, with the prefix from the proxy's
+``X-Forwarded-Prefix`` header.
 """
 
 from __future__ import annotations

@@ -348,8 +348,8 @@ def make_mcp_server(find_session: FindSession) -> MCPServer[Any]:
 
 
 def _show_caller(context: ServerRequestContext[Any, Any]) -> str | None:
-    """Return the caller's Authorization header. The SDK binds it to the state that a host sends back. Return None over
-    stdio, where there is only one caller.
+    """Return the caller's Authorization header. The SDK binds this header to the state that a host sends back. Return
+    None over stdio, where there is only one caller.
     """
     headers = getattr(context.request, "headers", None)
     return None if headers is None else str(headers.get("authorization"))

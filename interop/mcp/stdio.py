@@ -211,9 +211,7 @@ class HostPipe:
             asyncio.run_coroutine_threadsafe(self._lines.put(line), self._loop).result()
 
     async def _replay(self, first: bytes, replies: _Replies) -> AsyncIterator[str]:
-        """Yield lines for the SDK. The handshake that was already answered comes first, followed by the
-        host's lines.
-        """
+        """Yield lines for the SDK. The answered handshake is the first of these lines, followed by the host's lines."""
         if self._answers.opening is not None:
             yield json.dumps(self._answers.opening[1])
             # Wait until the SDK has processed the opening message. The SDK must not get the next line earlier.

@@ -111,7 +111,7 @@ async def find_place(
 async def _find_named_place(
     client: NetworkClient, agent_id: str, request: AgentRequest, is_sent: Callable[[AnyMessage], bool]
 ) -> ConversationPlace:
-    """Return the place of a request that names its conversation or its previous response."""
+    """Return the conversation of a request that names the conversation or a previous response."""
     record = None
     if request.previous is not None:
         previous = await find_response(client, request.previous)

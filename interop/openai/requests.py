@@ -298,8 +298,8 @@ def compose(
     parts = []
     if instructions := _instructions(request.new if has_instructions else request.said):
         parts.append(f"Instructions of my client, a part of this message:\n{_quote(instructions)}")
-    # Send only what the agent does not know. A repeated history would cost tokens, and would look as if everything had
-    # been said twice.
+    # Send only what the agent does not know. A repeated history would cost tokens, and the agent would read every
+    # message twice.
     missing = request.earlier if is_new or not request.has_history else () if has_answer else request.earlier[-1:]
     history = [item for item in missing if item.role != "system" and item.text]
     if history:

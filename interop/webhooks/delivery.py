@@ -156,7 +156,7 @@ class Webhooks:
             _check_secret(secret)
 
     def find(self, agent_id: str) -> Registration:
-        """Return a participant's webhook. Raises `UnknownMessage` if the participant has none."""
+        """Return a participant's webhook. Raises `UnknownMessage` if the participant has no webhook."""
         webhook = self._webhooks.get(agent_id)
         if webhook is None:
             raise UnknownMessage(
@@ -264,8 +264,8 @@ class Webhooks:
                 self._update(webhook, why=f"#{seq}: {posted.reason}", failing_since=None, dead_in_row=dead)
                 if dead >= MAX_DEAD_IN_ROW:
                     self._update(webhook, state="paused", why=f"{dead} messages in a row were refused; {posted.reason}")
-                # Continue after a dead letter, which no longer blocks the queue. Operators can find it and deliver it
-                # again.
+                # Continue after a dead letter, which no longer blocks the queue. Operators can find the dead letter and
+                # deliver the message again.
                 return None if failed["is_dead"] else self._pace.backoff.delay_s(failed["attempts"])
             case PostAnswer.GONE:
                 self._update(webhook, state="gone", why=posted.reason)

@@ -317,7 +317,9 @@ def _interpret(status: int, retry_after: str) -> Posted:
 
 
 class _TrustStore:
-    """The certificates that this machine trusts. Loading them is slow, so all receivers share one TLS context."""
+    """The certificates that this machine trusts. Loading certificates is slow, so all receivers share one
+    TLS context.
+    """
 
     @cached_property
     def context(self) -> ssl.SSLContext:

@@ -37,7 +37,8 @@ export interface OutboxStore {
   removeItem(key: string): void;
 }
 
-/** The parts of a WebSocket that the client uses. The WebSockets of browsers, of Node and of the package ws have them.
+/** The parts of a WebSocket that the client uses. The WebSockets of browsers, of Node and of the package ws have these
+ * members.
  */
 export type WebSocketConstructor = new (url: string, protocol: string) => {
   readonly readyState: number;
@@ -50,14 +51,14 @@ export type WebSocketConstructor = new (url: string, protocol: string) => {
 
 export interface ConnectOptions {
   /** Address of the hub: `ws://HOST:PORT/` or `wss://HOST:PORT/`. Several addresses, separated by commas, are nodes of
-   * one network. Only one of them serves. If a node names another leader, the client connects there, with the same
-   * encryption. Do not put a secret here, because the token is sent in the first frame. */
+   * one network, of which only one serves. If a node names another leader, the client connects there, with the same
+   * encryption. Do not include a secret, because the token is sent in the first frame. */
   url: string;
   agentId: string;
   /** Token of the participant. An agent creates its own token (`makeToken`) and stores it. The token of a person or a
    * service comes from an operator. */
   token?: string;
-  /** Token to bind to the participant if `token` is a login code. Store it before you connect. */
+  /** Token to bind to the participant if `token` is a login code. Store the token before you connect. */
   newToken?: string;
   /** Kind of the participant. The default is the kind of the token. */
   kind?: Kind;
@@ -87,7 +88,8 @@ export interface ConnectOptions {
 }
 
 export interface SendOptions {
-  /** Id of the message. A message that is sent again with the same id is stored only once, even from another process.
+  /** Id of the message. If a message is sent again with the same id, the hub stores it only once, even if another
+   * process sends it.
    */
   messageId?: string;
   replyTo?: number;
@@ -102,7 +104,8 @@ export interface SendOptions {
   signal?: AbortSignal;
 }
 
-/** Result of a send: the message or record is stored under `seq`. `duplicate` is true if it was already stored before.
+/** Result of a send: the message or record is stored under `seq`. `duplicate` is true if an earlier send has already
+ * stored the message or record.
  */
 export interface Stored {
   id: string;
@@ -129,7 +132,7 @@ export interface Events {
   refused: { id: string; to: string; error: RoundelayError };
 }
 
-/** A delivered message. Acknowledge it with `ack`, or return it with `nack`. */
+/** A delivered message. Acknowledge the message with `ack`, or return the message with `nack`. */
 export class Delivery {
   readonly message: WireMessage;
   /** Number of this delivery attempt, starting at 1. */
@@ -181,7 +184,7 @@ export async function connect(options: ConnectOptions): Promise<Client> {
   return client;
 }
 
-/** A session of a participant. Create it with `connect`. */
+/** A session of a participant. `connect` creates the session. */
 export class Client {
   readonly agentId: string;
   /** Promise that resolves with the first welcome, or rejects if the client cannot join. */
@@ -227,8 +230,8 @@ export class Client {
     return this.#connection.welcome;
   }
 
-  /** Position up to which all messages were handled. Store it together with your results, and pass it as `resume`
-   * later. */
+  /** Position up to which all messages were handled. Store this position together with your results, and pass it as
+   * `resume` later. */
   get cursor(): Cursor {
     return { epoch: this.welcome.network.epoch, cursor: this.#connection.acks.prefix };
   }
@@ -320,8 +323,8 @@ export class Client {
     this.#connection.signal(kind, body, { ...given("to", to), ...given("thread_id", threadId), ...given("trigger", trigger) });
   }
 
-  /** Yield deliveries in order. Acknowledge each of them. The iteration ends when this client is closed, and throws the
-   * error that ended the client otherwise. An unacknowledged message is delivered again in a later session of the
+  /** Yield deliveries in order. Acknowledge each delivery. The iteration ends when this client is closed, and throws
+   * the error that ended the client otherwise. An unacknowledged message is delivered again in a later session of the
    * participant. */
   async *deliveries(options: { signal?: AbortSignal } = {}): AsyncGenerator<Delivery, void, undefined> {
     for (;;) {
@@ -492,8 +495,8 @@ function checkAddress(url: string): void {
   if (!["ws:", "wss:", "http:", "https:"].includes(protocol) || hash) throw new SyntaxError(`${url} has another scheme, or a fragment`);
 }
 
-/** Return a new token: 32 random bytes in base64url. Store it before you use it. The first use of an agent's id binds
- * the id to this token. */
+/** Return a new token: 32 random bytes in base64url. Store the token before you use it. The first use of an agent's id
+ * binds the id to this token. */
 export function makeToken(): string {
   const bytes = crypto.getRandomValues(new Uint8Array(32));
   return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");

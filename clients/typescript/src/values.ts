@@ -25,7 +25,7 @@ export interface Hold {
 
 export interface ThreadRow {
   thread_id: string;
-  /** Title of the thread for the caller. Older hubs leave it out. */
+  /** Title of the thread for the caller. Older hubs leave out the title. */
   title?: string;
   last_seq: number;
   messages: number;
@@ -127,7 +127,8 @@ export type ArgsOf<Op extends string> = Op extends Operation
   : [args?: Record<string, unknown>, options?: CallOptions];
 
 export interface CallOptions {
-  /** Id of the call. A repeated call with the same id makes its change only once, even from another process. */
+  /** Id of the call. If a call is repeated with the same id, its change is made only once, even from another process.
+   */
   callId?: string;
   /** Signal that ends the wait. A call that was already sent may still run. */
   signal?: AbortSignal;

@@ -46,7 +46,8 @@ const CHECK = "check the addresses, or connect again.";
 const LATER = ["rate_limited", "overloaded"];
 
 /**
- * The parts of a WebSocket that this module uses. The WebSockets of browsers, of Node and of the package ws have them.
+ * The parts of a WebSocket that this module uses. The WebSockets of browsers, of Node and of the package ws have these
+ * members.
  * @typedef {{
  *   readonly readyState: number, readonly bufferedAmount: number, send(text: string): void, close(): void, terminate?: () => void,
  *   onopen: any, onmessage: any, onclose: any, onerror: any, on?: (name: string, run: (request: any, response: any) => void) => void,
@@ -105,7 +106,7 @@ export class Connection {
     this._goesToLeader = goesToLeader;
     /** The address of the current attempt or session. */
     this._url = "";
-    /** The address to try next, before all others. Empty if there is none. */
+    /** The address to try next, before all others. Empty if no address has priority. */
     this._led = "";
     /** The leader that was named last, or that welcomed this client. The configured addresses are tried first. */
     this._lastNamed = "";
@@ -319,7 +320,8 @@ export class Connection {
     return hello;
   }
 
-  /** End a connection that does not answer. Its close event may come late or never. @param {Socket} socket */
+  /** End a connection that does not answer. The close event of such a connection may arrive late or never. @param
+   * {Socket} socket */
   _dropSocket(socket) {
     if (this._socket !== socket) return;
     this._handleClose(1006, "The hub does not answer.");
@@ -348,7 +350,7 @@ export class Connection {
     this._passed = 0;
     this._ledTo.clear();
     if (wasWelcome && this.now() - this._joinedAt >= STEADY_MS) this._delay = FIRST_DELAY_MS;
-    // Spread the reconnects. Otherwise all clients of a restarted hub would come back at the same moment.
+    // Spread the reconnects. Otherwise all clients of a restarted hub would reconnect at the same moment.
     let wait = this._delay * (0.5 + this.random() / 2);
     // Wait at least as long as the hub requests. Add a random part, because all refused clients got the same time.
     if (error?.retry_after_ms) wait = Math.max(wait, error.retry_after_ms * (1 + this.random() / 2));
@@ -396,15 +398,15 @@ export class Connection {
     return null;
   }
 
-  /** Give up a request at which connections end repeatedly. Otherwise it would block all later requests.
+  /** Give up a request at which connections end repeatedly. Otherwise the request would block all later requests.
    * @param {number} code */
   _giveUpRepeated(code) {
     const why = "The connection ended repeatedly at this request. Whether the hub accepted it is unknown.";
     if (BLAMING_CODES.includes(code)) {
       const oldest = [...this._calls.values()].find((call) => call.isSent);
       const [message] = this._sent;
-      // Blame only the oldest request, which is the most likely cause. Blaming all requests would give up harmless
-      // ones.
+      // Blame only the oldest request, which is the most likely cause. If all requests were blamed, harmless ones would
+      // fail too.
       if (oldest !== undefined) {
         oldest.losses += 1;
         if (oldest.losses >= MAX_LOSSES) this._settleRequest(oldest.type, oldest.id, (request) => request.reject(new Refused("internal", why)));
@@ -414,8 +416,8 @@ export class Connection {
         if (losses >= MAX_LOSSES) this._refuse(message, { code: "internal", message: why });
       }
     }
-    // Send all requests again under the same ids after the next welcome. The hub recognizes the ones that it has
-    // stored.
+    // Send all requests again under the same ids after the next welcome. The hub recognizes requests that it has
+    // already stored.
     for (const call of this._calls.values()) call.isSent = false;
     const unanswered = [...this._sent];
     this._sent.clear();

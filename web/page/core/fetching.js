@@ -135,7 +135,7 @@ export class Fetching {
       let has_more = true;
       while (has_more && (before === undefined || rows.size < Math.min(count, MAX_LISTED))) {
         const page = await this._source.call("network.list_threads", { limit: THREADS_PAGE, before });
-        // A thread that gets a message meanwhile may appear twice. Keep its first row, which is newer.
+        // A thread that gets a message meanwhile may appear twice. Keep the first row of the thread, which is newer.
         for (const row of page.threads) if (!rows.has(row.thread_id)) rows.set(row.thread_id, row);
         before = page.threads.at(-1)?.last_seq;
         has_more = page.has_more && before !== undefined;

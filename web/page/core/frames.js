@@ -1,4 +1,4 @@
-/** Validates frames from the hub. No other module has to validate them. Additional fields are ignored, and so are
+/** Validates frames from the hub. No other module has to validate frames. Additional fields are ignored, and so are
  * unknown kinds of frames, which a newer hub may send. */
 
 import { Refused } from "#core/refused.js";
@@ -22,7 +22,7 @@ const MESSAGE = {
 };
 const NETWORK = { name: "string", epoch: "string" };
 
-/** The required fields of each kind of frame and of its parts. A test compares them with asyncapi.json. */
+/** The required fields of each kind of frame and of its parts. A test compares the fields with asyncapi.json. */
 export const SHAPES = { ...REQUIRED, "deliver.message": MESSAGE, "welcome.network": NETWORK };
 
 /**

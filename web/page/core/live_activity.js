@@ -3,9 +3,9 @@
  * activity is a part of the page's state (`state.live_activity`), and changes through a `Draft`. roundelay/under_way.py
  * follows the same rules in terminals.
  *
- * Signals may be lost, and anybody may send them. Only the sender id is trusted, because the hub sets it. A malformed
- * signal is ignored, and everything is bounded. When a limit is reached, an entry of the agent with the most entries is
- * removed. No DOM, no clock: each event contains its time.
+ * Signals may be lost, and anybody may send signals. Only the sender id is trusted, because the hub sets this id. A
+ * malformed signal is ignored, and everything is bounded. When a limit is reached, an entry of the agent with the most
+ * entries is removed. No DOM, no clock: each event contains its time.
  */
 
 import { bound } from "#core/draft.js";
@@ -182,7 +182,7 @@ export function removeWorkOf(draft, agentId) {
   }
 }
 
-/** Forget all running work. The signals that end it may be lost with the connection. */
+/** Forget all running work. The signals that end the work may be lost with the connection. */
 export function clearWork(draft) {
   const liveActivity = draft.own("live_activity");
   Object.assign(liveActivity, { works: {}, typing: {}, viewing: {} });
@@ -269,7 +269,7 @@ function recordSilence(draft, agentId, threadId) {
   bound(silent, MAX_WORKS);
 }
 
-/** Return the work to which a signal belongs. Create it if it does not exist. */
+/** Return the work to which a signal belongs. The work is created if it does not exist. */
 function findSignaledWork(draft, key, threadId) {
   const work = findWork(draft, key, threadId);
   work.is_listed = false;

@@ -61,8 +61,8 @@ export class Outbox {
   /** Add a message. Throws `Refused` if the outbox is full. @param {Entry} entry */
   add(entry) {
     this._write(entry);
-    // Check the limits after serializing the message, because its size is not known before. Remove the message again if
-    // it does not fit.
+    // Check the limits after serializing the message, because the size of the message is not known before. Remove the
+    // message again if it exceeds a limit.
     if (this._frames.size > this._maxMessages || this._chars > this._maxChars) {
       this._forget(entry.message_id);
       throw new Refused("overloaded", "Too many messages wait to be sent; try again when the hub is back.");

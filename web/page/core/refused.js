@@ -1,4 +1,4 @@
-/** The error of every call that a hub, or a recording in place of a hub, refuses. */
+/** The error of a call that a hub or a recording refuses. */
 
 /** `code` is an error code of the protocol, or `closed` if the connection has ended. */
 export class Refused extends Error {

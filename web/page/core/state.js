@@ -108,7 +108,7 @@ export function isSettled(state) {
 
 /**
  * Return whether a request for approval still waits for a decision, as far as this client knows. For a person who may
- * decide, the inbox shows this at once. For everybody else, the activity of the agent shows it.
+ * decide, the inbox shows this at once. For everybody else, the activity of the agent shows whether the request waits.
  * @param {object} state @param {object} request the message @param {boolean} mayDecide whether a reply of this
  * participant decides
  */
@@ -441,7 +441,7 @@ function applyPresence(draft, frame) {
   if (frame.state === "offline") live.removeWorkOf(draft, frame.agent_id);
 }
 
-/** Mark the receipts in a thread that may have changed: those of the newest own messages, and those of undelivered
+/** Mark the receipts in a thread that may have changed: the receipts of the newest own messages, and of undelivered
  * messages. */
 function markReceipts(draft, id) {
   const { state } = draft;
@@ -664,7 +664,7 @@ function applyThreads(draft, args, { threads, has_more }) {
 }
 
 /** Forget a thread that the hub no longer lists, because this participant may not read it. Messages that arrived during
- * the read show that it may. */
+ * the read prove that this participant may read the thread. */
 function forgetRow(draft, id) {
   const row = draft.state.threads[id];
   if (row === undefined) return;

@@ -180,7 +180,7 @@ export function nameThread(thread, me) {
   return writeTitle(namePlace(id, me), conversationOf(id) && !thread.messages ? "New conversation" : "", mark?.title);
 }
 
-/** Return the name of a thread's place: the other participant, `#dev`, or "Everybody". Follows network/titles.py. */
+/** Return a name for a thread: the other participant, `#dev`, or "Everybody". Follows network/titles.py. */
 export function namePlace(id, me) {
   if (id.startsWith("channel:")) return `#${nameOf(id)}`;
   if (id === "broadcast") return "Everybody";
@@ -190,7 +190,7 @@ export function namePlace(id, me) {
   return id.startsWith("thread:") ? `Replies to #${nameOf(id)}` : id;
 }
 
-/** Return a title: the place, followed by the person's own title for the thread or its first words. Follows
+/** Return the title of a thread: its name, followed by the person's own title or the first words of the thread. Follows
  * network/titles.py. */
 export function writeTitle(place, words, own = "") {
   const about = own || shorten(words);

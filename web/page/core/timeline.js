@@ -49,7 +49,7 @@ export const endOf = (reaction) => reaction.ended_at ?? Math.max(reaction.starte
 
 /**
  * Return the time scale of these reactions. `place(at)` converts a time to a share of the width, from 0 to 1. `gaps`
- * contains the shortened periods without work, with their place and duration.
+ * contains the shortened periods without work, with their position and duration.
  */
 export function createScale(reactions) {
   const spans = [];

@@ -190,7 +190,8 @@ function Value({value}) {
     ${cut !== text && html` <button type="button" class="link-button" aria-expanded=${isWhole} onClick=${() => setWhole(!isWhole)}>${isWhole ? "Show less" : `Show all (${text.length.toLocaleString()} characters)`}</button>`}`;
 }
 
-/** Buttons that approve further calls too. They are separate from the other buttons, and spell out what they allow. */
+/** Buttons that approve further calls too. These buttons are separate from the other buttons, and spell out what they
+ * allow. */
 function Longer({asked, agent, decide}) {
   const who = `, whoever asks for it${asked.deciders ? " (but never for your own requests)" : ""}`;
   const both = asked.needed > 1 ? ` This needs ${asked.needed} people.` : "";

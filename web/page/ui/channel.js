@@ -1,6 +1,6 @@
 /**
- * The dialog of a channel with its name, topic and members. The hub decides who may change them. A refusal appears next
- * to the button. The dialog calls the mod `channels` and keeps no state.
+ * The dialog of a channel with its name, topic and members. The hub decides who may change a channel. A refusal appears
+ * next to the button. The dialog calls the mod `channels` and keeps no state.
  */
 import {useState} from "#vendor/hooks.js";
 import {nameOf} from "#core/text.js";

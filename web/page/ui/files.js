@@ -49,7 +49,7 @@ async function downloadFile({file, version}, most = Infinity) {
 const encode = (bytes) => btoa(Array.from(bytes, (byte) => String.fromCharCode(byte)).join(""));
 const decode = (text) => Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
 
-/** Let the browser save bytes as a file. The browser never opens them as a page. */
+/** Let the browser save bytes as a file. The browser never opens the bytes as a page. */
 export function saveBytes(bytes, name) {
   const place = URL.createObjectURL(new Blob([bytes], {type: "application/octet-stream"}));
   Object.assign(document.createElement("a"), {href: place, download: name.replace(/[/\\\p{Cc}]/gu, "_").slice(-120)}).click();

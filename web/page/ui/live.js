@@ -1,7 +1,7 @@
 /**
- * The live activity of a thread: running reactions with their calls and the texts that they are writing, including
- * those of agents that they called. This module draws `state.live_activity` and keeps no state. Participants write all
- * of these texts, so each text becomes a text node or is rendered by `markdown.js`.
+ * The live activity of a thread: running reactions with their calls and the texts that they are writing, including the
+ * reactions of agents that were called. This module draws `state.live_activity` and keeps no state. Participants write
+ * all of these texts, so each text becomes a text node or is rendered by `markdown.js`.
  */
 import {listActors} from "#core/live_activity.js";
 import {GrowingMarkdown} from "#ui/markdown.js";

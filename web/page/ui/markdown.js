@@ -191,7 +191,7 @@ export function Markdown({text, of}) {
   return showBlocks(of === undefined ? readBlocks(text) : parsed.get(of).blocks);
 }
 
-/** A text that is still being written. Only its last blocks are parsed again. */
+/** A text that is still being written. Only the last blocks of the text are parsed again. */
 export function GrowingMarkdown({text}) {
   const before = useRef(null);
   before.current = growBlocks(before.current, text);

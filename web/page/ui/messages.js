@@ -71,7 +71,8 @@ function factsOf(message) {
 
 // --- one row
 
-/** A message, which is drawn again only if one of its values changes. All rows share `desk`. */
+/** A message, which is drawn again only if one of its values changes. All rows share the state of the thread's screen,
+ * `desk`. */
 export class Message extends Component {
   shouldComponentUpdate({row, replies, desk}) {
     const own = this.props;
@@ -183,7 +184,7 @@ function Attachment({given, word}) {
     ${text && html`<details><summary>Text of the file</summary><pre dir="auto">${text}</pre></details>`}</figure>`;
 }
 
-/** Let the browser save the bytes of a data: URL as a file. The browser never opens them as a page. */
+/** Let the browser save the bytes of a data: URL as a file. The browser never opens the bytes as a page. */
 function saveFile(url, name) {
   const [, head, body] = /^data:([^,]*),([^]*)$/.exec(url) ?? [];
   const raw = head?.endsWith(";base64") ? atob(body) : decodeURIComponent(body ?? "");

@@ -27,7 +27,7 @@ export function startClock() {
 
 const SPANS = [[86_400, "d"], [3600, "h"], [60, "min"]];
 
-/** Format a duration in the largest unit of which it contains at least two, rounded: "3 min", "47 h". */
+/** Format a duration in the largest unit that results in a number of at least two, rounded: "3 min", "47 h". */
 export function formatSpan(ms) {
   const seconds = Math.max(0, Math.round(ms / 1000));
   for (const [size, unit] of SPANS) if (seconds >= 2 * size) return `${Math.round(seconds / size)} ${unit}`;
@@ -91,7 +91,7 @@ export function Count({of, what}) {
   return html`<span class="count"><span aria-hidden="true">${of > 99 ? "99+" : of}</span><span class="unseen">${of} ${what}</span></span>`;
 }
 
-/** A button. While the promise of `run` is pending, the button is disabled. An error appears next to it. */
+/** A button. While the promise of `run` is pending, the button is disabled. An error appears next to the button. */
 export function Button({kind = "", run, title, icon, isDisabled = false, children, ...rest}) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
@@ -127,7 +127,7 @@ export function Empty({title, icon, children}) {
     ${children && html`<p>${children}</p>`}</div>`;
 }
 
-/** A loading message. CSS delays it, so that a fast answer causes no flicker. */
+/** A loading message. CSS delays the message, so that a fast answer causes no flicker. */
 export const Loading = ({what = "Loading…"}) => html`<p class="loading" role="status">${what}</p>`;
 
 const PATHS = {
@@ -210,7 +210,7 @@ export function Menu({label, items, icon = "menu"}) {
   </span>`;
 }
 
-/** A modal dialog. Escape or a click outside closes it. */
+/** A modal dialog. Escape or a click outside closes the dialog. */
 export function Dialog({title, onClose, children}) {
   const place = useRef(null);
   const id = useId();

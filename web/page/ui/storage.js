@@ -32,7 +32,7 @@ export function canStore() {
   }
 }
 
-/** Delete all values that the page has stored, except those of these keys. @param {...string} keys */
+/** Delete all values that the page has stored, except the values of these keys. @param {...string} keys */
 export function forgetAllBut(...keys) {
   for (const key of Object.keys(findStorage() ?? {})) {
     if (key.startsWith("roundelay") && !keys.includes(key)) localStorage.removeItem(key);

@@ -231,8 +231,8 @@ const CHANGING = [
   "resumeRoot", "retryDeadLetter", "typing", "viewing",
 ];
 
-/** Send a message. `answered` is the message to which it replies, or {thread_id} if only the thread is known.
- * `answered` determines the conversation. */
+/** Send a message. `answered` is the message to which the new message replies, or {thread_id} if only the thread is
+ * known. `answered` determines the conversation. */
 function sendTo(to, message, answered, replyTo) {
   if (source === null) throw new Error("This page is not connected.");
   const reply = replyTo ?? answered?.seq;

@@ -1,7 +1,6 @@
 /**
  * One thread: its header, its messages with live activity, and the composer. This module owns the reader's state: the
- * messages that are new or were read, and the signal that this person views the thread. The parts are drawn by their
- * own modules.
+ * messages that are new or were read, and the signal that this person views the thread. Other modules draw these parts.
  */
 import {useComputed, useSignal} from "#vendor/signals.js";
 import {useEffect, useMemo, useRef, useState} from "#vendor/hooks.js";
