@@ -16,10 +16,11 @@ from roundelay.network.core.revisions import Revision
 from roundelay.network.core.rows import MessageHead
 from roundelay.network.errors import InvalidArguments, Overloaded, UnknownMessage
 from roundelay.network.frames import Seq, WireMessage
-from roundelay.network.mod import Change, Mod, Reading, operation
+from roundelay.network.mod import Change, Mod, Reading, Upkeep, operation
 from roundelay.network.operations.documents import shows_thread
 from roundelay.network.operations.reading import reads_as_itself
 from roundelay.network.operations.views import find_message, open_view
+from roundelay.network.units import HOUR_MS
 
 MAX_EDITS = 50
 """Maximum number of edits of one message."""
@@ -27,6 +28,9 @@ MAX_EMOJI, MAX_REACTIONS = 20, 500
 """Maximum number of different emoji on one message, and of all its reactions."""
 MAX_PINS, MAX_PINNED_THREADS = 50, 5000
 """Maximum number of pinned messages of one thread, and of threads with pinned messages."""
+SWEEP_MS, SWEPT_AT_ONCE = HOUR_MS, 500
+"""Time in ms between two removals of data about messages that retention has deleted, and the number of values that are
+read at once."""
 
 Emoji = Annotated[str, Meta(min_length=1, max_length=32, description="An emoji, or a short word such as +1.")]
 Text = Annotated[str, Meta(min_length=1, max_length=65_536, description="The new text.")]
@@ -73,6 +77,9 @@ class MessageChanges(Mod):
     """React to messages, pin them, edit and delete own messages."""
 
     id = "messages"
+
+    def __init__(self) -> None:
+        self._swept_at = 0
 
     @operation("change", needs=_needs)
     def react(
@@ -213,6 +220,29 @@ class MessageChanges(Mod):
                 if row.seq == number and revision is not None and revision.before is not UNSET:
                     versions.append({"at": row.at, **msgspec.json.decode(revision.before)})
         return {"seq": seq, "edits": versions, "is_deleted": edits.is_deleted}
+
+    async def maintain(self, context: Upkeep) -> None:
+        """Remove pins, reactions and edits of messages that retention has deleted, once an hour."""
+        if context.first_seq <= 1 or 0 <= context.now - self._swept_at < SWEEP_MS:
+            return
+        for prefix in ("e/", "r/"):
+            after = ""
+            while keys := await context.list_cold(prefix, SWEPT_AT_ONCE, after):
+                after = keys[-1]
+                if gone := [key for key in keys if int(key[2:]) < context.first_seq]:
+                    context.submit({"keys": gone, "first_seq": context.first_seq})
+        context.submit({"keys": [], "first_seq": context.first_seq})
+        self._swept_at = context.now
+
+    def apply_entry(self, change: Change, payload: Any) -> None:
+        for key in payload["keys"]:
+            change.put_cold(key, None)
+        if payload["keys"]:
+            return
+        for _, value in change.items("p/"):
+            pins = msgspec.convert(value["pins"], list[Pin])
+            kept = [pin for pin in pins if pin.seq >= payload["first_seq"]]
+            _put_pins(change, msgspec.convert(value["head"], MessageHead), pins, kept)
 
 
 def _check_emoji(emoji: str) -> str:

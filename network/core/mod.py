@@ -232,12 +232,13 @@ class AfterContext(Struct, frozen=True):
 
 class Upkeep(Struct, frozen=True):
     """Context of a ``maintain`` hook. ``first_seq`` is the oldest row that retention has kept, and ``now`` the hub's time
-    in ms."""
+    in ms. ``list_cold(prefix, limit, after)`` returns the mod's own cold keys."""
 
     state: State
     submit: Callable[[Any], None]
     first_seq: int
     now: int
+    list_cold: Callable[[str, int, str], Awaitable[list[str]]]
 
 
 class Operation(Struct, frozen=True):

@@ -163,9 +163,10 @@ class Maintenance:
                 continue
             registry = self._registry
             for mod in self._mods:
-                submit = partial(self._submit, mod.id)
+                submit, list_cold = partial(self._submit, mod.id), partial(self._list_cold, mod.id)
+                first_seq, now = registry.meta.first_seq, self._wall_clock()
                 try:
-                    await mod.maintain(Upkeep(registry.state, submit, registry.meta.first_seq, self._wall_clock()))
+                    await mod.maintain(Upkeep(registry.state, submit, first_seq, now, list_cold))
                 except Exception:
                     log.exception("a mod's maintain hook failed", extra={"mod": mod.id})
             try:
@@ -176,6 +177,11 @@ class Maintenance:
 
     def _list_blobs_in_use(self) -> set[str]:
         return list_blobs_in_use(self._registry.state)
+
+    async def _list_cold(self, mod_id: str, prefix: str, limit: int, after: str) -> list[str]:
+        own = f"{mod_id}/"
+        values = await self._ledger.cold("mod_cold", own + prefix, limit, after=own + after)
+        return [key.removeprefix(own) for key, _ in values]
 
     def _submit(self, mod_id: str, payload: object) -> None:
         if not self._status.draining.is_set():

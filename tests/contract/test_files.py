@@ -305,9 +305,12 @@ class Upkeeper:
         def submit(payload: object) -> None:
             hub._pending.add(ModEntry("files", payload, cause=0))
 
+        async def list_cold(*_: object) -> list[str]:
+            return []
+
         blobs = hub.view.blobs
         assert blobs is not None
-        await self._mod.maintain(Upkeep(hub.state, submit, first_seq, now))
+        await self._mod.maintain(Upkeep(hub.state, submit, first_seq, now, list_cold))
         await blobs.collect_garbage(lambda: list_blobs_in_use(hub.state), now)
         await self._network._clients[0].call("channels.list")
         await hub.commit([])

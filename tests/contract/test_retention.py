@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from roundelay.mods import messages
+from roundelay.mods.messages import MessageChanges
 from roundelay.network.addresses import memory_of
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import random_id
 from roundelay.network.config import Limits, Retain
 from roundelay.network.errors import Closed, LedgerError, LoopStopped, UnknownMessage
-from roundelay.network.hub import Hub, retention
+from roundelay.network.hub import Hub, maintenance, retention
 from roundelay.network.hub.local import LocalConnection, LocalTransport
 from roundelay.network.hub.retention import DAY_MS, enforce_retention
 from roundelay.network.ledger import Ledger, Trim, Trimmed
 from roundelay.network.ledger.memory import MemoryLedger
 from roundelay.network.ledger.sqlite import SQLiteLedger
+from roundelay.network.mod import Mod
 
 Opener = Callable[[], Ledger]
 DAY = Retain(days=1)
@@ -40,10 +43,10 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
 class Team:
     """A hub over a ledger, and clients of it. `day` is what its clock says."""
 
-    def __init__(self, ledger: Ledger, retain: Retain, day: float, limits: Limits) -> None:
+    def __init__(self, ledger: Ledger, retain: Retain, day: float, limits: Limits, mods: Sequence[Mod] = ()) -> None:
         self.day = day
         self.ledger = ledger
-        self.hub = Hub(ledger, limits=limits, retain=retain, clock=self.clock, new_id=random_id)
+        self.hub = Hub(ledger, limits=limits, retain=retain, clock=self.clock, new_id=random_id, mods=mods)
 
     def clock(self) -> int:
         return int(self.day * DAY_MS)
@@ -67,9 +70,14 @@ class Team:
 
 @asynccontextmanager
 async def team(
-    ledger: Ledger, *, retain: Retain = retention.KEEP_ALL, day: float = 1000.0, **limits: int
+    ledger: Ledger,
+    *,
+    retain: Retain = retention.KEEP_ALL,
+    day: float = 1000.0,
+    mods: Sequence[Mod] = (),
+    **limits: int,
 ) -> AsyncIterator[Team]:
-    running = Team(ledger, retain, day, Limits(root_messages_per_s=100_000, **limits))
+    running = Team(ledger, retain, day, Limits(root_messages_per_s=100_000, **limits), mods)
     await running.hub.start()
     try:
         yield running
@@ -614,3 +622,49 @@ async def test_what_is_not_kept_is_in_no_search_no_index_and_no_memory(opener: O
         assert (await ann.call("network.memory", asking))["memories"] == []
         assert (await mia.call("network.search", {"query": "plutonium"}))["messages"] == []
         assert len((await mia.call("network.search", {"query": "basalt"}))["messages"]) == 1
+
+
+async def read_revisions(client: NetworkClient, seqs: Sequence[int]) -> list[Any]:
+    """Return what the mod `messages` shows of some messages, or the codes of its refusals."""
+    found: list[Any] = []
+    for op, args in (
+        *(("messages.edits", {"seq": seq}) for seq in seqs),
+        ("messages.reactions", {"seqs": list(seqs)}),
+        ("messages.pins", {"thread_id": "broadcast"}),
+    ):
+        try:
+            found.append(await client.call(op, args))
+        except UnknownMessage as error:
+            found.append(error.code)
+    return found
+
+
+async def test_edits_reactions_and_pins_go_with_their_messages(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "MODS_S", 0.02)
+    monkeypatch.setattr(messages, "MAX_PINS", 2)
+    async with team(opener(), mods=[MessageChanges()]) as it, it.joined("ann") as ann:
+        seqs = []
+        for number in range(4):
+            seqs.append((await ann.broadcast(f"text {number}")).seq)
+            it.day += number == 1 and 2
+        for seq in seqs:
+            await ann.call("messages.react", {"seq": seq, "emoji": "+1"})
+            for text in ("edited", "edited again"):
+                await ann.call("messages.edit", {"seq": seq, "text": text})
+        for seq in seqs[:2]:
+            await ann.call("messages.pin", {"seq": seq})
+        assert await it.trim()
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(await it.ledger.cold("mod_cold", "", 100)) > 4:  # noqa: ASYNC110 (removed by the hub)
+                await asyncio.sleep(0.02)
+        shown = await read_revisions(ann, seqs)
+        assert shown[:2] == ["unknown_message"] * 2
+        assert [[version["content"] for version in edits["edits"]] for edits in shown[2:4]] == [
+            [f"text {number}", "edited"] for number in (2, 3)
+        ]
+        assert shown[4:] == [{"reactions": {str(seq): {"+1": ["ann"]} for seq in seqs[2:]}}, {"pins": []}]
+        for seq in seqs[2:]:  # the pins of deleted messages take no room
+            await ann.call("messages.pin", {"seq": seq})
+        in_memory = await read_revisions(ann, seqs)
+    async with team(opener(), day=it.day, mods=[MessageChanges()]) as it, it.joined("ann") as ann:
+        assert await read_revisions(ann, seqs) == in_memory
