@@ -375,7 +375,8 @@ MAX_STANDING_BYTES = 300
 
 
 def render_standing(standing: Mapping[str, Any], now_ms: int) -> str:
-    """Return the end of a prompt: whom the agent owes an answer, for whom it waits, and what is left of the budget.
+    """Return the end of a prompt: whom the agent owes an answer, for whom it waits, what mods say of the
+    conversation, and what is left of the budget.
     Empty if there is nothing to say."""
     lines = [
         f"You owe {entry['to']} an answer ({format_elapsed(now_ms - entry['since'])})."
@@ -385,6 +386,8 @@ def render_standing(standing: Mapping[str, Any], now_ms: int) -> str:
         f"You wait for {entry['for']} ({format_elapsed(now_ms - entry['since'])})."
         for entry in standing.get("waits", ())
     ]
+    # They may contain what somebody wrote, such as the title of a task.
+    lines += [escape(sanitize_text(" ".join(line.split()))) for line in standing.get("lines", ())]
     if (left := standing.get("messages_left")) is not None:
         used = f" It has used {standing['tokens_used']} tokens." if "tokens_used" in standing else ""
         lines.insert(0, f"This conversation may have {left} more messages.{used}")

@@ -25,6 +25,8 @@ MAX_TASKS, MAX_UNFINISHED_BY_ONE, MAX_HELD_BY_ONE = 4000, 500, 50
 MAX_LINKS, MAX_EVENTS, MAX_EXAMINED = 50, 30, 1000
 """Maximum number of dependencies or dependents of a task, of events that it remembers, and of tasks that one page or one
 search for a cycle examines."""
+MAX_INDEXED, MAX_SHOWN_TITLE = 10, 60
+"""Maximum number of tasks of one conversation that prompts may name, and of characters of their titles there."""
 LEASE_MS = 15 * 60_000
 """Default time in ms for which the holder of a task may be offline."""
 KEEP_MS = 7 * DAY_MS
@@ -192,6 +194,7 @@ def save_task(change: Change, task: SharedTask) -> None:
     change.put(f"task/{task.id:010d}", task)
     if not task.root:
         return
+    index_task(change, task)
     if task.state in ENDED:
         change.close_item(task.root, str(task.id))
     else:
@@ -201,9 +204,24 @@ def save_task(change: Change, task: SharedTask) -> None:
         change.open_item(task.root, str(task.id), "task", who, task.title, seq=seq)
 
 
+def index_task(change: Change, task: SharedTask, *, is_deleted: bool = False) -> None:
+    """Remember the newest tasks of a conversation that somebody works on or has ended, with the seq since when."""
+    key = f"conversation/{task.root}"
+    entries: list[list[Any]] = change.get(key) or []
+    is_shown = task.state in ("claimed", "done", "failed") and not is_deleted
+    if any(it[0] == task.id and it[1] == task.state for it in entries) and is_shown:
+        return
+    others = [it for it in entries if it[0] != task.id]
+    changed = [*others, [task.id, task.state, change.state.head]][-MAX_INDEXED:] if is_shown else others
+    if changed != entries:
+        change.put(key, changed or None)
+
+
 def delete_task(change: Change, task: SharedTask) -> None:
     change.put(f"task/{task.id:010d}", None)
     change.put(f"body/{task.id}", None)
+    if task.root:
+        index_task(change, task, is_deleted=True)
     for number in task.depends_on:
         if (other := load_task(change, number)) is not None:
             other.dependents = tuple(it for it in other.dependents if it != task.id)
@@ -429,6 +447,26 @@ def log_change(change: Change, task: SharedTask) -> None:
     """Add a row about a change of a task to the log, for exports and replays. Call this before the change sends
     messages: a replay repeats the call at its first row."""
     change.log({"task": task.id, "state": task.state})
+
+
+def list_standing(reading: Reading, trigger: MessageHead, listeners: Collection[str]) -> list[str]:
+    """Return who works on the tasks of a conversation and who has ended them, newest first."""
+    me, lines = reading.origin.agent_id, list[str]()
+    for number, state, seq in reversed(reading.get(f"conversation/{trigger.root}") or []):
+        task = load_task(reading, number)
+        # Only what was before the trigger, as with messages.
+        if task is None or task.state != state or seq >= trigger.seq:
+            continue
+        # Operators' rights do not widen a prompt.
+        if not all(may_see(reading.hub.state, agent_id, task) for agent_id in (me, *listeners)):
+            continue
+        name = f"Task {task.id} ({task.title[:MAX_SHOWN_TITLE]})"
+        by = task.holder or task.result.by
+        if state != "claimed":
+            lines.append(f"{name} is {state} by {'you' if by == me else by}.")
+        elif by != me:
+            lines.append(f"{by} works on {name}.")
+    return lines
 
 
 def describe_task(context: Change | Reading, task: SharedTask, listeners: Collection[str] = ()) -> dict[str, Any]:

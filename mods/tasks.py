@@ -9,6 +9,7 @@ everybody who may read the message or the channel that it belongs to.
 from __future__ import annotations
 
 import builtins
+from collections.abc import Collection
 from itertools import islice
 from typing import Annotated, Any, Literal
 
@@ -16,6 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from roundelay.network.core.access import check_member, find_channel
+from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.tables import OpenReaction
 from roundelay.network.errors import Forbidden, InvalidArguments, UnknownRecipient
 from roundelay.network.frames import Seq
@@ -54,6 +56,7 @@ from .task_rules import (
     is_manager,
     is_visible,
     link_tasks,
+    list_standing,
     load_task,
     log_change,
     make_ready,
@@ -383,6 +386,9 @@ class Tasks(Mod):
                 log_change(change, task)
                 task.result = TaskResult("", "Nobody is left who could do it or change it.")
                 finish_task(change, task, "cancelled", cause_of(task))
+
+    def standing(self, reading: Reading, trigger: MessageHead, listeners: Collection[str]) -> builtins.list[str]:
+        return list_standing(reading, trigger, listeners)
 
     def due(self, change: Change, key: str) -> None:
         kind, _, number = key.partition("/")

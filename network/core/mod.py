@@ -12,6 +12,7 @@ A mod is written once, on the hub. Agents get its operations as tools. The whole
 - ``due(change, key)``: like ``apply``, but when a time has come that the mod has scheduled with ``change.schedule``.
 - ``after(context, message)``: step 8, may do IO. It returns results with ``context.submit(payload)``, which calls
   ``apply_entry(change, payload)``.
+- ``standing(reading, trigger, listeners)``: returns sentences for the end of an agent's prompt. No IO.
 - ``maintain(context)``: once a minute, may do IO and ``context.submit(payload)``.
 - methods marked `operation`: ``change`` operations run in `apply`, after the IO of their ``prepare``. ``read``
   operations are asynchronous and change nothing.
@@ -375,6 +376,11 @@ class Mod:
 
     async def maintain(self, context: Upkeep) -> None:
         """Do periodic work, once a minute on the node that decides. May do IO."""
+
+    def standing(self, reading: Any, trigger: MessageHead, listeners: Collection[str]) -> list[str]:
+        """Return sentences for the end of an agent's prompt about ``trigger``: what the agent should know of the
+        conversation. The caller of the `Reading` and all listeners may know them. No IO."""
+        return []
 
     def operations(self) -> list[Operation]:
         """Return the operations of this mod, sorted by name."""

@@ -7,8 +7,11 @@ show, so that an ordinary prompt costs no more reads.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any, Protocol
+
+import msgspec
 
 from roundelay.network.core.open_items import OpenDelivery
 from roundelay.network.core.rows import MessageHead
@@ -16,11 +19,17 @@ from roundelay.network.core.tables import ConversationBudget, LookupRequest, Ope
 
 from .reading import Reading
 
+log = logging.getLogger(__name__)
+
 
 class PromptAdmission(Protocol):
     """The messages that may enter the prompt of ``trigger`` (`views.View`)."""
 
     trigger: MessageHead | None
+    required: frozenset[str]
+
+    @property
+    def shows_own_thread_alone(self) -> bool: ...
 
     async def load(self, heads: Iterable[MessageHead]) -> None: ...
 
@@ -28,7 +37,7 @@ class PromptAdmission(Protocol):
 
 
 MAX_SHOWN = 3
-"""Maximum number of owed answers, and of participants that the agent waits for."""
+"""Maximum number of owed answers, of participants that the agent waits for, and of sentences of mods."""
 LOW_SHARE = 4
 """The remaining messages are shown when at most this part (1/4) of the budget is left."""
 
@@ -73,6 +82,8 @@ async def describe_standing(reading: Reading, view: PromptAdmission) -> dict[str
         ]
         found |= {"owes": owes[:MAX_SHOWN]} if owes else {}
         found |= {"waits": waits[:MAX_SHOWN]} if waits else {}
+    if not view.shows_own_thread_alone and (lines := _ask_mods(reading, trigger, view.required)):
+        found["lines"] = lines
     most = reading.hub.limits.max_root_messages
     # A conversation has at most as many messages as the log has rows since its root.
     if trigger.seq - trigger.root >= most - most // LOW_SHARE:
@@ -82,6 +93,17 @@ async def describe_standing(reading: Reading, view: PromptAdmission) -> dict[str
             tokens = sum(used.prompt_tokens + used.completion_tokens for used in budget.spent.values())
             found |= {"tokens_used": tokens} if tokens else {}
     return found
+
+
+def _ask_mods(reading: Reading, trigger: MessageHead, listeners: frozenset[str]) -> list[str]:
+    lines: list[str] = []
+    for mod in reading.hub.mods:
+        if mod.overrides("standing"):
+            try:
+                lines += mod.standing(msgspec.structs.replace(reading, mod_id=mod.id), trigger, listeners)
+            except Exception:  # A prompt without these sentences is better than none.
+                log.exception("a mod's standing hook failed", extra={"mod": mod.id})
+    return lines[:MAX_SHOWN]
 
 
 async def _find_budget(reading: Reading, root: int) -> ConversationBudget | None:
