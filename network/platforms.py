@@ -243,7 +243,8 @@ def end_after_parent(parent: int) -> None:
     """End this process 12 seconds after its parent, even while C code holds the interpreter. Until then it can stop by
     itself, at the end of its input.
 
-    ``parent`` is the id of the parent, which the parent has passed on. Does nothing outside Linux.
+    ``parent`` is the id of the parent, which the parent has passed on: it may have ended before this call. Does nothing
+    outside Linux.
     """
     if sys.platform == "linux":
         with suppress(ImportError, OSError, AttributeError):  # as in `end_with_parent`
@@ -255,7 +256,8 @@ def end_after_parent(parent: int) -> None:
             handler = ctypes.cast(library.alarm, ctypes.c_void_p)
             library.signal(ctypes.c_int(signal.SIGUSR2), handler)
             library.prctl(1, ctypes.c_ulong(signal.SIGUSR2), *[ctypes.c_ulong(0)] * 3)  # PR_SET_PDEATHSIG
-            if os.getppid() != parent:
+            # Another parent that lives is a wrapper around this interpreter.
+            if not is_process_alive(parent):
                 library.alarm(ctypes.c_uint(signal.SIGUSR2))
 
 
