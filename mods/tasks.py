@@ -21,7 +21,7 @@ from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.tables import OpenReaction
 from roundelay.network.errors import Forbidden, InvalidArguments, UnknownRecipient
 from roundelay.network.frames import Seq
-from roundelay.network.mod import Change, Mod, Reading, Undelivered, operation
+from roundelay.network.mod import Change, Mod, Reading, Undelivered, Upkeep, operation
 from roundelay.network.operations.paging import take_page
 from roundelay.network.operations.views import find_audience
 
@@ -87,6 +87,7 @@ class Tasks(Mod):
 
     def __init__(self) -> None:
         self._cards = CardIndex()
+        self._first_seq = 1
 
     @operation("change")
     def create(
@@ -386,6 +387,26 @@ class Tasks(Mod):
                 log_change(change, task)
                 task.result = TaskResult("", "Nobody is left who could do it or change it.")
                 finish_task(change, task, "cancelled", cause_of(task))
+
+    async def maintain(self, context: Upkeep) -> None:
+        """Find the tasks whose assignees can no longer be woken, because retention has deleted the messages."""
+        if context.first_seq == self._first_seq:
+            return
+        self._first_seq = context.first_seq
+        woken = "tasks/woken/"
+        seqs = [int(key.removeprefix(woken)) for key, _ in context.state.items("mod") if key.startswith(woken)]
+        for seq in seqs:
+            if seq < context.first_seq:
+                context.submit(seq)
+
+    def apply_entry(self, change: Change, payload: int) -> None:
+        number = change.get(f"woken/{payload}")
+        task = load_task(change, number) if number is not None else None
+        if task is None or task.state != "open" or change.state.ack_cursor(task.assignee).is_handled(payload):
+            change.put(f"woken/{payload}", None)
+        else:
+            log_change(change, task)
+            end_claim(change, task, f"{task.assignee} did not read its message in time", None)
 
     def standing(self, reading: Reading, trigger: MessageHead, listeners: Collection[str]) -> builtins.list[str]:
         return list_standing(reading, trigger, listeners)

@@ -13,6 +13,7 @@ import pytest
 
 from roundelay.mods import messages
 from roundelay.mods.messages import MessageChanges
+from roundelay.mods.tasks import Tasks
 from roundelay.network.addresses import memory_of
 from roundelay.network.client import NetworkClient
 from roundelay.network.clock import random_id
@@ -622,6 +623,27 @@ async def test_what_is_not_kept_is_in_no_search_no_index_and_no_memory(opener: O
         assert (await ann.call("network.memory", asking))["memories"] == []
         assert (await mia.call("network.search", {"query": "plutonium"}))["messages"] == []
         assert len((await mia.call("network.search", {"query": "basalt"}))["messages"]) == 1
+
+
+async def test_task_is_open_again_when_its_message_went_unread(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "MODS_S", 0.02)
+    async with team(opener(), mods=[Tasks()]) as it, it.joined("ann") as ann:
+        async with it.joined("bob"), it.joined("cat") as cat:
+            read = (await ann.call("tasks.create", {"title": "Read", "assignee": "cat"}))["task"]
+            await take(cat, 1)
+            async with asyncio.timeout(TIMEOUT_S):
+                while not it.hub.state.ack_cursor("cat").seq:  # noqa: ASYNC110 (stored by the hub)
+                    await asyncio.sleep(0.05)
+        task = (await ann.call("tasks.create", {"title": "T", "pool": ["bob", "cat"]}))["task"]
+        it.day += 2
+        await ann.broadcast("new")
+        assert await it.trim()
+        assert await take(ann, 1) == [f"Task {task} (T) is open again: bob did not read its message in time."]
+        found = [await ann.call("tasks.get", {"task": number}) for number in (read, task)]
+        assert [(it["state"], it["assignee"]) for it in found] == [("open", "cat"), ("open", "cat")]
+        async with it.joined("cat") as cat:
+            assert (await take(cat, 2))[0] == "new"
+            assert (await cat.call("tasks.complete", {"task": task}))["state"] == "done"
 
 
 async def read_revisions(client: NetworkClient, seqs: Sequence[int]) -> list[Any]:
