@@ -38,7 +38,7 @@ SAID = ("Missing", "Different")
 
 
 def read_rows() -> list[tuple[str, ...]]:
-    """The rows of the page's tables: the seed's feature, what it is here, its files, its tests."""
+    """The rows of the page's tables: the seed's feature, what it is here, its tests."""
     rows = []
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("| ") and not line.startswith(("| ---", "| In the seed")):
@@ -57,15 +57,12 @@ def list_tests(path: Path) -> frozenset[str]:
 
 
 @pytest.mark.parametrize("row", read_rows(), ids=name_row)
-def test_every_file_and_every_test_of_the_table_is_there(row: tuple[str, ...]) -> None:
-    assert len(row) == 4, "a row has four cells"
-    _, here, files, tests = row
+def test_every_test_of_the_table_is_there(row: tuple[str, ...]) -> None:
+    assert len(row) == 3, "a row has three cells"
+    _, here, tests = row
     assert here
     if tests == NONE:
         assert here.startswith(SAID), "what has no test is missing, or has nothing to test, and says so"
-    for name in re.findall(r"`([^`]+)`", files):
-        assert (ROOT / name).exists(), f"there is no {name}"
-    assert files == NONE or "`" in files
     named = re.findall(r"`([^`]+)`", tests)
     assert bool(named) == (tests != NONE)
     for name in named:
