@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 
 import pytest
 
 from roundelay.agents.reaction_ids import reaction_id
 from roundelay.network.client import NetworkClient
+from tests.support.forks import Process, start_python
 from tests.support.node import running_node
 
 PROCESS = Path(__file__).with_name("adapted_process.py")
@@ -25,9 +25,9 @@ ROUNDS = 3
 KINDS = ["started", "note", "model_reply", "finished"]
 
 
-async def live(place: str, when: str, folder: Path, url: str) -> asyncio.subprocess.Process:
+async def live(place: str, when: str, folder: Path, url: str) -> Process:
     environment = {**os.environ, "ROUNDELAY_URL": url, "ROUNDELAY_HOME": str(folder)}
-    return await asyncio.create_subprocess_exec(sys.executable, PROCESS, place, when, folder, env=environment)
+    return await start_python(PROCESS, place, when, folder, env=environment)
 
 
 async def kill_at(folder: Path, *places: tuple[str, str], **limits: int) -> int:

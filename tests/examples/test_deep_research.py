@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from roundelay.app import serve
 from roundelay.network.config import NodeConfig
 from tests.support.fake_openai import FakeOpenAI, Reply, text
+from tests.support.forks import Process, start_python
 from tests.support.loops import Body, results_of, system_of, use
 from tests.support.terminals import at_terminal
 
@@ -47,7 +47,7 @@ class Team:
     def __init__(self, node: str, model: str, folder: Path) -> None:
         self._flags = ("--url", node, "--model", "m", "--base-url", model)
         self._folder = folder
-        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._processes: dict[str, Process] = {}
 
     async def __aenter__(self) -> Team:
         await self.start("guide", "supervisor", "researcher-1", "researcher-2", "researcher-3")
@@ -67,8 +67,8 @@ class Team:
         await asyncio.gather(*(self._processes.pop(it).communicate() for it in ids))
 
     async def _start(self, agent_id: str) -> None:
-        process = self._processes[agent_id] = await asyncio.create_subprocess_exec(
-            sys.executable, str(RESEARCH), "--agent", agent_id, *self._flags, stdout=asyncio.subprocess.PIPE, cwd=self._folder
+        process = self._processes[agent_id] = await start_python(
+            RESEARCH, "--agent", agent_id, *self._flags, stdout=asyncio.subprocess.PIPE, cwd=self._folder
         )  # fmt: skip
         assert process.stdout is not None
         assert await process.stdout.readline() == b"ready\n"
@@ -109,8 +109,8 @@ async def test_the_program_gives_its_model_to_each_process(tmp_path: Path) -> No
     model.thought.set()
     model.written.set()
     async with asyncio.timeout(90), FakeOpenAI(model) as server:
-        program = await asyncio.create_subprocess_exec(
-            sys.executable, str(RESEARCH), "How do bees dance, whales sing, leaves turn red?", "--model", "m", "--base-url", server.base_url,
+        program = await start_python(
+            RESEARCH, "How do bees dance, whales sing, leaves turn red?", "--model", "m", "--base-url", server.base_url,
             stdout=asyncio.subprocess.PIPE, cwd=tmp_path,
         )  # fmt: skip
         out, _ = await program.communicate()

@@ -12,6 +12,7 @@ import pytest
 
 from roundelay.agents.prompt import ConversationPrompt
 from roundelay.network.messages import DirectMessage, MessageThread
+from tests.support.forks import run_python
 
 ROOT = Path(__file__).parents[2]
 PAGES = (
@@ -30,7 +31,7 @@ def test_readme_program_has_at_most_ten_lines_of_its_own() -> None:
 def test_readme_program_run_again_with_another_text_prints_the_other_text(tmp_path: Path) -> None:
     for text in ("Shall we sing?", "Shall we dance?"):
         program = read_readme_program().replace("Shall we sing?", text)
-        done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = run_python("-c", program, cwd=tmp_path)
         assert (done.stdout, done.stderr) == (f"ann said: {text}\n", "")
 
 

@@ -19,6 +19,7 @@ from roundelay.app import Network, serve
 from roundelay.network.client import NetworkClient
 from roundelay.network.config import NodeConfig, load_yaml
 from tests.support.agents import Person
+from tests.support.forks import Process, run_python, start_python
 from tests.support.programs import read_output, run_program, strip_lines
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -29,11 +30,10 @@ COMPLETE = ("orchestrator", "handoff_flow")
 
 
 @asynccontextmanager
-async def started(*command: str, folder: Path) -> AsyncIterator[asyncio.subprocess.Process]:
+async def started(*command: str, folder: Path) -> AsyncIterator[Process]:
     """A program in a folder of the test's own; told to end at the end."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, cwd=folder, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
+    pipe = asyncio.subprocess.PIPE
+    process = await start_python(*command, cwd=folder, stdin=pipe, stdout=pipe)
     try:
         yield process
     finally:
@@ -43,7 +43,7 @@ async def started(*command: str, folder: Path) -> AsyncIterator[asyncio.subproce
             await process.wait()
 
 
-async def read_line(process: asyncio.subprocess.Process) -> str:
+async def read_line(process: Process) -> str:
     assert process.stdout is not None
     async with asyncio.timeout(TIMEOUT_S):
         return (await process.stdout.readline()).decode()
@@ -67,8 +67,7 @@ def test_examples_that_print_are_short_and_name_their_command() -> None:
 
 
 def test_a_killed_agent_goes_on_and_does_not_charge_twice(tmp_path: Path) -> None:
-    command = [sys.executable, EXAMPLES / "killed_agent" / "killed.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = run_python(EXAMPLES / "killed_agent" / "killed.py", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     first, second = (f"{nth} process: " for nth in ("first", "second"))
     assert done.stdout.splitlines() == [
@@ -91,8 +90,7 @@ REPORT = [
 
 
 def test_a_team_of_five_processes_researches_and_cites(tmp_path: Path) -> None:
-    command = [sys.executable, RESEARCH / "research.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = run_python(RESEARCH / "research.py", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     *shown, _, first, _, _, _, fifth = done.stdout.splitlines()
     assert shown[-5:] == REPORT

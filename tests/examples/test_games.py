@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from roundelay.agents.models.model import ModelRequest
 from roundelay.agents.models.prompt_view import read_prompt
 from roundelay.agents.models.scripted import Answer, ScriptedModel
 from roundelay.network.visibility import VISIBILITIES, Visibility
+from tests.support.forks import run_python
 
 GAMES = Path(foxes.__file__).parent
 
@@ -86,7 +85,6 @@ async def test_every_prompt_of_the_auction_holds_the_bid_of_who_asks(visibility:
 
 @pytest.mark.parametrize(("game", "last"), [("foxes", "have won"), ("auction", "everybody hears: Sold to cat for 570")])
 def test_the_games_run(game: str, last: str, tmp_path: Path) -> None:
-    command = [sys.executable, GAMES / f"{game}.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = run_python(GAMES / f"{game}.py", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[-1].endswith(last)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from click.testing import CliRunner, Result
 from roundelay.agents.team import build_runner, load_agents
 from roundelay.commands import setup
 from roundelay.nodes.starter import HELLO, PROVIDERS, STARTERS, TEMPLATES, make_files, write_starter
+from tests.support.forks import run_roundelay
 
 TEAMS = sorted(set(TEMPLATES) - {HELLO})
 
@@ -57,8 +56,7 @@ def test_the_scenarios_of_all_templates_hold(tmp_path: Path, provider: str | Non
     scenarios = sorted(map(str, tmp_path.rglob("*.scenario.yaml")))
     assert len(scenarios) == len(TEAMS)
     for scenario in scenarios:
-        command = [sys.executable, "-m", "roundelay", "scenario", "run", scenario]
-        done = subprocess.run(command, cwd=Path(scenario).parent, capture_output=True, text=True)
+        done = run_roundelay("scenario", "run", scenario, cwd=Path(scenario).parent)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

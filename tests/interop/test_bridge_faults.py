@@ -29,6 +29,7 @@ from roundelay.interop.bridge.participants import HostProcess, claim_name, find_
 from roundelay.interop.rendering import measure
 from roundelay.network.errors import ConfigError
 from roundelay.network.messages import message_from_wire
+from tests.support.forks import start_roundelay
 from tests.support.node import node_process, running_node
 from tests.support.payloads import PAYLOADS, find_marks, judge_told
 
@@ -363,9 +364,7 @@ async def test_what_is_away_is_the_node_that_was_reached_last_and_not_the_defaul
 ) -> None:
     monkeypatch.delenv("ROUNDELAY_URL", raising=False)
     (tmp_path / "node.yaml").write_text(json.dumps({"port": 0, "db": "node.db"}))
-    up = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "roundelay", "up", "node.yaml", cwd=tmp_path, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    up = await start_roundelay("up", "node.yaml", cwd=tmp_path, stdout=asyncio.subprocess.PIPE)
     try:
         assert up.stdout is not None
         async with asyncio.timeout(60):

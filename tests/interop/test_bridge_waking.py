@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -21,6 +20,7 @@ from roundelay.interop.bridge.session import BridgeSession
 from tests.interop.test_bridge_hosts import NODE, NOWHERE, codex
 from tests.suites.environment import node_modules_of
 from tests.support.command import run
+from tests.support.forks import start_roundelay
 from tests.support.hosts_model import Says, hosts_model
 from tests.support.node import Node, running_node
 from tests.support.wire import WireSession
@@ -62,8 +62,8 @@ class ScriptedHost:
 @asynccontextmanager
 async def hosting(node: Node, project: Path, *, wakes: bool) -> AsyncIterator[ScriptedHost]:
     environment = os.environ | {"ROUNDELAY_URL": node.url, **({WAKE: "1"} if wakes else {})}
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "roundelay", "bridge", "mcp", "claude"),
+    process = await start_roundelay(
+        *("bridge", "mcp", "claude"),
         cwd=project, env=environment, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     host = ScriptedHost(process)
@@ -79,8 +79,8 @@ async def hosting(node: Node, project: Path, *, wakes: bool) -> AsyncIterator[Sc
 
 async def run_hook(node: Node, project: Path) -> str:
     """What the host's model is told at a prompt."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "roundelay", "bridge", "deliver", "claude"), cwd=project,
+    process = await start_roundelay(
+        *("bridge", "deliver", "claude"), cwd=project,
         env=os.environ | {"ROUNDELAY_URL": node.url, WAKE: "1"}, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     told = {"hook_event_name": "UserPromptSubmit", "session_id": "one", "cwd": str(project)}

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from roundelay.cli import cli
 from roundelay.commands.gateway import SERVED
 from roundelay.network.config import Served
+from tests.support.forks import Process, start_roundelay
 from tests.support.webhook_receiver import Receiver
 
 FILE = {"port": 0, "db": "node.db", "interop": {"port": 0, "webhook_hosts": ["127.0.0.1"]}}
@@ -30,9 +31,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-async def start(folder: Path, *more: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "roundelay", "up", "node.yaml", *more, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+async def start(folder: Path, *more: str) -> Process:
+    return await start_roundelay(
+        "up", "node.yaml", *more, cwd=folder, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         env=os.environ | {"ROUNDELAY_HOME": str(folder / "home")},
     )  # fmt: skip
 
@@ -41,7 +42,7 @@ def children_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
-async def read_until(process: asyncio.subprocess.Process, pattern: str) -> re.Match[str]:
+async def read_until(process: Process, pattern: str) -> re.Match[str]:
     assert process.stdout is not None
     async with asyncio.timeout(60):
         while line := (await process.stdout.readline()).decode():
@@ -51,8 +52,8 @@ async def read_until(process: asyncio.subprocess.Process, pattern: str) -> re.Ma
 
 
 async def run(folder: Path, *command: str, status: int = 0, told: str = "") -> str:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "roundelay", *command, cwd=folder, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    process = await start_roundelay(
+        *command, cwd=folder, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         env={name: it for name, it in os.environ.items() if name != "TERM"} | {"ROUNDELAY_HOME": str(folder / "home")},
     )  # fmt: skip
     output, _ = await asyncio.wait_for(process.communicate(told.encode()), 60)

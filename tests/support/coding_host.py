@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from pathlib import Path
 from typing import Any, Self
+
+from tests.support.forks import Process, start_python
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "coding_agents" / "scripted_host.py"
 
 
 class CodingHost:
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: Process) -> None:
         self.process = process
 
     @classmethod
     async def begin(cls, kind: str, project: Path, session: str) -> Self:
         return cls(
-            await asyncio.create_subprocess_exec(
-                sys.executable,
-                PROGRAM,
-                kind,
-                project,
-                session,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
+            await start_python(
+                *(PROGRAM, kind, project, session), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
             )
         )
 

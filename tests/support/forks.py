@@ -1,9 +1,9 @@
-"""Processes of ``python -m roundelay`` that begin where the imports end: `start_roundelay`, called as `asyncio.create_subprocess_exec` is.
+"""Python processes that begin where the imports end: `start_python`, called as `asyncio.create_subprocess_exec` is.
 
 Some 600 are started by the tests, and half a node's life was spent importing what the one before had imported. So each
 worker keeps one process that has imported what most commands load and then only forks: each child is given its own
-arguments, environment, folder and streams, runs ``roundelay.__main__`` and leaves as any Python does; it can be killed, and
-shares nothing that is written. What only the start of an interpreter shows is shown by `test_start_up.py`, by tests of each
+arguments, environment, folder and streams, runs its program and leaves as any Python does; it can be killed, and
+shares nothing that is written. `start_roundelay` runs ``python -m roundelay``. What only the start of an interpreter shows is shown by `test_start_up.py`, by tests of each
 command that ask for the fixture ``real_processes`` or start ``sys.executable`` themselves, and by ``--full``, in which
 nothing is forked.
 
@@ -24,6 +24,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -41,7 +43,9 @@ PRELOADED = (
     "roundelay.terminal.converse",
     "roundelay.terminal.prompt",
     "roundelay.testing.run",
+    "stringprep",
     "uvloop",
+    "yaml",
 )
 OF_THE_START = ("PYTHON", "LC_", "LANG", "TZ", "LD_", "MALLOC_", "OPENSSL_")
 """Variables that are read before any code of ours: who wants others than the tests have gets a process of its own."""
@@ -59,10 +63,27 @@ async def start_roundelay(
     env: Mapping[str, str] | None = None,
 ) -> asyncio.subprocess.Process | Forked:
     """A process of ``python -m roundelay``."""
+    roundelay = ("-m", "roundelay", *arguments)
+    return await start_python(*roundelay, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env)
+
+
+async def start_python(
+    *arguments: str | Path,
+    stdin: int | IO[Any] | None = None,
+    stdout: int | IO[Any] | None = None,
+    stderr: int | IO[Any] | None = None,
+    cwd: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> asyncio.subprocess.Process | Forked:
+    """A process of ``python -m MODULE``, ``python -c CODE`` or ``python FILE``, and the arguments of that.
+
+    With another option of the interpreter, nothing is forked.
+    """
     environment = dict(os.environ if env is None else env)
-    if not is_forking or _of_the_start(environment) != _of_the_start(os.environ):
+    has_options = str(arguments[0]).startswith("-") and arguments[0] not in ("-m", "-c")
+    if not is_forking or has_options or _of_the_start(environment) != _of_the_start(os.environ):
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "roundelay", *arguments),
+            *(sys.executable, *arguments),
             stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=environment,
         )  # fmt: skip
     return await Forked.start(list(map(str, arguments)), (stdin, stdout, stderr), str(cwd or Path.cwd()), environment)
@@ -70,13 +91,18 @@ async def start_roundelay(
 
 def run_roundelay(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """A process of ``python -m roundelay`` from its start to its end, for tests without an event loop."""
+    return run_python("-m", "roundelay", *arguments, cwd=cwd)
+
+
+def run_python(*arguments: str | Path, cwd: Path | None = None, told: bytes = b"") -> subprocess.CompletedProcess[str]:
+    """The same of any process of `start_python`, which is told this on its input."""
 
     async def run() -> subprocess.CompletedProcess[str]:
         pipe = subprocess.PIPE
-        process = await start_roundelay(*arguments, stdout=pipe, stderr=pipe, cwd=cwd)
+        process = await start_python(*arguments, stdin=pipe, stdout=pipe, stderr=pipe, cwd=cwd)
         try:
-            async with asyncio.timeout(60):
-                out, err = await process.communicate()
+            async with asyncio.timeout(100):
+                out, err = await process.communicate(told)
         finally:
             if process.returncode is None:
                 process.kill()
@@ -217,26 +243,31 @@ async def _read_all(reader: asyncio.StreamReader | None) -> bytes:
 
 
 _server: socket.socket | None = None
+_starting = threading.Lock()
 
 
 def _find_server() -> socket.socket:
     """The line to this worker's process that forks, which is started when it is first asked for."""
+    with _starting:
+        return _server or _start_server()
+
+
+def _start_server() -> socket.socket:
     global _server
-    if _server is None:
-        _server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        _server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
-        program = Path(__file__).read_text(encoding="utf-8")
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, str(theirs.fileno())], pass_fds=[theirs.fileno()], cwd="/",
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        )  # fmt: skip
-        theirs.close()
+    _server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    _server.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    program = Path(__file__).read_text(encoding="utf-8")
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(theirs.fileno())], pass_fds=[theirs.fileno()], cwd="/",
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    theirs.close()
 
-        def end(line: socket.socket = _server) -> None:
-            line.close()
-            process.wait()
+    def end(line: socket.socket = _server) -> None:
+        line.close()
+        process.wait()
 
-        atexit.register(end)
+    atexit.register(end)
     return _server
 
 
@@ -299,9 +330,7 @@ def _become(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
-    sys.path[0] = request["cwd"]
-    sys.argv[:] = ["-m", *request["arguments"]]
-    sys.orig_argv[:] = [sys.executable, "-m", "roundelay", *request["arguments"]]
+    sys.orig_argv[:] = [sys.executable, *request["arguments"]]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         was = getattr(sys, name)
         stream = open(  # noqa: SIM115 - for the whole life of the process
@@ -315,6 +344,28 @@ def _become(request: dict[str, Any]) -> None:
     gc.enable()
 
 
+def _run(first: str, *rest: str) -> None:
+    """Run a program as an interpreter with these arguments does."""
+    if first == "-m":
+        sys.path[0] = os.getcwd()
+        sys.argv[:] = rest
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif first == "-c":
+        sys.path[0] = ""
+        sys.argv[:] = ["-c", *rest[1:]]
+        _execute(rest[0], "<string>")
+    else:
+        sys.path[0] = str(Path(first).resolve().parent)
+        sys.argv[:] = [first, *rest]
+        _execute(Path(first).read_bytes(), first)
+
+
+def _execute(source: str | bytes, name: str) -> None:
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = name
+    exec(compile(source, name, "exec", dont_inherit=True), vars(main))
+
+
 def _main(descriptor: int) -> None:
     for module in PRELOADED:
         __import__(module)
@@ -325,7 +376,7 @@ def _main(descriptor: int) -> None:
     request = _serve(socket.socket(fileno=descriptor))
     if request is not None:
         _become(request)
-        runpy.run_module("roundelay", run_name="__main__", alter_sys=True)
+        _run(*request["arguments"])
 
 
 if __name__ == "__main__":
