@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from roundelay.agents import patterns
 from roundelay.agents.features.data_policy import NOT_KEPT, DataPolicy
 from roundelay.agents.features.evaluations import Evaluations, Rule
 from roundelay.agents.models.scripted import RuleSet, ScriptedModel
@@ -17,6 +18,11 @@ from tests.support.agents import Heard, Person, Provider, running
 from tests.support.fake_openai import text
 
 ENDLESS, LURE = "(a+)+b", "a" * 5000 + "!"
+
+
+@pytest.fixture(autouse=True)
+def short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "SEARCH_S", 0.05)
 
 
 @tool(idempotent=True)

@@ -80,7 +80,9 @@ def digest(seed: int, plan: FaultPlan) -> str:
     return hashlib.sha256(simulate(lambda simulation: run_desk(simulation, plan), setting)).hexdigest()
 
 
-@pytest.mark.parametrize("plan", [FaultPlan(), FAULTS], ids=["calm", "faults"])
+@pytest.mark.parametrize(
+    "plan", [pytest.param(FaultPlan(), id="calm", marks=pytest.mark.full), pytest.param(FAULTS, id="faults")]
+)
 def test_a_seed_gives_one_ledger_in_this_process_and_in_another(plan: FaultPlan) -> None:
     here = [digest(seed, plan) for seed in (1, 2, 1)]
     assert here[0] == here[2]

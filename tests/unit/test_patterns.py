@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from roundelay.agents import patterns
 from roundelay.agents.patterns import BoundedPattern, PatternTimedOut, compile_pattern
 
 ALMOST = "a" * 5000 + "!"
@@ -19,7 +20,10 @@ ENDLESS = [
 
 
 @pytest.mark.parametrize(("source", "text"), ENDLESS)
-def test_a_search_that_would_not_end_is_stopped_and_names_its_pattern(source: str, text: str) -> None:
+def test_a_search_that_would_not_end_is_stopped_and_names_its_pattern(
+    source: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "SEARCH_S", 0.05)
     with pytest.raises(PatternTimedOut, match="was stopped after") as caught:
         compile_pattern(source).search(text)
     assert repr(source) in str(caught.value)

@@ -15,7 +15,7 @@ from tests.web.screens import Screen, ThreadScreen, ThreadsScreen, log_in
 from tests.web.team import WebNode, streaming, team_up
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-both = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
+often = pytest.mark.parametrize("browser", ["chromium", pytest.param("firefox", marks=pytest.mark.full)], indirect=True)
 
 QUESTION = "Can you refund order 17? n/g i, r? /approve"
 """It has every letter that is a shortcut on another screen."""
@@ -31,7 +31,7 @@ async def enter(page: Page, link: str) -> None:
 # -- the first screen
 
 
-@both
+@often
 async def test_a_newcomer_is_shown_whom_to_talk_to_and_types_at_once(
     shared_team: WebNode, open_window: OpenWindow, browser_name: str
 ) -> None:
@@ -237,7 +237,7 @@ async def test_a_stopped_answer_keeps_its_text_and_says_by_whom(tmp_path: Path, 
 # -- where letters go
 
 
-@both
+@often
 async def test_what_is_typed_after_opening_a_conversation_is_text(
     shared_team: WebNode, open_window: OpenWindow, browser_name: str
 ) -> None:
