@@ -1,8 +1,9 @@
 """The blob store: contents of files, named by their SHA-256, in a folder next to the ledger's file.
 
-A blob gets its name only after its bytes are complete, verified and synced. A reader therefore sees a whole blob or no
-blob, whatever happens to the process. Uploads arrive in chunks as drafts of one participant. The ids that clients
-choose are hashed before they become file names, so a client cannot choose a path. The store never decompresses a blob.
+A blob gets its name only after its bytes are complete, verified and synced. Readers therefore see a whole blob or no
+blob, even if the process is killed. An upload arrives in chunks, which are collected in a draft of one participant. The
+ids that clients choose are hashed before they become file names, so a client cannot choose a path. The store never
+decompresses a blob.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ T = TypeVar("T")
 MAX_DRAFTS_BY_ONE = 8
 """Maximum number of unfinished uploads of one participant."""
 MAX_DRAFT_BYTES = 2**30
-"""Maximum size of all unfinished uploads together."""
+"""Maximum size of all unfinished uploads together, in bytes."""
 DRAFT_TTL_MS = DAY_MS
-"""Time in ms after which an upload that does not continue is deleted."""
+"""Time after which an unfinished upload is deleted if no chunk arrives, in ms."""
 ORPHAN_TTL_MS = 60 * MINUTE_MS
-"""Time in ms between the last reference to a blob and its deletion. A backup that copied the database before may
-still copy the blob, and an upload of the same content may finish."""
+"""Time between the last reference to a blob and the deletion of the blob, in ms. During this time, a backup that has
+already copied the database can still copy the blob, and an upload of the same content can finish."""
 _HASH_BYTES = 2**20
 
 
 class Blob(Struct, frozen=True):
-    """A stored content: its SHA-256 in hexadecimal digits, and its size in bytes."""
+    """A stored blob: the SHA-256 of its content in hexadecimal digits, and its size in bytes."""
 
     sha256: str
     size: int
@@ -54,41 +55,44 @@ class BlobMissing(Exception):
 
 
 class BlobStore(Protocol):
-    """Stores contents. All methods may wait for the disk."""
+    """Interface of a blob store. All methods may wait for the disk."""
 
     async def write_draft(self, owner: str, upload_id: str, offset: int, data: bytes) -> int:
-        """Append a chunk to an upload if ``offset`` is the end of the upload. Return the size of the upload afterwards,
-        from which the client continues."""
+        """Append a chunk to an upload if ``offset`` is the end of the upload. Return the upload's new size, which is
+        the offset of the next chunk."""
 
     async def finish_draft(self, owner: str, upload_id: str, sha256: str) -> Blob:
-        """Turn an upload into a blob. The blob is durable when this returns. A repeat returns the same blob.
+        """Convert an upload to a blob, which is durable when this method returns. A repeated call returns the same
+        blob.
 
         Raises `InvalidArguments` if the upload is unknown or its content has another checksum.
         """
 
     async def store(self, data: bytes) -> Blob:
-        """Store a whole content. The blob is durable when this returns."""
+        """Store a complete content as a blob, which is durable when this method returns."""
 
     async def read(self, sha256: str, offset: int, length: int) -> bytes:
         """Return a part of a blob. Raises `BlobMissing`."""
 
     async def collect_garbage(self, list_kept: Callable[[], Container[str]], now: int) -> int:
-        """Delete blobs that were not in ``list_kept()`` for a while, and old drafts. Return the number of deleted
-        blobs."""
+        """Delete old drafts, and blobs that have been absent from ``list_kept()`` for `ORPHAN_TTL_MS`. Return the
+        number of deleted blobs."""
 
 
 def blob_folder(database: Path) -> Path:
-    """Return the folder of a ledger's blobs. It is next to the database file."""
+    """Return the folder of a ledger's blobs, which is next to the database file."""
     return database.with_name(f"{database.name}.files")
 
 
 def _check_draft(owned: int, is_new: bool, total: int, added: int) -> None:
     if is_new and owned >= MAX_DRAFTS_BY_ONE:
         raise InvalidArguments(
-            f"You have {owned} unfinished uploads, the maximum. Finish one of them, or wait until they expire after a day."
+            f"You have reached the maximum of {owned} unfinished uploads. Finish an upload, or wait a day until one expires."
         )
     if total + added > MAX_DRAFT_BYTES:
-        raise Overloaded("The unfinished uploads of this network use all of their space. Try again later.", 60_000)
+        raise Overloaded(
+            "The unfinished uploads of this network have reached their maximum size. Try again later.", 60_000
+        )
 
 
 def _unknown_upload() -> InvalidArguments:
@@ -97,13 +101,13 @@ def _unknown_upload() -> InvalidArguments:
 
 def _wrong_checksum(sha256: str) -> InvalidArguments:
     return InvalidArguments(
-        f"The uploaded content has the SHA-256 {sha256}, which is not the announced one. It was deleted. Upload it again "
-        "from offset 0."
+        f"The uploaded content has the SHA-256 {sha256}, but another SHA-256 was announced. The upload was deleted. Upload "
+        "the content again from offset 0."
     )
 
 
 class _Orphans:
-    """Times at which blobs without a reference were first seen."""
+    """Record of the time at which each blob without a reference was first seen."""
 
     def __init__(self) -> None:
         self._since: dict[str, int] = {}
@@ -111,7 +115,8 @@ class _Orphans:
 
     @contextmanager
     def protect(self, sha256: str) -> Iterator[None]:
-        """Keep a blob that is being written. Its reference follows in a commit, long before the blob expires."""
+        """Protect a blob from deletion while it is being written. Its reference is committed soon afterwards, long
+        before the blob could expire."""
         self._protected[sha256] += 1
         try:
             yield
@@ -190,7 +195,7 @@ class FolderBlobs:
         self._locks: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
         self._orphans = _Orphans()
         self._draft_bytes: int | None = None
-        """Size of all drafts in bytes, or None before the folder is read."""
+        """Size of all drafts in bytes, or None before they are measured."""
         self._counting = threading.Lock()
         self._numbers = itertools.count()
 
@@ -221,7 +226,8 @@ class FolderBlobs:
     async def collect_garbage(self, list_kept: Callable[[], Container[str]], now: int) -> int:
         self._check_writable()
         stored = await _run(lambda: [*list_blobs(self._folder)])
-        # No await from here to the deletion: an upload of the same content protects its blob meanwhile.
+        # Do not await between this check and the deletion. An upload of the same content could finish in between, and
+        # its blob would be deleted.
         expired = self._orphans.find_expired(iter(stored), list_kept(), now)
         for sha256 in expired:
             blob_path(self._folder, sha256).unlink(missing_ok=True)
@@ -231,7 +237,7 @@ class FolderBlobs:
 
     def _check_writable(self) -> None:
         if self._is_read_only:
-            raise Forbidden("This hub is read-only: it accepts no files.")
+            raise Forbidden("This hub is read-only and accepts no files.")
 
     def _lock(self, draft: Path) -> asyncio.Lock:
         lock = self._locks.get(draft)
@@ -265,12 +271,12 @@ class FolderBlobs:
         return size + len(data)
 
     def _count_draft_bytes(self, added: int) -> int:
-        """Add to the size of all drafts, and return the size. Several worker threads call this."""
+        """Add to the total size of all drafts, and return the new total. Safe to call from several threads."""
         with self._counting:
             if self._draft_bytes is None:
                 self._draft_bytes = sum(_measure(path) for path in self._folder.glob("drafts/*/*.part"))
             else:
-                self._draft_bytes += added  # the first count above already includes the added bytes
+                self._draft_bytes += added  # the measurement above already includes the added bytes
             return self._draft_bytes
 
     def _finish(self, draft: Path, sha256: str) -> Blob:
@@ -278,8 +284,8 @@ class FolderBlobs:
         try:
             actual = hash_file(draft)
         except FileNotFoundError:
-            # An earlier call has finished this upload, and its answer may be lost. The note proves that this
-            # participant has uploaded the bytes: a SHA-256 alone must not give access to somebody's content.
+            # An earlier call may have finished this upload without its answer reaching the client. The note proves that
+            # this participant uploaded the bytes. Knowing a SHA-256 alone must not give access to another's content.
             if _read_text(note) != sha256 or not blob_path(self._folder, sha256).exists():
                 raise _unknown_upload() from None
             return Blob(sha256, blob_path(self._folder, sha256).stat().st_size)
@@ -288,7 +294,8 @@ class FolderBlobs:
             draft.unlink()
             self._count_draft_bytes(-size)
             raise _wrong_checksum(actual)
-        # The note comes first. If the process is killed in between, the draft still exists and is finished again.
+        # Write the note before publishing the blob. If the process is killed in between, the draft still exists and the
+        # next call finishes the upload.
         with open(note, "w", encoding="ascii", opener=open_private) as file:
             file.write(sha256)
         self._publish(draft, sha256)
@@ -305,7 +312,7 @@ class FolderBlobs:
             draft.unlink(missing_ok=True)
 
     def _publish(self, draft: Path, sha256: str) -> None:
-        """Sync a draft and rename it to the blob. An existing blob is replaced: its bytes may have been damaged."""
+        """Sync a draft and rename it to the blob's path. An existing blob is replaced, because it may be damaged."""
         path = blob_path(self._folder, sha256)
         make_folder(path.parent)
         try:
@@ -325,7 +332,7 @@ class FolderBlobs:
 
     def _drop_old_drafts(self, now: int) -> None:
         for path in self._folder.glob("drafts/**/*"):
-            with suppress(OSError):  # it was finished meanwhile
+            with suppress(OSError):  # the upload was finished meanwhile
                 if path.is_file() and path.stat().st_mtime * 1000 < now - DRAFT_TTL_MS:
                     path.unlink()
         with self._counting:
@@ -333,12 +340,12 @@ class FolderBlobs:
 
 
 async def _run(function: Callable[..., T], *args: object) -> T:
-    """Run a function in a worker thread. Report errors of the disk with their reason, because the caller cannot see the
-    node's log."""
+    """Run a function in a worker thread. The error for a disk failure includes the reason, because the caller cannot
+    read the node's log."""
     try:
         return await asyncio.to_thread(function, *args)
     except OSError as error:
-        log.error("the blob store failed: %s", error)
+        log.error("The blob store failed: %s", error)
         raise InternalError(f"The node cannot access its files: {error.strerror or type(error).__name__}.") from error
 
 
@@ -347,7 +354,7 @@ def _hash_name(text: str) -> str:
 
 
 def _measure(path: Path) -> int:
-    """Return the size of a draft, or 0 if it was finished meanwhile."""
+    """Return the size of a draft, or 0 if the upload was finished meanwhile."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -362,12 +369,12 @@ def _read_text(path: Path) -> str:
 
 
 def blob_path(folder: Path, sha256: str) -> Path:
-    """Return the path of a blob. Callers pass only checksums that this hub has computed."""
+    """Return the path of a blob. To be safe as a path, ``sha256`` must be a checksum that this hub computed."""
     return folder / "blobs" / sha256[:2] / sha256
 
 
 def list_blobs(folder: Path) -> Iterator[str]:
-    """Yield the names of all blobs in a folder, in no particular order."""
+    """Yield the names (SHA-256) of all blobs in a folder, in no particular order."""
     return (path.name for path in folder.glob("blobs/??/*") if len(path.name) == 64)
 
 

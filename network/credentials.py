@@ -1,10 +1,10 @@
-"""Secrets that this process knows: `read_secret` cleans them, and `hide_secrets` removes them from every text that is
-shown.
+"""Secrets of this process. `read_secret` checks and remembers a secret. `hide_secrets` removes all remembered secrets
+from a text.
 
-Secrets that become HTTP headers are read by `read_secret`. It removes the white space that a file, a shell or a copied
-text puts around the secret. It refuses characters that no header can carry. HTTP libraries quote header values in their
-errors, and servers repeat keys in their errors. Such errors reach logs, records and screens. So every text that other
-code wrote passes through `hide_secrets` first. This module does no IO and never writes a secret into an error.
+`read_secret` reads secrets that become HTTP headers. It removes white space that a file, a shell or a copied text puts
+around a secret, and refuses characters that are not allowed in a header. Errors of HTTP libraries quote header values,
+and errors of servers repeat keys. To keep secrets out of logs, records and screens, every error text of other code
+passes through `hide_secrets`. This module does no IO and never puts a secret into an error.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ __all__ = [
 HIDDEN = "[hidden]"
 
 MIN_SECRET_CHARS = 6
-"""Minimum length of a secret that is searched for. Shorter texts also occur inside ordinary words."""
+"""Minimum length of a secret that `hide_secrets` hides. Shorter secrets also occur inside ordinary words."""
 
 MAX_NAME_CHARS = 40
-"""Maximum length of a variable's name that an error shows."""
+"""Maximum length of a variable's name that an error shows. A longer text may be the secret itself."""
 
 _INVISIBLE = "\ufeff\u200b\u200c\u200d\u2060"
-"""Invisible characters that editors and web pages put around copied text, in addition to white space."""
+"""Invisible characters, besides white space, that editors and web pages put around copied text."""
 
 _PUBLIC_PARAMETERS = {"api-version", "version"}
-"""URL parameters whose values are ordinary words, such as ``preview``, and not secret."""
+"""Names of URL parameters whose values are not secret but ordinary words, such as ``preview``."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _CONSTANT = re.compile(r"[A-Z_][A-Z0-9_]*|[a-z_][a-z_]*[0-9]{0,3}")
 
-_known: dict[str, None] = {}  # each form in which a secret may be written; it only grows, within one process
+_known: dict[str, None] = {}  # every form in which code may write a remembered secret; entries are never removed
 
 
 def clean_secret(value: str) -> str:
     """Return a secret without white space, line breaks and invisible characters at both ends."""
     before = None
-    # Repeated, because white space and invisible characters may alternate.
+    # Strip repeatedly, because white space and invisible characters may alternate.
     while value != before:
         before, value = value, value.strip().strip(_INVISIBLE)
     return value
@@ -62,8 +62,8 @@ def clean_secret(value: str) -> str:
 def read_secret(value: str, source: str) -> str:
     """Return a secret that is valid as a header value, and remember it for `hide_secrets`.
 
-    ``source`` says where the secret comes from (``the variable OPENAI_API_KEY``). Raises `ConfigError` with the source
-    and the problem, but never with the secret.
+    ``source`` is the origin of the secret for error texts (``the variable OPENAI_API_KEY``). Raises a `ConfigError`
+    that names the source and the problem, but never the secret.
     """
     secret = clean_secret(value)
     remember_secret(secret)
@@ -71,17 +71,16 @@ def read_secret(value: str, source: str) -> str:
         if not (" " <= char <= "~" or char == "\t"):
             where = "at its start" if place == 0 else "at its end" if place == len(secret) - 1 else "in its middle"
             raise ConfigError(
-                f"The secret in {source} has {_describe_character(char)} {where}, and an HTTP header holds visible "
-                "ASCII characters only: copy it again, as plain text on one line."
+                f"The secret in {source} has {_describe_character(char)} {where}, but an HTTP header may contain only "
+                "visible ASCII characters. Copy the secret again, as plain text on one line."
             )
     return secret
 
 
 def remember_secret(secret: str) -> None:
-    """Register a secret, so that `hide_secrets` removes it from texts, in each form in which code and servers write
-    it."""
+    """Remember a secret in every form in which code and servers write it, so that `hide_secrets` removes it."""
     for text in {secret, *secret.splitlines()}:
-        # Errors quote a secret as in a URL, as in JSON or as Python writes it, and each form must be found.
+        # Errors quote a secret as it is, URL-encoded, as a JSON string, or as a Python literal.
         forms = (text, quote(text, safe=""), quote(text), json.dumps(text)[1:-1], repr(text)[1:-1])
         for form in (*forms, repr(text.encode("utf-8", "surrogatepass"))[2:-1]):
             if len(form) >= MIN_SECRET_CHARS:
@@ -89,11 +88,12 @@ def remember_secret(secret: str) -> None:
 
 
 def remember_url(url: str) -> None:
-    """Register the secrets in a URL: the password, a user without a password, and the values of the query."""
+    """Remember the secrets in a URL, so that `hide_secrets` removes them: the password (or else the user), and the
+    values of the query."""
     try:
         parts = urlsplit(url.strip())
         user, password, query = parts.username, parts.password, parse_qsl(parts.query)
-    except ValueError:  # not a URL; `hide_url_secrets` hides it where it is shown
+    except ValueError:  # not a URL; callers use `hide_url_secrets` before they show the text
         return
     values = [value for name, value in query if name.lower() not in _PUBLIC_PARAMETERS]
     for secret in filter(None, [password if password is not None else user, *values]):
@@ -105,8 +105,8 @@ def remember_url(url: str) -> None:
 
 
 def hide_secrets(text: str) -> str:
-    """Return a text in which `HIDDEN` replaces every known secret, and header values that a library quotes."""
-    # The longest first: a secret that contains another one must not leave a part of itself behind.
+    """Replace every remembered secret in a text with `HIDDEN`, and also header values that a library quotes."""
+    # Replace the longest secret first. Otherwise, a secret that contains a shorter secret would stay partly visible.
     for secret in sorted((form for form in _known if form in text), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     if "header" in text or "Header" in text:
@@ -115,15 +115,15 @@ def hide_secrets(text: str) -> str:
 
 
 def hide_url_secrets(url: str) -> str:
-    """Return a URL that is safe to show: without user, password and query values."""
+    """Return a URL without its user, password and query values, so that it is safe to show."""
     shown = re.sub(r"^([a-zA-Z][a-zA-Z0-9+.-]*:)?//[^/?#]*@", r"\1//", url.strip())
     if "://" not in shown:
         shown = shown.rpartition("@")[2]
     return re.sub(r"=[^&#]*", "=...", shown) if "?" in shown else shown
 
 
-# h11: "Illegal header value b'Bearer ...'"; http.client: "Invalid header value b'...'"; requests: "Invalid leading
-# whitespace, reserved character(s), or return character(s) in header value: '...'".
+# Matches errors of HTTP libraries. h11 writes "Illegal header value b'Bearer ...'". http.client writes "Invalid header
+# value b'...'". requests writes "Invalid leading whitespace, [...] or return character(s) in header value: '...'".
 _QUOTED_HEADER = re.compile(
     r"""(\bheader\ values?:?\s*)  (?:\w+\()?  (?: b?'(?:[^'\\]|\\.)*'? | b?"(?:[^"\\]|\\.)*"? )""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
@@ -132,8 +132,8 @@ _BEARER = re.compile(r"(\b(?:Bearer|Basic)\s+)(?=[\w.~+/=:-]*\d)[\w.~+/=:-]{12,}
 
 
 def check_variable_name(name: str) -> str:
-    """Return the name of an environment variable. Raises `ValueError` without the text, because the text may be the
-    secret."""
+    """Check and return the name of an environment variable. The `ValueError` for an invalid name does not quote the
+    text, because the text may be the secret itself."""
     if not _VARIABLE.fullmatch(name):
         raise ValueError(
             "must be the name of an environment variable (letters, digits and _), not the secret itself: "
@@ -143,15 +143,16 @@ def check_variable_name(name: str) -> str:
 
 
 def check_secret_text(value: object) -> object:
-    """Return the text of a secret in a file. Raises `ValueError` if YAML reads the value as another type. The error
-    does not show the value."""
+    """Check and return the text of a secret in a YAML file. Raises `ValueError` if YAML reads the value as another
+    type. The error does not show the value."""
     if not isinstance(value, str):
         raise ValueError(f"must be text and is read as {type(value).__name__}: put it in quotes (it is not shown here)")
     return value
 
 
 def describe_variable(name: str) -> str:
-    """Return how an error names a variable. The name is hidden if it may be a secret, entered by mistake."""
+    """Return a variable's name for an error text. The name is hidden if it may be a secret that was entered by
+    mistake."""
     return (
         name if _CONSTANT.fullmatch(name) and len(name) <= MAX_NAME_CHARS else "(not shown: it may be the key itself)"
     )

@@ -1,8 +1,9 @@
 """The frames of the wire protocol as msgspec structs, and their encoding. docs/asyncapi.json is generated from this
 module.
 
-Every frame that is sent is encoded here. `shape` reads the frames that arrive. ``content``, ``metadata``, ``args`` and
-``body`` stay raw JSON, because the hub carries them without reading them. No IO, no state.
+This module encodes every frame that is sent. `shape` decodes the frames that arrive. ``content``, ``metadata``,
+``args`` and ``body`` stay raw JSON, because the hub passes them on without reading them. This module does no IO and has
+no state.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 PROTOCOL_VERSION = 1
 SUBPROTOCOL = "roundelay.v1"
 LEADER = "Roundelay-Leader"
-"""Header of a 503 response in which a read replica names the leader, as HOST:PORT."""
+"""Name of the header in which a read replica's 503 response names the leader, as HOST:PORT."""
 _ADDRESS = r"(?:[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):[0-9]{1,5}"
 _LEADER_AT_THE_END = re.compile(rf"{LEADER}: ({_ADDRESS})\Z")
 MAX_REASON_BYTES = 120
-"""Maximum length of a close reason. A close frame has room for 123 bytes (RFC 6455, 5.5)."""
+"""Maximum length of a close reason, in bytes. A close frame has room for 123 bytes (RFC 6455, 5.5)."""
 
 SEQ_LIMIT = 2**53
 Seq: TypeAlias = Annotated[int, Meta(ge=0, lt=SEQ_LIMIT)]
@@ -41,16 +42,17 @@ def is_address(text: str) -> bool:
 
 
 def format_lost_leadership(leader: str) -> str:
-    """Return the close reason (code 4503) of a node that lost leadership. The reason names the new leader if the name
-    is known and short enough."""
+    """Return the close reason (code 4503) of a node that lost leadership. The reason contains the new leader's address
+    if the address is known, valid and short enough."""
     sentence = "Another node leads now."
-    # A leader's name comes from another node. Only what is an address may enter a header or a close reason.
+    # Another node supplied the leader's address. Only a valid address may be put into a header or a close reason.
     named = f"{sentence} {LEADER}: {leader}"
     return named if is_address(leader) and len(named) <= MAX_REASON_BYTES else sentence
 
 
 def parse_leader(reason: str) -> str:
-    """Return the leader named in the reason of `format_lost_leadership`. Empty for other reasons."""
+    """Return the leader's address from a close reason that `format_lost_leadership` wrote, or an empty text for other
+    reasons."""
     match = _LEADER_AT_THE_END.search(reason)
     return match[1] if match else ""
 
@@ -80,10 +82,10 @@ class HelloFrame(Struct, tag_field="type", tag="hello", forbid_unknown_fields=Tr
 
     @property
     def joins_as(self) -> Kind:
-        """Return the participant's kind, from the frame or from its token. Raises `ValueError` if neither has set a
-        kind."""
+        """The participant's kind. Raises `ValueError` if the frame has no kind and the hub has not yet filled in the
+        kind that the token belongs to."""
         if self.kind is UNSET:
-            raise ValueError("a hello without a kind has to be given that of its token first")
+            raise ValueError("this hello has no kind; set the kind that its token belongs to first")
         return self.kind
 
 
@@ -125,7 +127,7 @@ class RecordFrame(Struct, tag_field="type", tag="record", forbid_unknown_fields=
 
 
 class BatchFrame(Struct, tag_field="type", tag="batch", forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """Messages and records that are stored in one commit, in order, up to the first refusal."""
+    """Messages and records that the hub stores in one commit, in order, up to the first refused frame."""
 
     batch_id: str
     frames: Annotated[list[SendFrame | RecordFrame], Meta(min_length=1)]
@@ -162,7 +164,7 @@ class OpenReactionInfo(Struct, frozen=True, omit_defaults=True):
     trigger: int
     seq: int
     overtaken: bool = False
-    """Whether a person took over the trigger's thread after the reaction had started."""
+    """Whether a person took over the trigger's thread after the reaction started."""
 
 
 class OperationInfo(Struct, frozen=True):
@@ -171,7 +173,7 @@ class OperationInfo(Struct, frozen=True):
     args_schema: dict[str, Any]
     kind: Literal["change", "read"] = "change"
     is_tool: bool | UnsetType = UNSET
-    """False for operations that agents do not get as a tool, such as uploads of bytes."""
+    """Whether agents get this operation as a tool. False, for example, for uploads of bytes."""
 
 
 class ModInfo(Struct, frozen=True):
@@ -180,11 +182,12 @@ class ModInfo(Struct, frozen=True):
 
 
 READ_ONLY_QUERY = "read_only=1"
-"""Query of a hub's address that asks for a read-only session. A read replica accepts such sessions."""
+"""URL query that requests a read-only session from a hub. Read replicas accept such sessions too."""
 
 
 class Follows(Struct, frozen=True):
-    """State of a read replica. ``leader`` is the leading node's name, or empty. ``as_of`` is that of the result."""
+    """State of a read replica. ``leader`` is the leader's name, or empty if it is unknown. The replica's data includes
+    everything that the network had stored at the time ``as_of`` (ms)."""
 
     leader: str
     as_of: int
@@ -210,7 +213,7 @@ class WelcomeFrame(Struct, tag_field="type", tag="welcome", frozen=True, kw_only
     mods: list[ModInfo]
     limits: dict[str, int]
     is_watched: bool = True
-    """Whether somebody receives signals now. The notice ``watched`` reports changes to reactors."""
+    """Whether any client currently receives signals. The notice ``watched`` tells reactors when this changes."""
 
 
 class StoredFrame(Struct, tag_field="type", tag="stored", frozen=True, kw_only=True, gc=False):
@@ -222,7 +225,7 @@ class StoredFrame(Struct, tag_field="type", tag="stored", frozen=True, kw_only=T
 
 
 class WireMessage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The ``message`` of a ``deliver`` frame, as stored. The message is encoded once for all its recipients."""
+    """The ``message`` of a ``deliver`` frame, as stored. The hub encodes it once for all recipients."""
 
     seq: int
     message_id: str
@@ -241,9 +244,9 @@ class WireMessage(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     requires_response: bool | list[str] | UnsetType = UNSET
     metadata: Raw | UnsetType = UNSET
     edited_at: int | UnsetType = UNSET
-    """Time (ms) of the last edit."""
+    """Time of the last edit, in ms since the Unix epoch."""
     deleted_at: int | UnsetType = UNSET
-    """Time (ms) of the deletion. The content of a deleted message is empty."""
+    """Time of the deletion, in ms since the Unix epoch. The content of a deleted message is empty."""
 
 
 class DeliverFrame(Struct, tag_field="type", tag="deliver", frozen=True, kw_only=True):
@@ -255,7 +258,7 @@ class ResultFrame(Struct, tag_field="type", tag="result", frozen=True, kw_only=T
     call_id: str
     value: Raw
     as_of: int | UnsetType = UNSET
-    """Set by a read replica: the result includes everything that the network had stored at this time (ms)."""
+    """Time (ms) that is set only by a read replica. The result includes everything that was stored at this time."""
 
 
 class ErrorFrame(Struct, tag_field="type", tag="error", frozen=True, kw_only=True):
@@ -269,7 +272,7 @@ class ErrorFrame(Struct, tag_field="type", tag="error", frozen=True, kw_only=Tru
 
 
 class BatchedFrame(Struct, tag_field="type", tag="batched", frozen=True, kw_only=True):
-    """Answer to a ``batch``: one `StoredFrame` for each frame up to the first refusal, and the refusal."""
+    """Answer to a ``batch``: one `StoredFrame` for each stored frame, and the error of the first refused frame."""
 
     batch_id: str
     stored: list[StoredFrame]
@@ -327,10 +330,11 @@ HUB_FRAMES: tuple[type[Struct], ...] = get_args(HubFrame)
 
 
 def to_plain(value: object) -> object:
-    """Convert a library's value to a plain JSON type: ``str``, ``int``, ``float``, or a ``dict`` or ``list`` of its
-    items. Raise `TypeError` for other values.
+    """Convert a value of a library's own type to a plain type that JSON can represent, such as ``str`` or ``dict``.
+    Raise `TypeError` for other values.
 
-    Libraries return subclasses, which msgspec refuses. For example, LangChain's `TextAccessor` is a ``str``."""
+    Some libraries return instances of subclasses, which msgspec refuses. For example, LangChain's `TextAccessor` is a
+    subclass of ``str``."""
     if isinstance(value, str):
         return str.__str__(value)  # not str(value): a subclass may override __str__
     if isinstance(value, int):
@@ -343,7 +347,7 @@ def to_plain(value: object) -> object:
         return dict(value)
     if isinstance(value, Sequence | Set):
         return list(value)
-    if isinstance(value, Integral):  # for example a number of numpy
+    if isinstance(value, Integral):  # for example a numpy number
         return int(value)
     if isinstance(value, Real):
         return float(value)
@@ -353,21 +357,21 @@ def to_plain(value: object) -> object:
 
 
 def plain_text(text: str) -> str:
-    """Return a text as a plain ``str``. A subclass, such as an enum of ids, may format itself differently."""
+    """Return a text as a plain ``str``, because an instance of a subclass, such as an enum, may format differently."""
     return str.__str__(text) if isinstance(text, str) else text
 
 
 _encoder = msgspec.json.Encoder(enc_hook=to_plain)
 encode = _encoder.encode
-"""Encode a frame, or any JSON value, to UTF-8 bytes. `to_plain` converts the values of libraries."""
+"""Encode a frame, or any JSON value, to UTF-8 bytes. `to_plain` converts values of libraries' own types."""
 
 
 FIRST_DELIVERY = b'{"type":"deliver","attempt":1,"message":%b}'
-"""Template of a first ``deliver`` frame. The encoded `WireMessage` is inserted without being decoded."""
+"""Template of the ``deliver`` frame of a first attempt. The hub inserts the encoded `WireMessage` as it is."""
 
 
 def deliver_bytes(message: bytes, attempt: int) -> bytes:
-    """Return the ``deliver`` frame of an encoded `WireMessage` for one delivery attempt."""
+    """Return the ``deliver`` frame that carries an encoded `WireMessage`, with the number of the delivery attempt."""
     return b'{"type":"deliver","attempt":%d,"message":%b}' % (attempt, message)
 
 
@@ -377,8 +381,8 @@ def is_id(text: str) -> bool:
 
 
 def decode_json(data: bytes | str) -> Any:
-    """Decode JSON that a hub has accepted. Integers that are too large become floats. Raises `ValueError` for invalid
-    JSON."""
+    """Decode JSON that a hub has accepted. Integers of 4000 or more characters become floats. Raises `ValueError` for
+    invalid JSON."""
     try:
         return msgspec.json.decode(data)
     except msgspec.DecodeError:

@@ -1,8 +1,8 @@
-"""Everything that differs between Linux, macOS and Windows, with a fallback for each.
+"""All code that differs between Linux, macOS and Windows, with a fallback for each system.
 
 The rest of the product calls these functions and contains no code for a specific operating system. A test refuses
-`fcntl`, `/proc` and similar names in other modules. docs/operations.md ("Operating systems") says what each fallback
-costs and where it is tested. Nothing here keeps state. Only `sync_descriptor` and `lock_descriptor` wait.
+`fcntl`, `/proc` and similar names in other modules. docs/operations.md ("Operating systems") describes what each
+fallback costs and where it is tested. This module keeps no state.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ else:
     import termios
 
 CLOSE_ON_EXEC = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOINHERIT", 0) | getattr(os, "O_BINARY", 0)
-"""Flags for `os.open`: child processes do not inherit the descriptor, and Windows does not translate line ends."""
+"""Flags for `os.open` that keep child processes from inheriting the descriptor, and Windows from translating line
+ends."""
 
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
-"""Flag for `os.open`: refuse a symbolic link. On Windows only administrators can create symbolic links."""
+"""Flag for `os.open` that refuses symbolic links. 0 on Windows, where only administrators can create such links."""
 
 _FLOCK = "hhqqi4x"
-"""C's ``struct flock`` on 64-bit Linux: type, whence, start, length, pid."""
+"""Format of C's ``struct flock`` on 64-bit Linux: type, whence, start, length, pid."""
 
 
 # --- files
@@ -47,8 +48,8 @@ _FLOCK = "hhqqi4x"
 def sync_descriptor(descriptor: int) -> None:
     """Wait until a file's content is on the disk. Raises `OSError`.
 
-    On macOS `fsync` only hands the data to the drive, which may still lose it from its cache in a power cut.
-    F_FULLFSYNC waits for the drive (fsync(2) of macOS). File systems without F_FULLFSYNC get `fsync`.
+    On macOS, `fsync` only hands the data to the drive, which may still lose its cache in a power cut. F_FULLFSYNC waits
+    until the drive has written the data (fsync(2) of macOS). If a file system lacks F_FULLFSYNC, `fsync` is used.
     """
     if sys.platform == "darwin":
         with suppress(OSError):
@@ -60,7 +61,7 @@ def sync_descriptor(descriptor: int) -> None:
 def sync_folder(path: Path) -> None:
     """Wait until the list of names in a folder is on the disk. Raises `OSError`.
 
-    Windows cannot open a folder for syncing. NTFS writes names to its own journal.
+    On Windows, this function does nothing: Windows cannot sync a folder, and NTFS writes names to its own journal.
     """
     if sys.platform == "win32":
         return
@@ -75,17 +76,17 @@ def sync_folder(path: Path) -> None:
 
 
 def lock_descriptor(descriptor: int, *, wait: bool = False) -> None:
-    """Lock a file for this process until the descriptor is closed. Without ``wait``, raises `BlockingIOError` if
-    another process has locked the file. Raises `OSError` if the file system has no locks.
+    """Lock a file for this process until the descriptor is closed. If another process has locked the file, wait, or
+    raise `BlockingIOError` if ``wait`` is false. Raises `OSError` if the file system has no locks.
 
-    On Windows the lock is on one byte beyond any possible end of the file, so that other processes can still read the
-    content.
+    On Windows, a locked byte cannot be read by other processes. So the lock is on one byte beyond any possible end of
+    the file.
     """
     if sys.platform == "win32":
         os.lseek(descriptor, 0x7FFFFFFF, os.SEEK_SET)
         while True:
             try:
-                # LK_LOCK gives up after ten tries, one a second.
+                # LK_LOCK fails after ten attempts, one per second, so this loop repeats it.
                 msvcrt.locking(descriptor, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
                 break
             except OSError as error:
@@ -95,26 +96,27 @@ def lock_descriptor(descriptor: int, *, wait: bool = False) -> None:
                     raise BlockingIOError(errno.EAGAIN, "locked by another process") from error
         os.lseek(descriptor, 0, os.SEEK_SET)
     else:
-        # `flock`, not a POSIX lock: closing any other descriptor of the file would drop a POSIX lock.
+        # Use `flock`, not a POSIX lock: closing any other descriptor of the same file would release a POSIX lock.
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
 
 def try_record_lock(descriptor: int) -> None:
-    """Take the kind of lock that SQLite uses. Raises `OSError` if the file system does not support it."""
+    """Acquire a POSIX record lock, the kind of lock that SQLite uses. Raises `OSError` if the file system does not
+    support such locks."""
     if sys.platform != "win32":
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def has_open_file_locks() -> bool:
-    """Return whether the system supports locks that belong to a descriptor instead of a process (Linux only)."""
+    """Return whether the system supports locks that belong to a descriptor instead of a process. Only Linux does."""
     if sys.platform == "linux":
         return hasattr(fcntl, "F_OFD_GETLK")
     return False
 
 
 def share_range(descriptor: int, first: int, size: int) -> None:
-    """Take a shared lock on a range of bytes. The lock belongs to the descriptor. Does nothing on systems without such
-    locks."""
+    """Acquire a shared lock on a range of a file's bytes. The lock belongs to the descriptor. This function does
+    nothing on systems without such locks."""
     if sys.platform == "linux" and has_open_file_locks():
         shared = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, first, size, 0)
         with suppress(OSError):
@@ -122,26 +124,27 @@ def share_range(descriptor: int, first: int, size: int) -> None:
 
 
 def is_range_locked(descriptor: int, first: int, size: int) -> bool:
-    """Return whether this process or another one has locked a range of bytes. True if the system cannot say."""
+    """Return whether any process has locked a range of a file's bytes. True if the system cannot determine this."""
     if sys.platform == "linux" and has_open_file_locks():
         request = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, first, size, 0)
         try:
             answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, request)
-        except OSError:  # SQLite needs more from the file system, and will report the problem
+        except OSError:  # SQLite will report the file system's problem, because it needs more kinds of locks
             return True
         return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
     return True
 
 
 def is_read_only(path: Path) -> bool:
-    """Return whether the file system of a path is mounted read-only. False on Windows, which cannot say."""
+    """Return whether the file system of a path is mounted read-only. Always false on Windows, which cannot report
+    this."""
     if sys.platform == "win32":
         return False
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
 def set_mode(descriptor: int, mode: int) -> None:
-    """Set the permissions of an open file. Does nothing on Windows, where a new file inherits the rights of its
+    """Set the permissions of an open file. On Windows, this does nothing: a new file has the permissions of its
     folder."""
     if sys.platform != "win32":
         os.fchmod(descriptor, mode)
@@ -156,17 +159,16 @@ class ProcessFacts(NamedTuple):
     name: str
     parent: int
     started: str
-    """Start of the process, in the system's own format. Only for comparisons on the same machine and boot."""
+    """Start time of the process in the system's own format. Compare it only with times of the same machine and boot."""
 
 
 def read_process(pid: int) -> ProcessFacts | None:
-    """Return the system's information about a process. None if the process does not exist or has ended, and on
-    Windows."""
+    """Return the system's information about a process, or None if the process does not run. Always None on Windows."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None if Path("/proc/self/stat").exists() else _ask_ps(pid)
-    # Up to the last bracket: the name of a process may contain spaces and brackets.
+    # Split at the last bracket, because the name of a process may contain spaces and brackets.
     name, _, rest = text.partition("(")[2].rpartition(")")
     fields = rest.split()
     return ProcessFacts(name, int(fields[1]), fields[19]) if fields[0] not in "ZX" else None
@@ -175,7 +177,7 @@ def read_process(pid: int) -> ProcessFacts | None:
 def _ask_ps(pid: int) -> ProcessFacts | None:
     if sys.platform == "win32":
         return None
-    import subprocess  # imported here and below, because loading it takes longer than the rest of this module
+    import subprocess  # imported only when needed, because it loads more slowly than the rest of this module
 
     command = ["ps", "-o", "ppid=,lstart=,comm=", "-p", str(pid)]
     try:
@@ -186,8 +188,8 @@ def _ask_ps(pid: int) -> ProcessFacts | None:
 
 
 def is_process_alive(pid: int) -> bool:
-    """Return whether a process of this machine runs. On Windows this reads the exit code, because signal 0 would end
-    the process."""
+    """Return whether a process on this machine runs. On Windows, this function reads the exit code of the process,
+    because signal 0 would end the process there."""
     if sys.platform == "win32":
         handle = ctypes.windll.kernel32.OpenProcess(0x1000, False, pid)  # PROCESS_QUERY_LIMITED_INFORMATION
         if not handle:
@@ -197,7 +199,7 @@ def is_process_alive(pid: int) -> bool:
         ctypes.windll.kernel32.CloseHandle(handle)
         return code.value == 259  # STILL_ACTIVE
     try:
-        # Signal 0 only checks. A refused permission proves that the process exists.
+        # Signal 0 is not delivered: it only checks that the process exists. So does a refused permission.
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
@@ -207,28 +209,28 @@ def is_process_alive(pid: int) -> bool:
 
 
 def kill_process(pid: int) -> None:
-    """End a process at once, by SIGKILL or, on Windows, TerminateProcess. Raises `ProcessLookupError` if the process
-    has already ended."""
+    """End a process at once with SIGKILL or, on Windows, with TerminateProcess. Raises `ProcessLookupError` if the
+    process has already ended."""
     os.kill(pid, getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
 def can_fork() -> bool:
-    """Return whether processes of this program may be forked. Only on Linux: macOS's own libraries may crash in a
+    """Return whether this program may fork its processes. True only on Linux: macOS's own libraries may crash in a
     forked process, and Windows has no fork."""
     return sys.platform == "linux"
 
 
 def fork_process() -> int:
-    """Fork this process. Return the child's id, and 0 in the child. Only where `can_fork`, and without other
-    threads."""
+    """Fork this process. Return the child's process id, or 0 in the child. Requires `can_fork`, and a process without
+    other threads."""
     return os.fork()
 
 
 def end_with_parent(parent: int) -> None:
-    """End this forked process by SIGKILL when its parent ends, even while C code holds the interpreter.
+    """Let the system kill this forked process when its parent ends, even while C code blocks the interpreter.
 
-    ``parent`` is the id of the parent, read before the fork: the parent may end before this call. Does nothing outside
-    Linux, where `can_fork` is false.
+    ``parent`` is the parent's process id, read before the fork, because the parent may end before this call. On other
+    systems than Linux, this function does nothing, because `can_fork` is false there.
     """
     if sys.platform == "linux":
         with suppress(ImportError, OSError, AttributeError):  # a Python without ctypes, or a C library without prctl
@@ -251,8 +253,8 @@ def end_after_parent(parent: int) -> None:
             import ctypes
 
             library = ctypes.CDLL(None)
-            # The handler is the C function `alarm`, so it needs no interpreter. Its argument is the signal's number, which
-            # is 12. The alarm ends the process.
+            # The handler is the C function `alarm`, so it needs no interpreter. Its argument is the signal's number,
+            # which is 12. The alarm ends the process.
             handler = ctypes.cast(library.alarm, ctypes.c_void_p)
             library.signal(ctypes.c_int(signal.SIGUSR2), handler)
             library.prctl(1, ctypes.c_ulong(signal.SIGUSR2), *[ctypes.c_ulong(0)] * 3)  # PR_SET_PDEATHSIG
@@ -262,7 +264,7 @@ def end_after_parent(parent: int) -> None:
 
 
 def lead_session() -> None:
-    """Leave the terminal's process group, so that Ctrl-C there does not reach this process."""
+    """Make this process the leader of its own session, so that Ctrl-C in the terminal does not interrupt it."""
     os.setsid()
 
 
@@ -272,7 +274,7 @@ def signal_process(pid: int, number: int) -> None:
 
 
 def name_process(name: str) -> None:
-    """Set the name of this process that ``ps -o comm`` shows, up to 15 bytes. Only on Linux."""
+    """Set the name that ``ps -o comm`` shows for this process, at most 15 bytes. Only Linux supports this."""
     with suppress(OSError):
         Path("/proc/self/comm").write_bytes(name.encode()[:15])
 
@@ -282,19 +284,20 @@ HANG_SIGNAL: int | None = getattr(signal, "SIGUSR1", None)
 
 
 def find_process_age_s() -> float:
-    """Return the time since this process started, in seconds. Without /proc, return the CPU time of the process, which
-    is less."""
+    """Return the time since this process started, in seconds. Systems without /proc return the CPU time of the process,
+    which is shorter."""
     if sys.platform == "linux":
         with suppress(OSError, ValueError):
-            # The system rounds the start time down to whole ticks, so assume the next tick. Otherwise a hook that
-            # starts right after another hook has printed would seem to run at the same time.
+            # The system rounds the start time down to whole ticks, so add one tick. Otherwise a hook that starts right
+            # after another hook has ended would seem to overlap with it.
             ticks = int(Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()[19]) + 1
             return max(seconds_since_boot() - ticks / os.sysconf("SC_CLK_TCK"), 0.0)
     return time.process_time()
 
 
 def is_reader_gone(descriptor: int) -> bool:
-    """Return whether the reading end of a pipe is closed. False on Windows, where only a write can find out."""
+    """Return whether the reading end of a pipe is closed. Always false on Windows, where only a failed write shows
+    this."""
     if sys.platform == "win32":
         return False
     poll = select.poll()
@@ -303,15 +306,15 @@ def is_reader_gone(descriptor: int) -> bool:
 
 
 def seconds_since_boot() -> float:
-    """Return a time in seconds that never jumps. It includes the time that the machine sleeps on Linux and Windows, but
-    not on macOS."""
+    """Return the time in seconds of a clock that never jumps. On Linux and Windows, but not on macOS, the clock
+    continues while the machine sleeps."""
     if sys.platform == "win32":
         return time.monotonic()
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def boot_id() -> str:
-    """Return an id of the current boot of this machine. Empty if the system has none."""
+    """Return an id of the current boot of this machine, or an empty text if the system provides none."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     if sys.platform == "darwin":
@@ -324,8 +327,8 @@ def boot_id() -> str:
 
 
 def raise_file_limit() -> int:
-    """Raise the soft limit of open files to the hard limit, if the system allows it: each connection needs a file.
-    Return the new limit."""
+    """Raise this process's soft limit of open files to the hard limit, and return the new limit. Each connection needs
+    one open file."""
     if sys.platform != "win32":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if soft != hard:
@@ -337,7 +340,7 @@ def raise_file_limit() -> int:
 
 
 def has_desktop() -> bool:
-    """Return whether a browser window opened by this process would appear on the user's screen. False over SSH, and on
+    """Return whether a browser window that this process opens appears on the user's screen. False over SSH, and on
     Linux without a display."""
     if "SSH_CONNECTION" in os.environ:
         return False
@@ -348,8 +351,8 @@ def has_desktop() -> bool:
 
 
 def list_stop_signals() -> list[signal.Signals]:
-    """Return the signals that ask a process to stop. SIGHUP is left out under `nohup`, which ignores the signal, and on
-    Windows. SIGBREAK exists only on Windows."""
+    """Return the signals that ask a process to stop. Signals that this process ignores are left out, for example SIGHUP
+    under `nohup`. Windows has SIGBREAK instead of SIGHUP."""
     names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGBREAK")
     signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
     return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
@@ -357,12 +360,12 @@ def list_stop_signals() -> list[signal.Signals]:
 
 @contextmanager
 def handle_signals(numbers: Sequence[signal.Signals], handler: Callable[[], object]) -> Iterator[Callable[[], None]]:
-    """Call ``handler`` in the running event loop for each of the signals. Yields a function that removes the handlers,
-    so that the next signal has its default effect.
+    """Call ``handler`` in the running event loop when one of the signals arrives. Yield a function that removes the
+    handlers, so that the next signal has its default effect.
 
-    Event loops on Windows have no signal handlers. On Windows, a handler of the `signal` module wakes the loop.
+    Event loops on Windows do not support signal handlers. There, a handler of the `signal` module wakes the loop.
     """
-    import asyncio  # imported here, because the worker that checks schemas does not need it
+    import asyncio  # imported here, because the process that checks JSON schemas does not need asyncio
 
     loop = asyncio.get_running_loop()
     before: dict[signal.Signals, object] = {}
@@ -386,7 +389,7 @@ def handle_signals(numbers: Sequence[signal.Signals], handler: Callable[[], obje
 
 
 def find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's factory if uvloop is installed (never on Windows). None means Python's own event loop."""
+    """Return uvloop's event loop factory, or None for Python's own event loop if uvloop is not installed."""
     try:
         import uvloop
     except ImportError:
@@ -398,10 +401,10 @@ def find_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def count_unsent(sock: socket.socket) -> int:
-    """Return the number of bytes in a socket's send queue. 0 if the system cannot say: then only pings detect a peer
-    that reads nothing."""
+    """Return the number of bytes in a socket's send queue. Return 0 if the system does not report it. On such systems,
+    only pings detect a peer that reads nothing."""
     if sys.platform != "win32" and hasattr(termios, "TIOCOUTQ"):
-        with suppress(OSError, AttributeError, ValueError):  # closed
+        with suppress(OSError, AttributeError, ValueError):  # the socket is closed
             (queued,) = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))
             return int(queued)
     return 0

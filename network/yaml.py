@@ -1,11 +1,11 @@
-"""YAML files that users write: parsed to trees whose nodes know their line, and bound strictly to pydantic models.
+"""Strict reading of the YAML files that users write, into pydantic models.
 
-Node and agent files are read by this module before anything starts. `load_yaml` returns a tree. `bind` turns the tree
-into a model. Its errors name the file, the line, the wrong key or value, and what was probably meant. Values from a
-program follow the same rules and get the same error texts: `bind_values`, and `Settings` for models that a program
-builds itself.
+`load_yaml` parses a file to a tree whose nodes have line numbers. `bind` converts the tree to a model. Errors name the
+file, the line, the wrong key or value, and what the user probably meant. `bind_values` and the base class `Settings`
+apply the same rules and error texts to values from a program.
 
-Only the given file is opened, and tags never create Python objects. PyYAML is imported when the first file is read.
+This module opens only the given file, and YAML tags never create Python objects. PyYAML is imported when the first file
+is read.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ __all__ = ["Settings", "YamlNode", "bind", "bind_values", "describe_problem", "l
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 MAX_FILE_BYTES = 1024 * 1024
-MAX_NODES = 50_000  # counted after aliases are expanded, which limits an alias bomb ("billion laughs")
+MAX_NODES = 50_000  # counted after aliases are expanded, to stop an alias bomb ("billion laughs")
 MAX_DEPTH = 64
 
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """A value of a YAML file with its line number, from 1: the line of its key, or of its ``-`` in a list."""
+    """A value of a YAML file with its line number. The line is that of the value's key, or of its ``-`` in a list, and
+    the first line is 1."""
 
     value: bool | int | float | str | list[YamlNode] | dict[str, YamlNode] | None
     path: Path
     line: int
 
     def plain(self) -> JsonValue:
-        """Return the value without positions, as plain JSON."""
+        """Return the value as plain JSON, without line numbers."""
         if isinstance(self.value, dict):
             return {key: child.plain() for key, child in self.value.items()}
         if isinstance(self.value, list):
@@ -60,15 +61,15 @@ class YamlNode:
         return self.value
 
     def error(self, message: str) -> ConfigError:
-        """Return a `ConfigError` with this position."""
+        """Return a `ConfigError` that names this node's file and line."""
         return ConfigError(message, path=self.path, line=self.line)
 
 
 def bind(cls: type[ModelT], node: YamlNode) -> ModelT:
     """Build a model from a mapping. Raises `ConfigError` for the first line with an error.
 
-    Types are strict (``"1"`` is not a number). Unknown keys are refused at every depth, whatever the model's own
-    settings allow.
+    Types are strict (``"1"`` is not a number). Unknown keys are refused at every depth, even if the model's own
+    settings allow them.
     """
     if not isinstance(node.value, dict):
         raise node.error(f"must be a mapping (`key: value` lines), not {show_value(node.plain())}")
@@ -86,8 +87,8 @@ def bind(cls: type[ModelT], node: YamlNode) -> ModelT:
 def bind_values(cls: type[ModelT], whose: str, given: Mapping[str, object]) -> ModelT:
     """Build a model from a program's values, with the rules and error texts of `bind`.
 
-    Models and dataclasses are accepted as mappings. Raises `ConfigError`, which names ``whose`` options are wrong
-    instead of a line.
+    Models and dataclasses are accepted as mappings. Instead of a line, the `ConfigError` names ``whose``, the owner of
+    the options.
     """
     node = _tree_of(given)
     try:
@@ -97,15 +98,15 @@ def bind_values(cls: type[ModelT], whose: str, given: Mapping[str, object]) -> M
 
 
 def _validate(cls: type[ModelT], node: YamlNode) -> ModelT:
-    # Convert to JSON first: in strict mode, only JSON input may give text for a path, or a list for a tuple.
+    # Convert to JSON first: in strict mode, pydantic converts text to a path and a list to a tuple only in JSON input.
     return cls.model_validate_json(json.dumps(node.plain()), strict=True, extra="forbid")
 
 
 class Settings(BaseModel):
-    """Base of frozen models that check a program's values like a file's values. Errors are a `ConfigError` with the
-    same text. Fields that cannot be set in a file are excluded from the output (``exclude``)."""
+    """Base class of frozen models that check a program's values like the values in a file, and raise `ConfigError` with
+    the same text. Fields that can be set only by a program have ``exclude``."""
 
-    # Hide the input: a value may contain a password, and a traceback would show it.
+    # Hide the input in errors: a value may contain a password, and a traceback would show it.
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     if not TYPE_CHECKING:  # type checkers see an ordinary model
@@ -116,7 +117,7 @@ class Settings(BaseModel):
             bind_values(whose, whose.__name__, in_files)
             super().__init__(**given)
 
-        # Values from files take another path: `bind` names their line.
+        # Lets pydantic skip this `__init__` when it validates values from a file. `bind` checks these values itself.
         __init__.__pydantic_base_init__ = True
 
 
@@ -125,22 +126,22 @@ def _is_in_code(cls: type[BaseModel], name: str) -> bool:
 
 
 def _list_problems(cls: type[BaseModel], node: YamlNode, error: ValidationError) -> list[tuple[YamlNode, str]]:
-    """Return the position and error text of each problem, the most helpful first."""
+    """Return the position and error text of each problem, the most helpful problem first."""
     errors = error.errors(include_url=False)
-    # pydantic also reports a list with wrong items as too short
+    # If a list contains a wrong item, pydantic also reports the list as too short. Drop that second error.
     wrong = [
         problem
         for problem in errors
         if problem["type"] != "too_short" or not any(_is_inside(other, problem) for other in errors)
     ]
     problems = [_place_problem(cls, node, details) for details in wrong]
-    # A misspelled key causes two errors: it is unknown, and the right key is missing. Show the first error, which asks
-    # "did you mean".
+    # A misspelled key causes two errors: the key is unknown, and the right key is missing. Put the unknown key first,
+    # because its error suggests the right key.
     return sorted(problems, key=lambda problem: (" is missing" in problem[1], problem[0].line))
 
 
 def _tree_of(given: object) -> YamlNode:
-    """Return the tree of a program's value."""
+    """Convert a program's value to a tree, as if it had been read from a file."""
 
     def convert(value: Any) -> YamlNode:
         if isinstance(value, dict):
@@ -153,7 +154,8 @@ def _tree_of(given: object) -> YamlNode:
 
 
 def describe_problem(details: ErrorDetails) -> str:
-    """Return the allowed values for a field, as the rest of a sentence: ``must be a whole number, not "abc"``."""
+    """Describe a validation error without the field's name, as the rest of a sentence: ``must be a whole number, not
+    "abc"``."""
     shown = show_value(details["input"])
     kind = details["type"]
     if kind in _MUST_BE:
@@ -192,12 +194,12 @@ _MUST_BE = {
 
 
 def _is_inside(details: ErrorDetails, outer: ErrorDetails) -> bool:
-    """Return whether the position of an error is inside the position of another error."""
+    """Return whether an error is about a part of the value that another error is about."""
     return len(details["loc"]) > len(outer["loc"]) and details["loc"][: len(outer["loc"])] == outer["loc"]
 
 
 def _place_problem(cls: type[BaseModel], root: YamlNode, details: ErrorDetails) -> tuple[YamlNode, str]:
-    """Return the position and the text of a validation error."""
+    """Return the node that a validation error is about, and the error text."""
     place, trail = _follow(root, details["loc"])
     if details["type"] in ("extra_forbidden", "unexpected_keyword_argument"):  # of a model, of a dataclass
         unknown = str(details["loc"][-1])
@@ -208,8 +210,8 @@ def _place_problem(cls: type[BaseModel], root: YamlNode, details: ErrorDetails) 
 
 
 def _follow(node: YamlNode, loc: Sequence[int | str]) -> tuple[YamlNode, list[str]]:
-    """Return the deepest node along ``loc``, and the keys on the path to it. Parts that are not keys, such as a union's
-    tag, are skipped."""
+    """Return the deepest node on the path ``loc``, and the keys that lead to this node. Parts of ``loc`` that are not
+    keys, such as a union's tag, are skipped."""
     trail: list[str] = []
     for part in loc:
         if isinstance(node.value, dict) and part in node.value:
@@ -245,7 +247,7 @@ def _models_in(annotation: Any) -> Iterable[type[Any]]:
 
 
 def _suggest(unknown: str, models: Sequence[type[Any]]) -> str:
-    """Return a suggestion for an unknown key: a key one level deeper, or a key with a similar name."""
+    """Return a suggestion for an unknown key: the section that the key belongs to, or a key with a similar name."""
     types = {key: annotation for model in models for key, annotation in _key_types(model).items()}
     outer = [
         key
@@ -261,7 +263,7 @@ def _suggest(unknown: str, models: Sequence[type[Any]]) -> str:
 
 
 def show_value(value: object) -> str:
-    """Return a value as error texts quote it."""
+    """Format a value as JSON for an error text, truncated to 60 characters."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return truncate(text, 60)
 
@@ -270,7 +272,7 @@ def show_value(value: object) -> str:
 
 
 def _read_bounded(path: Path) -> bytes:
-    """Return the content of a file. Read at most one byte more than the limit, because a device may be endless."""
+    """Return the content of a file. Read at most one byte more than the limit, because a device file may be endless."""
     with path.open("rb") as file:
         return file.read(MAX_FILE_BYTES + 1)
 
@@ -279,21 +281,21 @@ _AS_LOADED: dict[Path, bytes] = {}
 
 
 def override_file(path: Path, data: bytes) -> None:
-    """Let `load_yaml` return this data for a file, even if the file has changed since a node loaded it."""
+    """Make `load_yaml` use ``data`` as the content of a file, even if the file has changed since a node loaded it."""
     _AS_LOADED[path] = data
 
 
 def load_yaml(path: Path) -> YamlNode:
-    """Read one YAML document. An empty file gives a node whose value is None.
+    """Read a file with one YAML document. For an empty file, the value of the returned node is None.
 
     Scalars follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), so ``no`` and ``12:30``
-    are text. Anchors work. Raises `ConfigError` for duplicate keys, ``<<`` merges, tags that name types, and files
-    beyond the size, depth or node limits of this module.
+    are text. Anchors are supported. Raises `ConfigError` for duplicate keys, ``<<`` merges, tags that name types, and
+    files that exceed this module's limits of size, depth or nodes.
     """
     import yaml
 
     try:
-        # Use the content with which the node was started, even if somebody has edited the file since.
+        # Prefer the content that the node was started with. Somebody may have edited the file since.
         data = _AS_LOADED.get(path) or _read_bounded(path)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
@@ -306,10 +308,10 @@ def load_yaml(path: Path) -> YamlNode:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError("is not UTF-8 text; save it in that encoding", path=path, line=line) from error
     except yaml.MarkedYAMLError as error:
-        raise _syntax_error(path, error) from None  # the original error quotes the line, which may contain a password
-    except yaml.YAMLError as error:  # a character that YAML forbids: the error has a position, but no line
+        raise _syntax_error(path, error) from None  # PyYAML's error quotes the line, which may contain a password
+    except yaml.YAMLError as error:  # for example, the error for a forbidden character has no line number
         raise ConfigError(f"is not valid YAML: {error}".replace("\n", " "), path=path) from error
-    except RecursionError as error:  # PyYAML composes recursively; nothing else is affected
+    except RecursionError as error:  # PyYAML composes nested values recursively
         raise ConfigError(f"is nested deeper than {MAX_DEPTH} levels", path=path) from error
     if root is None:
         return YamlNode(None, path, 1)
@@ -324,16 +326,17 @@ _SCALARS = (
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
     ("merge", r"<<", ["<"]),
 )
-"""Tag, pattern, and possible first characters of each scalar type."""
+"""Scalar types of YAML 1.2, each with its tag, its pattern, and its possible first characters."""
 
 
 @cache
 def _core_loader() -> type[yaml.SafeLoader]:
-    """Return PyYAML's parser with the scalars of YAML 1.2. YAML 1.1 would read ``no`` as false and ``12:30`` as 750."""
+    """Return a PyYAML loader with the scalars of YAML 1.2. PyYAML's own loader follows YAML 1.1, which reads ``no`` as
+    false and ``12:30`` as 750."""
     import yaml
 
     class CoreLoader(yaml.SafeLoader):
-        # PyYAML's own registry
+        # an empty registry of scalar types, instead of PyYAML's registry for YAML 1.1
         yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
 
     for name, pattern, first in _SCALARS:
@@ -342,7 +345,7 @@ def _core_loader() -> type[yaml.SafeLoader]:
 
 
 class _Conversion:
-    """Conversion of one file's PyYAML nodes. A counter limits the expansion of aliases."""
+    """Converter of one file's PyYAML nodes to `YamlNode`. A counter limits the expansion of aliases."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -351,10 +354,12 @@ class _Conversion:
     def convert(self, node: yaml.Node, line: int, depth: int) -> YamlNode:
         if depth > MAX_DEPTH:  # this also stops an anchor that contains itself
             raise self._error(node, f"nested deeper than {MAX_DEPTH} levels")
-        # Counted for each use of an alias: a small file could expand to billions of values.
+        # Count the values for each use of an alias, because a small file could expand to billions of values.
         self._nodes_left -= 1
         if self._nodes_left < 0:
-            raise self._error(node, f"holds more than {MAX_NODES} values, its aliases expanded; split the file")
+            raise self._error(
+                node, f"contains more than {MAX_NODES} values after its aliases are expanded; split the file"
+            )
         import yaml
 
         match node:
@@ -375,7 +380,8 @@ class _Conversion:
             if not isinstance(key.value, str):
                 raise self._error(key, "a key must be text")
             name, line = key.value, key.start_mark.line + 1
-            # YAML libraries keep the last of two equal keys silently, and the first setting would have no effect.
+            # Refuse duplicate keys. YAML libraries silently keep the last key, so the first setting would have no
+            # effect.
             if name in lines:
                 raise self._error(
                     key, f"the key {show_value(name)} is already on line {lines[name]}; keep one of the two"
@@ -398,7 +404,7 @@ class _Conversion:
                 case "str" | "merge":  # a `<<` that is not a key is text
                     return text
         except ValueError as error:
-            raise self._error(node, f"{show_value(text)} is no number that can be read") from error
+            raise self._error(node, f"{show_value(text)} is not a valid number") from error
         raise self._error(
             node, f"{show_value(text)} with the tag {node.tag!r} is not allowed; write plain text or a number"
         )
@@ -415,5 +421,5 @@ def _syntax_error(path: Path, error: yaml.MarkedYAMLError) -> ConfigError:
     elif "mapping values are not allowed" in problem:
         problem += "; put text that contains `: ` in quotes"
     elif "single document" in (error.context or ""):
-        problem = "a second document (`---`) begins; write one document to a file"
+        problem = "a second document (`---`) begins; write one document per file"
     return ConfigError(f"is not valid YAML: {problem}", path=path, line=mark.line + 1 if mark else None)

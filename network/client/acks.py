@@ -1,7 +1,7 @@
-"""Deliveries of a client. `Acks` records which deliveries the program has handled, and acknowledges them. `Delivery` is
-one delivery.
+"""Acknowledgements of a client's deliveries. `Acks` records which deliveries the program has handled, and sends the
+acknowledgements over the current connection. `Delivery` represents one delivery to the program.
 
-`client` reports what arrives and what its program has handled. `Acks` writes the frames to the current connection."""
+`client` calls `Acks` for each delivery that arrives and for each delivery that the program has handled."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from roundelay.network.frames import AckFrame, NackFrame, encode
 from .transport import Wire
 from .values import AnyMessage
 
-# Deliveries in the order in which they arrived (`_order`), and what has to be acknowledged (`_due`):
-#
-#   session 1:  4  5  6  7  9          handled: 4 5 . 7 9   -> ack 5 (everything up to it), ack 7 alone, ack 9 alone
-#                  ^ prefix            6 is refused         -> nack 6; it leaves the order, and the prefix moves to 9
-#   session 2:  6 (attempt 2)  11      the hub starts at its ack cursor: `_handled` deliveries are acknowledged again
-#               ^ late (`_late`): at or below the prefix, and acknowledged alone (`_named`). While it is open the prefix
-#                 must not be sent, because it would cover 6. What the prefix passed (`_covered`) is acknowledged alone
-#
-# prefix: every delivery up to here is handled, or was refused and counts as late when it comes again. The prefix never
-# goes back. A prefix above this session's newest delivery (`_session_top`) means nothing to the hub, so it is sent
+# Example: deliveries in the order in which they arrived (`_order`), and the acknowledgements to send (`_due`).  session
+# 1:  4  5  6  7  9          handled: 4 5 . 7 9   -> ack 5 (everything up to 5), ack 7 alone, ack 9 alone ^ prefix
+# 6 is refused         -> nack 6; 6 leaves the order, and the prefix moves to 9 session 2:  6 (attempt 2)  11      the
+# hub starts at its ack cursor, so `_handled` deliveries are acknowledged again ^ Delivery 6 is late (`_late`): it is at
+# or below the prefix, and is acknowledged alone (`_named`). While 6 is open, the prefix must not be sent, because it
+# would acknowledge 6 too. Deliveries that the prefix has passed meanwhile (`_covered`) are acknowledged alone.  Prefix:
+# every delivery up to this seq is handled, or was refused and counts as late when it arrives again. The prefix never
+# goes back. The hub ignores an ack above this session's newest delivery (`_session_top`), so a higher prefix is sent
 # later.
 
 MAX_REMEMBERED = 65_536
-"""Number of handled seqs to remember, to recognize deliveries that a new session repeats.
+"""Maximum number of handled seqs that are remembered to recognize repeated deliveries.
 
-A killed hub may have lost about the last second of acknowledgements, or more if it is soon killed again."""
+A killed hub may lose the acknowledgements of about the last second, or more if it is killed several times. Its next
+session then repeats these deliveries."""
 MAX_REASON_CHARS = 2000
-"""Maximum length of a reason in a nack, in characters. The hub might refuse a frame with a longer reason."""
+"""Maximum length of the reason in a nack, in characters. A hub may refuse a longer reason."""
 
 
 class Acks:
-    """The deliveries of one client across its sessions, until the hub's history changes."""
+    """Tracker of one client's deliveries and their acknowledgements, across sessions, until the hub's history
+    changes."""
 
     def __init__(self) -> None:
         self.prefix = 0
         self.is_stale = False
-        """Whether the hub now has a different history, in which these seqs mean other messages."""
+        """Whether the hub now has a different history, in which the recorded seqs belong to other messages."""
         self._wire: Wire | None = None
         self._is_due = False
         self._order: deque[int] = deque()
@@ -53,42 +53,42 @@ class Acks:
         self._late: set[int] = set()
         """Open deliveries at or below the prefix: repeated deliveries and restored dead letters."""
         self._named: set[int] = set()
-        """Late deliveries that were handled since the last ack frame."""
+        """Late deliveries that were handled and are not acknowledged yet."""
         self._covered: list[int] = []
-        """Handled seqs that the prefix has passed since it was last acknowledged."""
+        """Handled seqs that the prefix has passed since the prefix was last sent."""
         self._prefix_is_due = False
         self._session_top = 0
 
     def begin_session(self, wire: Wire, cursor: int) -> None:
-        """Start a session. The hub delivers everything above ``cursor`` that is not acknowledged."""
+        """Start a session. The hub delivers every unacknowledged message above ``cursor``."""
         self._wire = wire
-        # Remove handled seqs from the order: the new session delivers them again if the hub has not counted them.
+        # Remove handled seqs from the order. The hub delivers them again if it has not stored their acknowledgements.
         self._order = deque(seq for seq in self._order if seq in self._open)
         self._single.clear()
         self._named.clear()
         self._covered.clear()
         self._session_top = cursor
-        # The hub's cursor may be ahead: another session of this participant may have acknowledged more.
+        # The hub's cursor may be ahead, because another session of this participant may have acknowledged more.
         self.prefix = max(self.prefix, cursor)
         self._prefix_is_due = False
 
     def forget_open(self) -> None:
-        """Forget open deliveries. Their program has ended, and the next session delivers them again."""
-        # Without a wire, a callback that is still scheduled sends nothing. In particular, it sends nothing in the next
-        # session.
+        """Forget the open deliveries when the program that received them has ended. The next session delivers them
+        again."""
+        # Without a wire, a callback of `_send_soon` that is still scheduled sends nothing, also in the next session.
         self._wire, self._is_due = None, False
         self._order.clear()
         self._open.clear()
         self._late.clear()
 
     def receive(self, seq: int) -> bool:
-        """Record a delivery. Return False if the delivery is already open or handled; a handled one is acknowledged
-        again."""
+        """Record a delivery that arrived. Return False if this delivery is already open or handled. A delivery that was
+        already handled is acknowledged again."""
         self._session_top = max(self._session_top, seq)
         if seq in self._open:
             return False
-        # The acknowledgement was lost with the last session or with the hub. Acknowledge again, without showing the
-        # message to the program.
+        # The acknowledgement was lost with the last session or when the hub was killed. Acknowledge the delivery again
+        # without passing the message to the program.
         if seq in self._handled:
             self._acknowledge(seq)
             self._send_soon()
@@ -100,7 +100,8 @@ class Acks:
         return True
 
     def mark_known(self, seq: int) -> None:
-        """Mark a delivery as handled that the hub already counts as handled. Send no acknowledgement."""
+        """Mark a delivery as handled without sending an acknowledgement, because the hub already counts it as
+        handled."""
         if seq in self._open and seq not in self._late:
             self._open.discard(seq)
             is_due, covered = self._prefix_is_due, len(self._covered)
@@ -110,7 +111,7 @@ class Acks:
             self._remember(seq)
 
     def handle(self, seq: int, *, only: bool = False) -> None:
-        """Mark everything up to ``seq`` as handled, or only that delivery with ``only``."""
+        """Mark every delivery up to ``seq`` as handled, or with ``only`` just the delivery ``seq``."""
         handled = self._open & {seq} if only else {open_seq for open_seq in self._open if open_seq <= seq}
         for handled_seq in sorted(handled):
             self._open.discard(handled_seq)
@@ -122,24 +123,24 @@ class Acks:
         self._send_soon()
 
     def refuse(self, seq: int, reason: str, retry_after_ms: int | None = None) -> None:
-        """Report a failed delivery. The delivery leaves the order until the hub repeats it (docs/protocol.md,
+        """Report a failed delivery to the hub with a nack. The hub will deliver the message again (docs/protocol.md,
         Delivery)."""
-        self.send_due()  # before the nack, because a later ack of the prefix would cover this delivery
+        self.send_due()  # send acks before the nack, because a later ack of the prefix would cover this delivery
         if seq in self._open:
             self.drop(seq)
             delay = UNSET if retry_after_ms is None else retry_after_ms
             self._send(NackFrame(seq=seq, reason=reason[:MAX_REASON_CHARS], retry_after_ms=delay))
 
     def drop(self, seq: int) -> None:
-        """Remove an open delivery that has failed or has become a dead letter."""
+        """Remove an open delivery that failed or became a dead letter."""
         self._late.discard(seq)
         if seq in self._open:
             self._open.discard(seq)
             self._advance()
 
     def send_due(self) -> None:
-        """Acknowledge what is handled. Without a connection nothing is sent: the next session repeats the delivery, and
-        it is acknowledged then."""
+        """Send the acknowledgements of all handled deliveries. Without a connection, nothing is sent. The next session
+        then repeats these deliveries, and they are acknowledged in that session."""
         self._is_due = False
         prefix, single = self._due()
         if prefix is not None:
@@ -148,8 +149,9 @@ class Acks:
             self._send(AckFrame(seq=seq, only=True))
 
     def _send_soon(self) -> None:
-        """Send one frame for all deliveries that are handled within one tick of the event loop."""
-        # Without this, a program that handles a batch would send a frame for each message.
+        """Schedule `send_due` for the next tick of the event loop, so that deliveries handled in one tick share a
+        frame."""
+        # Sending at once would cost a program that handles a batch one frame per message.
         if not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self.send_due)
@@ -162,7 +164,8 @@ class Acks:
                 return  # the task that reads this connection notices the failure
 
     def _due(self) -> tuple[int | None, list[int]]:
-        """Return what to acknowledge now: the seq up to which everything is handled (or None), and single seqs."""
+        """Return the acknowledgements to send now: the prefix up to which everything is handled, or None, and single
+        seqs."""
         prefix = self.prefix if self._prefix_is_due and self.prefix <= self._session_top else None
         if prefix is not None and self._late:  # the prefix would also acknowledge the late deliveries
             prefix, self._single = None, [*self._covered, *self._single]
@@ -196,8 +199,8 @@ class Acks:
 
 
 class Delivery:
-    """One message to acknowledge, with `ack`, `nack`, or ``async with delivery as message`` (ack on success, nack on
-    error)."""
+    """One message that the program must acknowledge with `ack` or `nack`. ``async with delivery as message`` calls
+    `ack` on success and `nack` on an error."""
 
     def __init__(self, acks: Acks, message: AnyMessage, attempt: int) -> None:
         self.message = message
@@ -206,23 +209,24 @@ class Delivery:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the hub's ledger was replaced after this delivery. If so, `ack` and `nack` do nothing, because the
-        seq means another message."""
+        """Whether the hub's ledger was replaced after this delivery. `ack` and `nack` then do nothing, because the seq
+        belongs to another message."""
         return self._acks.is_stale
 
     async def ack(self) -> None:
-        """Acknowledge the message, so that it is not delivered again. Earlier messages may still be open."""
+        """Acknowledge this message, so that the hub does not deliver it again. Earlier messages stay open."""
         if not self.is_stale:
             self._acks.handle(self.message.seq, only=True)
 
     def mark_known(self) -> None:
-        """Handle the message without an acknowledgement, because the hub already counts it as handled: a record
-        ``started`` of its reaction is stored."""
+        """Mark the message as handled without sending an acknowledgement. The hub already counts it as handled, because
+        it has stored the record ``started`` of the message's reaction."""
         if not self.is_stale:
             self._acks.mark_known(self.message.seq)
 
     async def nack(self, reason: str, retry_after_ms: int | None = None) -> None:
-        """Report a failure. The message is delivered again. After the fifth failure it becomes a dead letter."""
+        """Report that handling the message failed. The hub delivers the message again. After the fifth failure, the
+        message becomes a dead letter."""
         if not self.is_stale:
             self._acks.refuse(self.message.seq, reason, retry_after_ms)
 

@@ -1,9 +1,8 @@
-"""Deliveries that wait until the program reads them, in order. The number of the participant's own messages among them
-is limited.
+"""Queue of the deliveries that a program has not read yet, in order of arrival.
 
-The hub limits unacknowledged deliveries. But the participant's own messages, sent by its other sessions, need no
-acknowledgement. So this queue limits them: otherwise they would fill the memory of a program that never reads
-deliveries.
+The hub limits the number of unacknowledged deliveries. This limit does not cover the participant's own messages from
+its other sessions, because they need no acknowledgement. Therefore this queue limits them itself: otherwise they could
+fill the memory of a program that never reads its deliveries.
 """
 
 from __future__ import annotations
@@ -14,31 +13,31 @@ from collections import deque
 from .acks import Delivery
 
 MAX_OWN_WAITING, MAX_OWN_CHARS = 1000, 8 * 1024 * 1024
-"""Maximum number and size in characters of the participant's own messages that wait. Beyond it, the older half is
-dropped."""
+"""Maximum number, and maximum size in characters, of the participant's own messages in the queue. When a maximum is
+exceeded, the older half of these messages is dropped."""
 
 
 class DeliveryQueue:
-    """The waiting deliveries of one client. A queue belongs to the event loop in which it is first awaited."""
+    """Queue of one client's unread deliveries. A queue belongs to the event loop that first awaits it."""
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Delivery | None] = asyncio.Queue()
         self._own: deque[tuple[Delivery, int]] = deque()
-        """The waiting deliveries of own messages, with their sizes in characters."""
+        """The participant's own messages in the queue, each with its size in characters."""
         self._own_chars = 0
 
     def put(self, delivery: Delivery) -> None:
         self._queue.put_nowait(delivery)
 
     def put_own(self, delivery: Delivery, size: int) -> list[Delivery]:
-        """Add a delivery of an own message. Return the older ones that it has displaced."""
+        """Add a delivery of the participant's own message. Return the older own messages that were dropped for it."""
         self._queue.put_nowait(delivery)
         self._own.append((delivery, size))
         self._own_chars += size
         if len(self._own) <= MAX_OWN_WAITING and self._own_chars <= MAX_OWN_CHARS:
             return []
         displaced: dict[Delivery, None] = {}
-        # Drop half at once. Dropping one at a time would rebuild the queue below for every further message.
+        # Drop half of the messages at once. Dropping one at a time would rebuild the queue for every further message.
         while len(self._own) > MAX_OWN_WAITING // 2 or self._own_chars > MAX_OWN_CHARS // 2:
             oldest, oldest_size = self._own.popleft()
             self._own_chars -= oldest_size
@@ -50,7 +49,7 @@ class DeliveryQueue:
         return list(displaced)
 
     def end(self) -> None:
-        """Make every reader get None after the waiting deliveries."""
+        """End the queue: after the deliveries that it still contains, every reader receives None."""
         self._queue.put_nowait(None)
 
     async def get(self) -> Delivery | None:
@@ -59,5 +58,5 @@ class DeliveryQueue:
         if self._own and delivery is self._own[0][0]:
             self._own_chars -= self._own.popleft()[1]
         if delivery is None:
-            self._queue.put_nowait(None)  # for the other waiting tasks
+            self._queue.put_nowait(None)  # for other tasks that wait in `get`
         return delivery

@@ -196,15 +196,15 @@ def test_an_alias_repeats_its_anchor(write) -> None:
         ),
         (
             "title: a\n---\ntitle: b\n",
-            "team.yaml:2: is not valid YAML: a second document (`---`) begins; write one document to a file",
+            "team.yaml:2: is not valid YAML: a second document (`---`) begins; write one document per file",
         ),
         (
             "a: &x {b: 1}\nc:\n  <<: *x\n",
             "team.yaml:3: merge keys (`<<`) are not supported; repeat the keys, or alias the whole value",
         ),
         ("? [a]\n: b\n", "team.yaml:1: a key must be text"),
-        ("title: !!int x\n", 'team.yaml:1: "x" is no number that can be read'),
-        ("size: " + "9" * 5000 + "\n", f'team.yaml:1: "{"9" * 56}... is no number that can be read'),
+        ("title: !!int x\n", 'team.yaml:1: "x" is not a valid number'),
+        ("size: " + "9" * 5000 + "\n", f'team.yaml:1: "{"9" * 56}... is not a valid number'),
     ],
 )
 def test_a_wrong_file_is_refused_by_line(write, text: str, sentence: str) -> None:
