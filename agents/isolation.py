@@ -16,7 +16,7 @@ import logging
 import math
 import threading
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -195,6 +195,16 @@ async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s
     if isinstance(outcome, _Failure):
         raise outcome.error
     return outcome
+
+
+async def run_together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines at the same time. If one raises an error, cancel the others and raise that error."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(work)
+    except BaseExceptionGroup as errors:  # a tool's model reads one error, not a group
+        raise errors.exceptions[0] from None
 
 
 async def abandon(task: asyncio.Task[Any]) -> None:

@@ -14,7 +14,7 @@ A process may be killed between any two records, so their order is the contract:
       model_reply | model_failed      before any of its calls runs; never asked for again *
         [asking, waiting, approval]   call c, if a person has to approve it
         tool_started                  before the tool runs (* read_only): after a kill here, a `once` call has an unknown outcome
-          [asking]                    before questions are sent: after a kill here, they are looked up, not sent twice
+          [asking]                    in one commit with the first question: a resumed run looks questions up *
           [waiting]                   recipients and deadline: a restarted agent continues to wait
           [review]                    review of a message to the requester, before it is sent
           [used, progress]            model usage of the call that no other record reports; its progress
@@ -64,7 +64,6 @@ from .recorded import RECORD_TYPES, Approval, LazyAdapter, Recorded, Started, fe
 from .text import replace_surrogates
 from .values import (
     TOO_LARGE,
-    Effect,
     Finish,
     KeptMessage,
     KeptPrompt,
@@ -261,13 +260,16 @@ class Journal:
             body["reported_by"] = failed.reported_by
         await self._record("model_failed", turn, 0, body)
 
-    async def record_tool_started(self, turn: int, index: int, tool: str, arguments: str, *, effect: Effect) -> None:
-        """Record that a call begins. The record of a ``read_only`` tool may wait, because the call changes nothing. Any
-        other tool waits for it: if the reply were lost, the model could make another call after this one took effect.
+    async def record_tool_started(
+        self, turn: int, index: int, tool: str, arguments: str, *, is_once: bool, may_wait: bool
+    ) -> None:
+        """Record that a call begins. ``may_wait``: the tool changes nothing, or nothing before waiting records are
+        stored. Any other tool waits for the record: if the reply were lost, the model could make another call after
+        this one took effect.
         """
         body: dict[str, object] = {"turn": turn, "call": index, "tool": tool, "args": arguments}
-        body |= {"once": True} if effect == "once" else {}
-        await self._record("tool_started", turn, index, body, may_wait=effect == "read_only")
+        body |= {"once": True} if is_once else {}
+        await self._record("tool_started", turn, index, body, may_wait=may_wait)
 
     async def record_tool_result(
         self, turn: int, index: int, tool: str, result: ToolResult, replies: Sequence[int] = (), *, is_once: bool = True
@@ -334,7 +336,8 @@ class Journal:
         await self._record("waiting", turn, key, {"turn": turn, "call": call, **wait.to_record()}, may_conflict=True)
 
     async def record_asking(self, turn: int, call: int, messages: Mapping[str, str]) -> None:
-        await self._record("asking", turn, call, {"turn": turn, "call": call, "messages": dict(messages)})
+        body = {"turn": turn, "call": call, "messages": dict(messages)}
+        await self._record("asking", turn, call, body, may_wait=True)  # in one commit with the questions
 
     async def record_approval(self, turn: int, call: int, approval: Approval) -> None:
         await self._record("approval", turn, call, {"turn": turn, "call": call, **_leave_out_empty(approval)})

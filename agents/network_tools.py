@@ -13,6 +13,7 @@ from roundelay.network.errors import ConfigError, RequestError
 from roundelay.network.messages import BaseMessage
 
 from .inbox import ASK, is_declined, is_watched, read_waiting
+from .isolation import run_together
 from .replies import IsEnough, never_enough
 from .values import ToolError
 
@@ -62,7 +63,8 @@ def communication_tools() -> list[Tool]:
 
 @cache
 def _make_communication_tools() -> Sequence[Tool]:
-    return [_send_text_message, _broadcast_text_message, _require_all(_ask), _finish]
+    tools = (_send_text_message, _broadcast_text_message, _require_all(_ask), _finish)
+    return [replace(it, acts_through_client=True) for it in tools]
 
 
 def choose_tools(tools: Iterable[Tool], wanted: Collection[str] | None) -> list[Tool]:
@@ -100,7 +102,18 @@ def make_operation_tools(mods: bytes) -> Sequence[Tool]:
             parameters = _hide_trigger(schema, ("cause", "trigger") if takes_trigger(operation) else ("cause",))
             filled = tuple(field for field in ("cause", "reply_to") if field in read_properties(schema))
             parse, run = partial(read_object, name, parameters), partial(_call_operation, operation.op, filled)
-            tools.append(Tool(name, operation.description, parameters, "idempotent", math.inf, parse, run))
+            tools.append(
+                Tool(
+                    name,
+                    operation.description,
+                    parameters,
+                    "idempotent",
+                    math.inf,
+                    parse,
+                    run,
+                    acts_through_client=True,
+                )
+            )
     return tools
 
 
@@ -212,35 +225,39 @@ async def put_question(
     is_seen = is_watched(context.trigger)
     if is_seen:
         question["watched"] = True
-    questions: dict[str, Stored] = {}
+    waiter = context.waiter
+    sent: dict[str, Stored] = {}
     problems: dict[str, str] = {}
     ids = {agent_id: f"{context.call_id}-{number}" for number, agent_id in enumerate(asked)}
-    await context.waiter.prepare(ids, is_watched=is_seen)
+    await waiter.prepare(ids, is_watched=is_seen)
+
+    async def put(agent_id: str, message_id: str) -> None:
+        if agent_id == context.agent_id:
+            problems[agent_id] = "was not asked: that is you."
+            return
+        # Both agents would wait for each other until the timeout.
+        if agent_id in read_waiting(context.trigger):
+            problems[agent_id] = "was not asked, because it waits for your answer. Answer it instead."
+            return
+        try:
+            stored = await context.client.send_text(
+                agent_id, text, requires_response=[agent_id], metadata={ASK: question}, message_id=message_id
+            )
+        except RequestError as error:
+            problems[agent_id] = f"was not asked: {error.code}: {error}"
+            return
+        # Expect the reply at once, because the first agent may answer while the others are still being asked.
+        waiter.expect(stored.seq)
+        sent[agent_id] = stored
+
     try:
-        for agent_id, message_id in ids.items():
-            if agent_id == context.agent_id:
-                problems[agent_id] = "was not asked: that is you."
-                continue
-            # Both agents would wait for each other until the timeout.
-            if agent_id in read_waiting(context.trigger):
-                problems[agent_id] = "was not asked, because it waits for your answer. Answer it instead."
-                continue
-            try:
-                stored = await context.client.send_text(
-                    agent_id, text, requires_response=[agent_id], metadata={ASK: question}, message_id=message_id
-                )
-            except RequestError as error:
-                problems[agent_id] = f"was not asked: {error.code}: {error}"
-                continue
-            # Expect the reply before the next send, because the first agent may answer while the others are still being
-            # asked.
-            context.waiter.expect(stored.seq)
-            questions[agent_id] = stored
-        replies = await context.waiter.wait(questions, timeout_s, is_watched=is_seen, is_enough=is_enough)
-        unanswerable = {agent_id: f"will not answer: {why}" for agent_id, why in context.waiter.unanswerable.items()}
+        await run_together(put(agent_id, message_id) for agent_id, message_id in ids.items())  # in one commit
+        questions = {agent_id: sent[agent_id] for agent_id in ids if agent_id in sent}
+        replies = await waiter.wait(questions, timeout_s, is_watched=is_seen, is_enough=is_enough)
+        unanswerable = {agent_id: f"will not answer: {why}" for agent_id, why in waiter.unanswerable.items()}
         return replies, problems | unanswerable
     except BaseException:  # stopped before the wait: nobody reads a reply any more
-        context.waiter.forget(stored.seq for stored in questions.values())
+        waiter.forget(stored.seq for stored in sent.values())
         raise
 
 

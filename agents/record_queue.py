@@ -52,8 +52,14 @@ class Write:
 
     make_frame: Callable[[], SendFrame | RecordFrame]
     may_conflict: bool = False
+    is_independent: bool = False
+    """Whether nothing depends on this write but its own caller. If the hub refuses it or is busy, only the caller gets
+    the error, and later writes are stored. If the caller is cancelled before it is sent, it is not sent.
+    """
+
     is_stored: bool = False
     is_duplicate: bool = False
+    stored: StoredWrite | None = None
     error: Exception | None = None
     is_awaited: bool = False
     is_lost: bool = False
@@ -73,8 +79,10 @@ class Write:
         """Whether the hub refused this write, and not one before it."""
         return self.error is not None and not self.is_lost
 
-    def complete(self, *, is_duplicate: bool) -> None:
-        self.is_stored, self.is_duplicate = True, is_duplicate
+    def complete(self, stored: StoredWrite | None) -> None:
+        """Mark the write as stored. None: the hub has other content under the same id."""
+        self.is_stored, self.stored = True, stored
+        self.is_duplicate = stored is None or stored.duplicate
 
 
 @dataclass(slots=True, eq=False)
@@ -113,6 +121,8 @@ class RecordQueue:
         if self.max_batch <= 1:
             for write in writes:
                 await self._store_alone(write)
+                if write.error is not None:
+                    raise write.error
             return
         self._raise_failure()
         for write in writes:
@@ -124,7 +134,12 @@ class RecordQueue:
             return
         for write in writes:
             write.is_awaited = True
-        await pause_hook_timer(self._settle(writes))
+        try:
+            await pause_hook_timer(self._settle(writes))
+        except asyncio.CancelledError:
+            # A stopped call sends nothing more. Records stay, because later ones depend on them.
+            self._waiting = [it for it in self._waiting if not (it.is_independent and it in writes)]
+            raise
 
     async def flush(self) -> None:
         """Store all queued writes. Raises the hub's refusal of a write that nobody awaited."""
@@ -225,33 +240,32 @@ class RecordQueue:
                 await wait_retry_delay(busy)
                 continue
             for write, stored in zip(left, done.stored, strict=False):
-                write.complete(is_duplicate=stored.duplicate)
+                write.complete(stored)
             left = left[len(done.stored) :]
-            if isinstance(done.error, RetryLater):
+            if done.error is not None and left[0].is_independent:
+                left.pop(0).error = done.error
+            elif isinstance(done.error, RetryLater):
                 await wait_retry_delay(done.error)
             elif isinstance(done.error, IdConflict) and left[0].may_conflict:
-                left.pop(0).complete(is_duplicate=True)
+                left.pop(0).complete(None)
             elif done.error is not None:
                 raise done.error
 
     async def _store_alone(self, write: Write) -> None:
         """Store one write. Repeat without limit while the hub is busy: its id is derived, so a repeat changes
-        nothing.
+        nothing. Raises the hub's refusal, unless the write is independent.
         """
         while True:
             try:
-                stored = await write.store()
-            except RetryLater as busy:
-                await wait_retry_delay(busy)
-            except IdConflict as error:
-                if not write.may_conflict:
-                    write.error = error
-                    raise
-                write.complete(is_duplicate=True)
-                return
+                write.complete(await write.store())
             except RoundelayError as error:
+                if isinstance(error, RetryLater) and not write.is_independent:
+                    await wait_retry_delay(error)
+                    continue
+                if isinstance(error, IdConflict) and write.may_conflict:
+                    write.complete(None)
+                    return
                 write.error = error
-                raise
-            else:
-                write.complete(is_duplicate=stored.duplicate)
-                return
+                if not write.is_independent:
+                    raise
+            return

@@ -290,7 +290,7 @@ class SimpleAgentRunner(AgentRunner):
             cause=trigger.seq,
             visibility=self.visibility,
             reply_metadata={KEEPER: keeper} if keeper is not None else {},
-            settle=running.journal.queue.flush,
+            queue=running.journal.queue,
             askers=frozenset((trigger.sender_id, *(read_waiting(trigger) if trigger.metadata else ()))),
         )
         journal = running.journal

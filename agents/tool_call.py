@@ -100,7 +100,12 @@ class ToolCaller:
             # Record this before the tool runs. After a kill, the record is the only sign that the tool may have taken
             # effect.
             await run.journal.record_tool_started(
-                turn, index, planned.tool.name, planned.call.arguments, effect=planned.tool.effect
+                turn,
+                index,
+                planned.tool.name,
+                planned.call.arguments,
+                is_once=planned.tool.effect == "once",
+                may_wait=planned.tool.effect == "read_only" or planned.tool.acts_through_client,
             )
         run.emit(ToolCallStart(run.id, turn, index, planned.tool.name, planned.call.arguments, path=run.path))
         started_at = asyncio.get_running_loop().time()

@@ -12,18 +12,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from roundelay.network.addresses import agent_address, channel_address, memory_of, write_address
+from roundelay.network.client.stored_frames import make_send
+from roundelay.network.client.values import Stored
 from roundelay.network.errors import Forbidden
 from roundelay.network.messages import message_from_wire
 
 from .isolation import pause_hook_timer
 from .reaction_ids import reaction_id
+from .record_queue import RecordQueue, Write
 
 if TYPE_CHECKING:
-    from roundelay.network.client import AnyMessage, History, NetworkClient, Stored, Welcome, Window
+    from roundelay.network.client import AnyMessage, History, NetworkClient, Welcome, Window
     from roundelay.network.frames import OperationInfo
 
     from .inbox import Visibility
@@ -84,9 +88,9 @@ class ToolClient:
     recipient is exceeded. None: no limit.
     """
 
-    settle: Callable[[], Awaitable[None]] | None = None
-    """Stores the records of the reaction that still wait. Nobody may see an effect of a reply that a resumed reaction
-    would not know. None: no records wait.
+    queue: RecordQueue | None = None
+    """Records of the reaction that still wait. They are stored before or with each message and operation: nobody may
+    see an effect of a reply that a resumed reaction would not know. None: the reaction keeps no records.
     """
 
     threads: list[str] = field(default_factory=list)
@@ -109,8 +113,17 @@ class ToolClient:
             self.admit(to)
         if self.review is not None and self._may_reach_asker(to):
             content, filled = await pause_hook_timer(self._have_reviewed(self.review, content, filled))
-        await self._settle()
-        return self._note(await pause_hook_timer(self._client.send(to, content, **filled)))
+        if self.queue is None:
+            return self._note(await pause_hook_timer(self._client.send(to, content, **filled)))
+        # In one commit with the records that wait, and with other messages of the same moment.
+        write = Write(
+            partial(self._client.send, to, content, **filled),
+            partial(make_send, to, content, **filled),
+            is_independent=True,
+        )
+        await self.queue.write(write)
+        assert isinstance(write.stored, Stored)
+        return self._note(write.stored)
 
     async def send_text(self, agent_id: str, text: str, **options: Any) -> Stored:
         return await self.send(agent_address(agent_id), text, **options)
@@ -238,8 +251,8 @@ class ToolClient:
         await pause_hook_timer(self._client.record(memory_of(body["thread_id"]), "memory", body, record_id=record_id))
 
     async def _settle(self) -> None:
-        if self.settle is not None:
-            await pause_hook_timer(self.settle())
+        if self.queue is not None:
+            await pause_hook_timer(self.queue.flush())
 
     def _view(self) -> dict[str, Any]:
         """Return the arguments that tell the hub for whom to limit the answer. They override the tool's own

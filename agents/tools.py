@@ -187,6 +187,9 @@ class Tool:
     selection_rule: str = ""
     """Sentence that says when to choose the tool. `features.registry` adds it to the system message."""
 
+    acts_through_client: bool = False
+    """Whether all its effects go through ``context.client``, which stores the reaction's records first or with them."""
+
     @property
     def spec(self) -> ToolSpec:
         """The tool in the form that a model sees."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ from roundelay.agents.team import build_runner, load_agents
 from roundelay.agents.tools import tool
 from roundelay.agents.values import ToolError
 from roundelay.app import Network
-from roundelay.network.client import NetworkClient
+from roundelay.network.client import Batched, NetworkClient
 from roundelay.network.errors import ConfigError, ConnectError, Forbidden, Overloaded
+from roundelay.network.frames import RecordFrame, SendFrame
 from tests.support.agents import Heard, Person, Provider, make_runner, running, until_recorded
 from tests.support.busy import BusyClient
 from tests.support.fake_openai import Reply, call, calls, text
@@ -352,14 +353,14 @@ async def test_a_busy_hub_is_waited_for_when_a_person_is_asked(
 async def test_a_call_for_which_nobody_can_be_asked_is_not_run_and_the_model_reads_why(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    send = NetworkClient.send
+    store = NetworkClient.store_batch
 
-    async def refuse(self: NetworkClient, to: str, said: str, **options: Any) -> Any:
-        if said.startswith("May I call"):
-            raise Forbidden("You may not write here.")
-        return await send(self, to, said, **options)
+    async def refuse(self: NetworkClient, frames: Sequence[SendFrame | RecordFrame]) -> Batched:
+        allowed = [it for it in frames if not (isinstance(it, SendFrame) and b"May I call" in bytes(it.content))]
+        batched = await store(self, allowed)
+        return Batched(batched.stored, Forbidden("You may not write here.")) if len(allowed) < len(frames) else batched
 
-    monkeypatch.setattr(NetworkClient, "send", refuse)
+    monkeypatch.setattr(NetworkClient, "store_batch", refuse)
     assert await approve(network, "") == (
         "done",
         "Not run: nobody could be asked to approve it (forbidden: You may not write here.)",

@@ -21,6 +21,7 @@ from roundelay.agents.simple import SimpleAgentRunner
 from roundelay.agents.tools import Tool, ToolContext, tool
 from roundelay.app import Network
 from roundelay.network.client import NetworkClient
+from roundelay.network.client.link import Link
 from roundelay.network.errors import ConfigError, ConnectError, Overloaded
 from roundelay.network.mod import Mod, Reading, operation
 from tests.support.agents import Heard, Person, make_runner, running, until_recorded
@@ -172,16 +173,16 @@ async def test_a_check_of_an_argument_that_fails_itself_is_told_to_the_model(net
 async def test_a_send_whose_answer_is_late_is_waited_for_and_not_called_a_failure(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer, stored, release = NetworkClient.send, asyncio.Event(), asyncio.Event()
+    answer, stored, release = Link.ask, asyncio.Event(), asyncio.Event()
 
-    async def send_late(self: NetworkClient, *args: Any, **options: Any) -> Any:
-        result = await answer(self, *args, **options)
-        if self.agent_id == "bob":
+    async def answer_late(self: Link, key: str, frame: bytes, *args: Any, **options: Any) -> Any:
+        result = await answer(self, key, frame, *args, **options)
+        if b'"to":"agent:ann"' in frame:
             stored.set()
             await release.wait()
         return result
 
-    monkeypatch.setattr(NetworkClient, "send", send_late)
+    monkeypatch.setattr(Link, "ask", answer_late)
 
     def script(request: ModelRequest) -> Any:
         if request.turn == 1:

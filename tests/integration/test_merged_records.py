@@ -138,3 +138,21 @@ async def test_what_a_hook_sends_comes_behind_the_records_before_it(when: str, s
             await mia.hear()
         reaction = reaction_id("bob", asked.seq, mia.client.welcome.network.epoch)
         assert [it["kind"] for it in await mia.records(reaction) if it["seq"] < told.seq] == stored
+
+
+async def test_questions_to_several_agents_share_a_commit_with_their_records() -> None:
+    def ask_both(request: ModelRequest) -> Any:
+        return say("done") if request.turn == 2 else call("ask", agent_ids=["bob1", "bob2"], text="?")
+
+    async with Network.open() as network:
+        mia = await Person.join(network, "mia")
+        workers = [make_runner(name, lambda request: "yes") for name in ("bob1", "bob2")]
+        async with running(network, make_runner("ann", ask_both), *workers):
+            asked = await mia.client.send_text("ann", "go")
+            assert (await mia.hear()).text == "done"
+        records = await mia.records(reaction_id("ann", asked.seq, mia.client.welcome.network.epoch))
+        seqs = {it["kind"]: it["seq"] for it in records}
+        waiting = next(it["body"] for it in records if it["kind"] == "waiting")
+        first = seqs["tool_started"]
+        assert seqs["asking"] == first + 1
+        assert sorted(waiting["questions"].values()) == [first + 2, first + 3]

@@ -49,8 +49,9 @@ class Hub:
             self.commits.append(stored)
         return Batched(tuple(Stored(seq, name, duplicate=False) for seq, name in enumerate(stored)), error)
 
-    def write(self, name: str, *, may_conflict: bool = False) -> Write:
-        return Write(partial(self.record, name), partial(make_record, "r", "note", {}, record_id=name), may_conflict)
+    def write(self, name: str, *, may_conflict: bool = False, is_independent: bool = False) -> Write:
+        made = partial(make_record, "r", "note", {}, record_id=name)
+        return Write(partial(self.record, name), made, may_conflict, is_independent)
 
 
 def queue_of(hub: Hub, max_batch: int = 8, max_bytes: int = 10_000) -> RecordQueue:
@@ -185,3 +186,47 @@ async def test_a_value_that_is_no_json_fails_where_it_is_written() -> None:
         await queue.write(wrong, may_wait=True)
     await queue.write(hub.write("b"))
     assert hub.commits == [["b"]]
+
+
+@pytest.mark.parametrize("max_batch", [1, 8])
+@pytest.mark.parametrize("error", [BudgetExhausted("no more"), Overloaded("busy"), IdConflict("taken")])
+async def test_refused_independent_write_fails_alone(error: RoundelayError, max_batch: int) -> None:
+    """A message that the hub refuses is an error for the tool that sends it, and the reaction continues."""
+    hub = Hub(b=[error])
+    queue = queue_of(hub, max_batch)
+    outcomes = await asyncio.gather(
+        queue.write(hub.write("a")),
+        queue.write(hub.write("b", is_independent=True)),
+        queue.write(hub.write("c")),
+        return_exceptions=True,
+    )
+    assert outcomes == [None, error, None]
+    assert [name for commit in hub.commits for name in commit] == ["a", "c"]
+    await queue.write(hub.write("b", is_independent=True))  # a tool may try again
+    assert hub.commits[-1] == ["b"]
+
+
+async def test_independent_write_returns_its_own_result() -> None:
+    hub = Hub()
+    queue = queue_of(hub)
+    await queue.write(hub.write("a"), may_wait=True)
+    write = hub.write("b", is_independent=True)
+    await queue.write(write)
+    assert write.stored == Stored(1, "b", duplicate=False)
+
+
+async def test_unsent_message_of_a_stopped_call_is_never_sent() -> None:
+    hub = Hub()
+    hub.may_store.clear()
+    queue = queue_of(hub)
+    first = asyncio.create_task(queue.write(hub.write("a")))
+    await hub.is_asked.wait()
+    call = asyncio.create_task(queue.write(hub.write("message", is_independent=True)))
+    record = asyncio.create_task(queue.write(hub.write("record")))
+    await asyncio.sleep(0)
+    call.cancel()
+    record.cancel()
+    hub.may_store.set()
+    await first
+    await queue.flush()
+    assert hub.commits == [["a"], ["record"]]  # later records depend on a record
