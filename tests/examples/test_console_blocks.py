@@ -21,7 +21,7 @@ from tests.support.command import invoke
 MODS = ("channels", "discovery", "files", "messages", "notes", "polls", "tasks", "timers")
 MARK = "<!-- runs on a node -->\n"
 PAGES = [str(page.relative_to(ROOT)) for page in find_pages() if MARK in page.read_text(encoding="utf-8")]
-VARIES = re.compile(r"\d{4}-\d\d-\d\d[T ][\d:+]+|f-[0-9a-f]+-[0-9a-f]+|\d+")
+VARIES = re.compile(r"[\w-]{43}|\d{4}-\d\d-\d\d[T ][\d:+]+|f-[0-9a-f]+-[0-9a-f]+|\d+")
 NUMBER = re.compile(r"f-[0-9a-f]+-[0-9a-f]+|\b\d+\b")
 
 
