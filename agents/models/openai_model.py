@@ -430,6 +430,8 @@ def describe_failure(error: Exception) -> str:
             return f"{error.status}: {_read_failure(error).description}"
         case aiohttp.ClientHttpProxyError():
             return f"the proxy answered {error.status} {error.message}"  # its `str` has the URL of the request
+        case aiohttp.ClientConnectorError():
+            return describe_error(error.os_error)  # its `str` adds details of the client
         case _:
             return describe_error(error)
 

@@ -6,18 +6,21 @@ import asyncio
 import gc
 import json
 import logging
+import ssl
 import threading
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from roundelay.agents.models.model import ModelError, ModelRequest, SystemMessage, UserMessage
 from roundelay.agents.models.model_http import MAX_HEADER_BYTES
 from roundelay.agents.models.openai_model import OpenAIModel
+from tests.support.certificates import make_certificate
 
 ASK = ModelRequest([SystemMessage("You are a."), UserMessage("Hello?")])
 REPLY = json.dumps({"choices": [{"message": {"content": "ok"}, "finish_reason": "stop"}]}).encode()
@@ -189,6 +192,59 @@ async def test_a_body_that_is_no_json_is_refused_before_it_is_sent() -> None:
         with pytest.raises(ModelError):
             await model.complete(ASK)
         assert server.connections == 0
+
+
+@asynccontextmanager
+async def forward_proxy() -> AsyncIterator[tuple[str, list[str]]]:
+    """A proxy that opens tunnels; its address, and the first lines of the requests with their credentials."""
+    lines: list[str] = []
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = (await reader.readline()).decode().strip()
+        headers = [it async for it in _read_headers(reader)]
+        lines.extend([line, *(it for it in headers if it.lower().startswith("proxy-authorization"))])
+        host, port = line.split()[1].rsplit(":", 1)
+        there_reader, there_writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        await asyncio.gather(pump(reader, there_writer), pump(there_reader, writer), return_exceptions=True)
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()[:2]
+        yield f"tom:p%40ss@{host}:{port}", lines
+
+
+async def _read_headers(reader: asyncio.StreamReader) -> AsyncIterator[str]:
+    while line := (await reader.readline()).decode().strip():
+        yield line
+
+
+async def test_tls_needs_a_trusted_certificate_and_passes_a_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = make_certificate(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    raw = RawServer()
+    server = await asyncio.start_server(raw.serve, "127.0.0.1", 0, ssl=context)
+    port = server.sockets[0].getsockname()[1]
+    url = f"https://127.0.0.1:{port}/v1"
+    async with server, forward_proxy() as (proxy, lines):
+        async with raw.model(base_url=url) as model:
+            with pytest.raises(ModelError, match="not trusted: set SSL_CERT_FILE"):
+                await model.complete(ASK)
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        async with raw.model(base_url=url) as model:
+            assert (await model.complete(ASK)).text == "ok"
+        assert lines == []
+        monkeypatch.setenv("HTTPS_PROXY", f"http://{proxy}")
+        async with raw.model(base_url=url) as model:
+            assert (await model.complete(ASK)).text == "ok"
+        assert lines == [f"CONNECT 127.0.0.1:{port} HTTP/1.1", "Proxy-Authorization: Basic dG9tOnBAc3M="]
 
 
 async def test_socks_proxy_without_its_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
