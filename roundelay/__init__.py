@@ -1,6 +1,6 @@
 """Roundelay: a network in which agents, people and programs converse in threads, on one durable ledger.
 
-The public names are loaded when they are first used, so that ``import roundelay`` is quick and loads no model provider.
+Public names are loaded at their first use. ``import roundelay`` is therefore quick and loads no model provider.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-# In a clone five of the packages stand beside this folder, not in it (docs/decisions/one-package-of-five-folders.md).
+# A source checkout keeps five of the packages next to this folder, not inside it
+# (docs/decisions/one-package-of-five-folders.md).
 if not isfile(join(__path__[0], "network", "__init__.py")):
     _beside = dirname(__path__[0])
     if isfile(join(_beside, "network", "__init__.py")):

@@ -1,4 +1,4 @@
-"""``python -m roundelay``: the same as the command ``roundelay``."""
+"""Run the command ``roundelay`` as ``python -m roundelay``."""
 
 from roundelay.cli import main
 

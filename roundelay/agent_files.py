@@ -1,4 +1,4 @@
-"""Agents read from agent files and from node files."""
+"""Read the agents that agent files and node files declare."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from roundelay.network.errors import ConfigError
 
 
 def read_agents(files: Sequence[Path], only: Sequence[str] = ()) -> list[AgentSpec]:
-    """Return all agents of these files, or those named in ``only``. Raises `ConfigError`."""
+    """Return the agents that these files declare; with ``only``, return just those agents. Raises `ConfigError`."""
     agents: dict[str, AgentSpec] = {}
     for file in files:
         for spec in _read_file(file):
             first = agents.setdefault(spec.id, spec)
             if first is not spec:
                 raise ConfigError(
-                    f'the agent "{spec.id}" stands in {first.path}:{first.line} already', path=spec.path, line=spec.line
+                    f'the agent "{spec.id}" is already declared in {first.path}:{first.line}',
+                    path=spec.path,
+                    line=spec.line,
                 )
     missing = sorted(set(only) - agents.keys())
     places = ", ".join(map(str, files))
@@ -31,10 +33,10 @@ def read_agents(files: Sequence[Path], only: Sequence[str] = ()) -> list[AgentSp
 
 def _read_file(file: Path) -> list[AgentSpec]:
     if is_node_file(load_yaml(file)):
-        return load_agents(resolve_config(file, {}, {})[0].agents)  # validates the node's other keys too
+        return load_agents(resolve_config(file, {}, {})[0].agents)  # validate the other keys of the node file too
     return load_agents(file)
 
 
 def is_node_file(root: YamlNode) -> bool:
-    """Whether a file configures a node, rather than one agent or several."""
+    """Whether a file configures a node. Other files declare one agent or several."""
     return isinstance(root.value, dict) and "agents" in root.value and "id" not in root.value

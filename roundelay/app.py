@@ -1,5 +1,5 @@
-"""Wires hub, ledger, mods and transports: a node that listens (`serve`), and a network in this process (`Network`). No
-other module does that."""
+"""Connect the hub with its ledger, mods and transports. `serve` runs a node that listens; `Network` runs a hub inside
+this process. No other module connects these parts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ OWN_MODS: dict[str, type[Mod]] = {
 
 
 def server_name() -> str:
-    """Return the hub's name in ``welcome``."""
+    """Return the name that the hub sends in its ``welcome`` frame."""
     try:
         return f"roundelay/{version('roundelay')}"
     except PackageNotFoundError:
@@ -89,15 +89,15 @@ def server_name() -> str:
 def make_ledger(
     path: Path | None, name: str, durability: Durability, new_id: NewId, *, is_read_only: bool = False
 ) -> Ledger:
-    """Return the ledger of a node: in memory without a path or with durability ``memory``, or else the SQLite file. The index
-    of a shared log can be opened only if nothing is written."""
+    """Return the ledger of a node: a SQLite file, or memory if there is no path or the durability is ``memory``. With
+    ``is_read_only``, an index of a shared log may be opened too."""
     if path is None or durability == "memory":
         return MemoryLedger(epoch=new_id(), name=name)
     return SQLiteLedger(path, new_epoch=new_id, name=name, durability=durability, is_index=is_read_only)
 
 
 def make_blobs(path: Path | None, durability: Durability, *, is_read_only: bool = False) -> BlobStore:
-    """Return the blob store of a node: in memory like its ledger, or else a folder next to the database file."""
+    """Return the blob store of a node: in memory like its ledger, or a folder next to the database file."""
     if path is None or durability == "memory":
         return MemoryBlobs()
     return FolderBlobs(blob_folder(path), is_read_only=is_read_only)
@@ -114,10 +114,11 @@ def _check_shared(config: NodeConfig, mods: Sequence[Mod]) -> None:
 
 
 def make_shared_log(url: str) -> SharedLog:
-    """Return the log with this address. Raises `ConfigError` for a wrong address, or if the client of its engine is missing."""
+    """Return the shared log at a URL. Raises `ConfigError` if the URL is wrong or the client library for this kind of
+    log is not installed."""
     address = read_log_url(url)
     try:
-        # Each client is imported only for its own address: an installation may have one and not the other.
+        # Import a client library only for its own kind of URL: an installation may have just one of the two.
         if isinstance(address, PostgresAddress):
             from roundelay.network.cluster.postgres import PostgresLog
 
@@ -130,25 +131,26 @@ def make_shared_log(url: str) -> SharedLog:
 
 
 def make_replicated_ledger(config: NodeConfig, say: Callable[[str], None], replica: ReadReplica) -> ReplicatedLedger:
-    """Return the ledger of a node that shares its log. Raises `ConfigError` for a wrong address, for options that a shared log
-    does not allow, or if the client of its engine is missing."""
+    """Return the ledger of a node that writes to a shared log. Raises `ConfigError` for a wrong URL, for an option that
+    a shared log excludes, or for a missing client library."""
     from roundelay.network.cluster.replicated import ReplicatedLedger
 
     assert config.log is not None
     shared = make_shared_log(config.log)
     if config.durability == "memory":
         raise ConfigError("durability memory does not go with a shared log, which outlives its nodes.")
-    # The log is the truth: records that a power loss takes from the index are read again.
+    # The shared log is authoritative. The index may lose records in a power failure, because the node reads them again.
     index = SQLiteLedger(config.db, new_epoch=random_id, name=config.name, durability="normal", is_index=True)
-    is_full = config.durability == "full" and "durability" in config.model_fields_set  # not by default
+    # the user asked for it; it is not the default
+    is_full = config.durability == "full" and "durability" in config.model_fields_set
     return ReplicatedLedger(
         shared, index, new_id=random_id, name=config.name, report=say, requires_full=is_full, replica=replica
     )
 
 
 def make_rights(config: NodeConfig, mods: Sequence[Mod]) -> Rights | None:
-    """Return the rights of a node with these mods, if its file has a page of rights. Raises `ConfigError` for a wrong rule,
-    with file and line."""
+    """Return the rights of a node with these mods, or None if its file defines no rights. Raises `ConfigError` with
+    file and line for a wrong rule."""
     if config.rights is None:
         return None
     try:
@@ -158,7 +160,7 @@ def make_rights(config: NodeConfig, mods: Sequence[Mod]) -> Rights | None:
         place = config.rights_node
         for step in (error.role, error.field, error.index):
             value = place.value if place is not None else None
-            # As deep as the file names it: a role without this field still has a line to point at.
+            # Point at the deepest entry that exists in the file: a missing field has no line, but its role has one.
             if isinstance(value, dict) and step in value:
                 place = value[str(step)]
             elif isinstance(value, list) and isinstance(step, int):
@@ -171,12 +173,12 @@ class StoppedWaiting(Exception):
 
 
 class Node:
-    """A hub that listens at ``url``. ``owner_token`` lets people and services join as operators."""
+    """A hub that listens at ``url``. With ``owner_token``, people and services join as operators."""
 
     def __init__(self, hub: Hub, url: str, token: str, durability: str, close: Callable[[], Awaitable[None]]) -> None:
         self.hub = hub
         self.durability = durability
-        """Durability when the node became ready; only a shared log has ``replicated``."""
+        """Durability when the node became ready. Only nodes with a shared log can have ``replicated``."""
         self.url = url
         self.port = int(url.rpartition(":")[2].rstrip("/"))
         self.owner_token = token
@@ -188,7 +190,7 @@ class Node:
 
 
 async def _close(hub: Hub, server: WebSocketServer, shared: ReplicatedLedger | None) -> None:
-    # First nobody new comes in; then the sessions that are there are ended in order.
+    # Accept no new sessions while the hub ends the existing ones in order.
     server.stop_listening()
     await hub.close(hand_over=None if shared is None else shared.hand_over)
     await server.close()
@@ -206,17 +208,18 @@ async def serve(
     listens: Callable[[str], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[Node]:
-    """Run a node for the length of an ``async with``; ``mods`` come after those that the config names.
+    """Run a node for the duration of an ``async with`` block. ``mods`` are loaded after the mods in the config.
 
-    With ``is_read_only`` the hub accepts no messages, records or changes. ``prepare`` gets the hub and its address before
-    anybody can connect; what it raises ends the node. A node that shares its log waits here until it leads. Meanwhile it
-    listens and refuses sessions; it reports its address to ``listens`` and its state to ``say``. It raises `StoppedWaiting`
-    if ``stopping`` is set before it leads. Raises `ModError`, `LedgerError`, `ConfigError` (the owner's token cannot be
-    stored) or `ConnectError` (the address cannot be bound), and leaves nothing half open.
+    With ``is_read_only``, the hub accepts no messages, records or changes. ``prepare`` receives the hub and its address
+    before clients can connect; an error in ``prepare`` ends the node. A node with a shared log waits here until it is
+    the leader. While the node waits, it listens and refuses sessions, reports its address to ``listens``, and reports
+    its state to ``say``. Raises `StoppedWaiting` if ``stopping`` is set during this wait. Raises `ModError`,
+    `LedgerError`, `ConfigError` (the owner's token cannot be stored) or `ConnectError` (the address cannot be bound).
+    Everything opened so far is then closed.
     """
     raise_file_limit()
     add_mod_folder(config.folder)
-    # Before the ledger: a mod that cannot be loaded must leave no new database behind.
+    # Load the mods before the ledger: a mod that cannot be loaded must leave no new database file.
     loaded = load_mods([*config.mods, *mods], OWN_MODS)
     _check_shared(config, loaded)
     rights = make_rights(config, loaded)
@@ -258,10 +261,10 @@ async def serve(
     try:
         host = f"[{config.host}]" if ":" in config.host else config.host
         try:
-            # Bound before the ledger is opened, so that a second node at this address fails before it touches anything.
+            # Bind before the ledger is opened: a second node at this address must fail before it changes anything.
             port = await server.bind(config.host, config.port)
             url = f"{'wss' if tls else 'ws'}://{host}:{port}/"
-            if shared is not None:  # clients must learn that it waits
+            if shared is not None:  # clients must learn that this node waits for leadership
                 name = socket.gethostname() if config.host in ("0.0.0.0", "::") else host
                 shared.set_identity(f"{name}:{port}", owner=hash_token(hash_token(token))[:16])
                 server.is_accepting_sessions = False
@@ -270,7 +273,7 @@ async def serve(
             await _unless_stopped(hub.start(), stopping)
             if prepare is not None:
                 await _unless_stopped(_prepare(hub, partial(prepare, hub, url)), stopping)
-            # A node of its own listens only when it can serve: who connected earlier would only be refused.
+            # A node without a shared log listens only when it can serve: it would refuse earlier connections.
             if shared is None:
                 server.listen(tls=tls)
                 listens(url)
@@ -283,14 +286,15 @@ async def serve(
 
 
 async def _unless_stopped(work: Coroutine[Any, Any, None], stopping: asyncio.Event | None) -> None:
-    """Await work that may wait for a ledger. Raises `StoppedWaiting`, and what the work raises."""
+    """Await ``work``, which may wait for a ledger. Raises `StoppedWaiting` if ``stopping`` is set first, or the error
+    of ``work``."""
     doing = asyncio.create_task(work, name="node-start")
     if stopping is not None:
         stop_request = asyncio.create_task(stopping.wait())
         await asyncio.wait((doing, stop_request), return_when=asyncio.FIRST_COMPLETED)
         stop_request.cancel()
         if not doing.done():
-            # A node that waits for leadership may wait for days, and a stop must not.
+            # Cancel the work: a node may wait days for leadership, but a stop must take effect at once.
             doing.cancel()
             await asyncio.gather(doing, return_exceptions=True)
             raise StoppedWaiting
@@ -298,7 +302,8 @@ async def _unless_stopped(work: Coroutine[Any, Any, None], stopping: asyncio.Eve
 
 
 async def _prepare(hub: Hub, prepare: Callable[[], Awaitable[None]]) -> None:
-    """Prepare the hub. Repeat this if the shared log became unavailable meanwhile, or another node was elected."""
+    """Prepare the hub. Repeat the preparation if the shared log became unavailable or another node was elected
+    meanwhile."""
     while True:
         try:
             return await prepare()
@@ -308,7 +313,7 @@ async def _prepare(hub: Hub, prepare: Callable[[], Awaitable[None]]) -> None:
 
 
 async def _check_address(host: str, port: int) -> None:
-    """Check that a node can listen at the address, before any file is made. Raises `ConnectError`."""
+    """Check that a node can listen at the address, before any file is created. Raises `ConnectError`."""
     try:
         addresses = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -331,7 +336,7 @@ def _cannot_listen(host: str, port: int, error: OSError) -> ConnectError:
 
 
 class Network:
-    """A hub in this process, without a port, for scripts and tests. Made by `Network.open`."""
+    """A hub in this process, without a port, for scripts and tests. Use `Network.open` to create it."""
 
     def __init__(self, hub: Hub, new_id: NewId, clock: Clock = system_clock) -> None:
         self.hub = hub
@@ -355,10 +360,11 @@ class Network:
         clock: Clock = system_clock,
         new_id: NewId = ordered_id,
     ) -> AsyncIterator[Network]:
-        """Open a network over a database file, or in memory without one. Raises `LedgerError` or `ModError`.
+        """Open a network on a database file, or in memory if ``path`` is None. Raises `LedgerError` or `ModError`.
 
-        ``quotas`` are the participants' quotas, by id, and ``rights`` the roles of docs/rights.md (`ConfigError` for a wrong
-        rule). ``clock`` and ``new_id`` are the only sources of time and randomness for the hub and this network's clients.
+        ``quotas`` maps the id of a participant to its quota. ``rights`` defines the roles of docs/rights.md; a wrong
+        rule raises `ConfigError`. ``clock`` and ``new_id`` are the only sources of time and randomness for the hub and
+        this network's clients.
         """
         loaded = load_mods(list(mods), OWN_MODS)
         hub = Hub(
@@ -386,7 +392,7 @@ class Network:
     def client(
         self, agent_id: str, *, kind: Kind = "agent", role: SessionRole = "observer", card: Card = None
     ) -> NetworkClient:
-        """Return a client that is not connected yet. It is closed with the network."""
+        """Return a client that is not connected yet. Closing the network closes the client."""
         transport, jitter = self._make_link(agent_id)
         client = NetworkClient(
             agent_id,
@@ -403,24 +409,25 @@ class Network:
 
     def _make_link(self, agent_id: str) -> tuple[Transport, Callable[[], float]]:
         """Return a client's transport to the hub, and the jitter of its reconnects."""
-        return LocalTransport(self.hub), lambda: 1.0  # one process needs no spread
+        # clients in one process need no random delay between their reconnects
+        return LocalTransport(self.hub), lambda: 1.0
 
     async def join(
         self, agent_id: str, *, kind: Kind = "agent", role: SessionRole = "observer", card: Card = None
     ) -> NetworkClient:
-        """Join as a participant and return the connected client. People and services are operators here."""
+        """Join as a participant and return the connected client. Here, people and services are operators."""
         client = self.client(agent_id, kind=kind, role=role, card=card)
         await client.connect()
         return client
 
     @asynccontextmanager
     async def run(self, *runners: AgentRunner) -> AsyncIterator[None]:
-        """Run agents in this process until the block ends. Inside the block they are connected and ready.
+        """Run agents in this process until the block ends. The agents are connected and ready when the block begins.
 
-        Raises the error of a runner that ended early, at the latest when the block ends.
+        Raises the error of a runner that ended early, when the block ends or before.
         """
         clients = [await self.join(it.agent_id, role="reactor", card=it.describe_card()) for it in runners]
-        # Wait before the first run begins: a run that fails at once would leave a later wait without an end.
+        # Create the wait before the first runner starts: if a runner fails at once, a later wait would never end.
         ready = asyncio.gather(*(it.ready() for it in runners))
         running = [asyncio.create_task(it.run(client)) for it, client in zip(runners, clients, strict=True)]
         try:

@@ -1,8 +1,8 @@
-"""The command ``roundelay``: its command groups, its global options, and the error handling of all commands.
+"""The command ``roundelay``: its command groups, global options, and the error handling for all commands.
 
-The commands are defined in `roundelay.commands` and import what they need when they run: importing it here would slow
-down every start. An error is one sentence on stderr and an exit code: 1 for a failure, 2 for wrong usage or a wrong
-file, 3 for no connection to a hub. ``--debug`` shows the traceback.
+The commands are defined in `roundelay.commands` and import heavy modules only when they run, so that every command
+starts fast. An error is printed as one sentence on stderr and sets the exit code: 1 for a failure, 2 for wrong usage or
+a wrong file, 3 for no connection to a hub. ``--debug`` shows the traceback.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ EXPECTED = {
     "tokens": "There is no command tokens. Did you mean `roundelay token list`?",
     "channels": "There is no command channels. `roundelay threads` lists threads, `roundelay call channels.list` channels.",
 }
-"""Commands that people try although they do not exist, and what to use instead."""
+"""Advice for commands that people try although they do not exist."""
 
 
 GROUPS: dict[str, tuple[click.Command, ...]] = {
@@ -102,7 +102,7 @@ GROUPS: dict[str, tuple[click.Command, ...]] = {
     "Connect": (calling.call, gateway.gateway, gateway.mcp, webhook.webhook, bridge.bridge),
     "Help": (docs.docs, setup.completion),
 }
-"""All commands, by what they are for."""
+"""All commands, grouped by purpose."""
 WIDEST = max(len(str(command.name)) for group in GROUPS.values() for command in group)
 
 
@@ -122,7 +122,7 @@ class RootGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        # A command that is added later wins over the advice about its absence.
+        # A command that is registered later takes precedence over the advice about its absence.
         if args and args[0] in EXPECTED and args[0] not in self.commands:
             raise click.UsageError(EXPECTED[args[0]])
         return super().resolve_command(ctx, args)
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
     A hook always exits with 0, even if its environment is wrong, because coding agents treat exit code 2 as a veto.
     """
-    if arguments is None:  # the command runs in a process of its own
+    if arguments is None:  # the command has its own process
         collect_seldom()
     code = _run(arguments)
     is_hook = list(sys.argv[1:] if arguments is None else arguments)[:2] == ["bridge", "deliver"]
@@ -165,23 +165,25 @@ def _run(arguments: Sequence[str] | None) -> int:
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
-            reconfigure(errors="backslashreplace")  # otherwise a character that the terminal lacks would fail
-    # `python -m roundelay` has the current folder in its import path, and the agents of `up` run that way. Add it for
-    # the script too, so that both find a user's tools.
+            # without this, printing a character that the terminal's encoding lacks would raise an error
+            reconfigure(errors="backslashreplace")
+    # `python -m roundelay` includes the current folder in the import path, and `up` starts agents that way. Add the
+    # folder for the script too: otherwise agents find a user's tools and the script does not.
     if (here := os.getcwd()) not in sys.path and "" not in sys.path:
         sys.path.append(here)
     try:
         code = cli.main(args=arguments, prog_name="roundelay", standalone_mode=False)
-        # Here and not at exit, where a closed pipe could no longer be turned into an exit code.
+        # Flush here, not at exit: at exit a closed pipe can no longer set the exit code.
         sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         return EXIT_INTERRUPTED
-    except Exception as error:  # noqa: BLE001 (the boundary of a command: every error becomes a sentence or a traceback)
+    except Exception as error:  # noqa: BLE001 (last resort of every command: report any error)
         if isinstance(next(list_errors(error)), BrokenPipeError):
-            # The reader of our output has closed the pipe, as `head` does. Writing at exit must not fail either.
+            # The program that reads our output has closed the pipe, as `head` does. Redirect stdout, because Python
+            # would fail when it flushes stdout at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_FAILURE
         sentence, code = explain(error)

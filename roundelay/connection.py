@@ -1,4 +1,4 @@
-"""The identity under which commands connect, and how long they wait for a lost hub. No IO except for the login name."""
+"""The participant id that commands use, and their time limit for a lost hub. The only IO is reading the login name."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ if TYPE_CHECKING:
 
 PIPE_PATIENCE_S = 30.0
 READER_ID = "roundelay-cli"
-"""Id under which commands read. It is a service: another person would count as a recipient of broadcasts, and so change
-what prompts may hold."""
+"""Participant id with which commands read. It belongs to a service: a person would count as a recipient of broadcasts
+and thereby change what prompts may contain."""
 
 
 def find_login_id() -> str:
     """Return the login user's name as an id for a person."""
     try:
         name = getpass.getuser().lower()
-    except (OSError, KeyError):  # the user has no name
+    except (OSError, KeyError):  # the operating system knows no name for this user
         name = ""
     return re.sub(r"[^a-z0-9._-]+", "-", name).lstrip("._-")[:64] or "person"
 
 
 class ReconnectLimit:
-    """Ends a connection that has been lost for ``within_s`` seconds; None waits without end."""
+    """Time limit for reconnecting. Ends a connection that has been lost for ``within_s`` seconds; None means no
+    limit."""
 
     def __init__(self, within_s: float | None, now: Callable[[], float] = time.monotonic) -> None:
         self._within_s = within_s
@@ -36,9 +37,9 @@ class ReconnectLimit:
         self._lost_at: float | None = None
 
     def handle_event(self, event: Event) -> bool:
-        """Return whether the event is news: the loss and the reconnection are, repeated attempts are not.
+        """Return whether to show this event. Repeated reconnection attempts are not shown.
 
-        Raises `ConnectError` when the hub has been gone for too long.
+        Raises `ConnectError` when the hub has been unreachable for longer than the limit.
         """
         from roundelay.network.client import Reconnected, Reconnecting  # keeps the start of commands fast
         from roundelay.network.errors import ConnectError
@@ -59,5 +60,5 @@ class ReconnectLimit:
 
 
 def make_output_limit() -> ReconnectLimit:
-    """Return no limit for a terminal, where a person can end the command, and `PIPE_PATIENCE_S` for a pipe."""
+    """Return no limit at a terminal, where a person can stop the command, and `PIPE_PATIENCE_S` for a pipe."""
     return ReconnectLimit(None if sys.stdout.isatty() else PIPE_PATIENCE_S)

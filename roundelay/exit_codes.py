@@ -1,4 +1,4 @@
-"""Exit codes of commands, and the sentence for an error that nothing handled."""
+"""Exit codes of commands, and messages for unhandled errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     from roundelay.network.credentials import hide_secrets
     from roundelay.network.errors import ConfigError, ConnectError, RoundelayError
 
-    # Of several tasks that failed together, the first error is the most likely cause.
+    # When several tasks fail together, the first error is the most likely cause.
     first = next(list_errors(error))
     match first:
         case ConnectError():

@@ -1,5 +1,4 @@
-"""Lazy exports: a package loads a module when one of its names is first used. Importing the package, or one of its modules,
-then loads no other module."""
+"""Lazy exports: a package imports a module only when one of the module's names is first used."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""Live activity in a network: who thinks or types, which calls run, which texts grow. Nothing is drawn here.
+"""Live activity in a network: agents that think, people who type, running calls and growing texts. Nothing is drawn
+here.
 
-`LiveActivity` is fed with a client's events and messages, and holds what a screen shows of the work in progress. The
-chat (`terminal.activity_lines`), the full-screen terminal and the page (web/page/core) show the same. No IO; timers
-come from the event loop.
+`LiveActivity` receives the events and messages of a client and stores the work in progress that a screen shows. The
+chat (`terminal.activity_lines`), the full-screen terminal and the page (web/page/core) show the same activity. No IO;
+timers use the event loop.
 
-Signals may be lost: a text with a missing piece gets a gap, and an agent that goes offline does nothing any more.
-Anybody may send signals. So an agent is known by the id of the sender whatever a signal claims, malformed signals are
-skipped, and everything that is stored is bounded. When a limit is reached, the sender with the most entries loses one:
-a flood cannot push out what others do. Texts are not sanitized here; whoever shows them must do it.
+Signals may be lost. A text with a missing piece shows a gap, and an agent that goes offline has no activity. Anybody
+may send signals. Therefore an agent is identified by the sender of the signal, malformed signals are skipped, and all
+stored data has a limit. At a limit, the agent with the most reactions loses its oldest one, so that a flood of signals
+cannot remove the activity of others. Texts are not sanitized here; the screen must do that.
 """
 
 from __future__ import annotations
@@ -28,24 +29,24 @@ from roundelay.network.messages import BaseMessage
 
 TYPING_SHOWN_S, VIEWING_SHOWN_S = 6.0, 30.0
 MAX_VIEWING = 256
-"""Maximum number of (thread, person) pairs of people who look at a thread."""
+"""Maximum number of stored (thread, person) pairs for people who view a thread."""
 MAX_HEARD = 1000
-"""Maximum number of reactions whose ids are remembered, and of pending requests."""
+"""Maximum number of stored reaction ids, and of stored pending requests."""
 MAX_WORKS, MAX_WRITING = 256, 32
-"""Maximum number of active reactions, and of those that have growing texts."""
+"""Maximum number of stored active reactions, and of those with growing texts."""
 MAX_CALLS, MAX_DONE, MAX_STREAMS = 32, 256, 64
-"""Limits of one reaction: active calls, finished calls, growing texts."""
+"""Limits for one reaction: active calls, finished calls, and growing texts."""
 MAX_CHARS, MAX_REPORT_CHARS = 8000, 500
 MAX_ID_CHARS = 128
-"""Maximum length of a reaction's id, as on the wire."""
+"""Maximum length of a reaction's id, as in the wire protocol."""
 GAP = " … "
-_Reaction = tuple[str, str]  # its agent and its id
+_Reaction = tuple[str, str]  # agent id and reaction id
 _StreamKey = tuple[str, int, PieceKind, int | None]  # path, turn, kind, call
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveCall:
-    """A call in progress: its tool, and the agents whose answers it waits for."""
+    """A call in progress, with its tool and the agents whose answers the call waits for."""
 
     tool: str
     asked: tuple[str, ...] = ()
@@ -53,7 +54,8 @@ class ActiveCall:
 
 @dataclass(slots=True)
 class GrowingText:
-    """A text that grows, at a path of a reaction. For progress, only the newest report is stored."""
+    """A text that grows while an agent works, at a path of a reaction. For progress reports, only the newest report is
+    stored."""
 
     path: str
     kind: PieceKind
@@ -65,20 +67,21 @@ class GrowingText:
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A call that waits for a person's decision; ``seq`` is the message that asks for it."""
+    """A call that waits for a person's decision. ``seq`` is the sequence number of the message that requests the
+    decision."""
 
     seq: int
     agent_id: str
     reaction: str
     thread_id: str
     deciders: tuple[str, ...] | None = None
-    """The people who may decide, or None if everybody who reads the request may."""
+    """People who may decide, or None if everybody who can read the request may decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActivityNews:
-    """A change in one line, for readers without a live display. ``who`` is the agent and the calls inside it, outermost
-    first."""
+    """A change in one line, for output without a live display. ``who`` lists the agent and then the calls inside it,
+    outermost first."""
 
     who: tuple[str, ...]
     verb: Literal["uses", "waits for", "reports", "finished without an answer"]
@@ -92,18 +95,18 @@ class ActiveReaction:
     agent_id: str
     thread_id: str
     is_thinking: bool = False
-    """Whether its agent sent a ``thinking`` signal. Some agents send only texts and calls."""
+    """Whether the agent sent a ``thinking`` signal. Some agents send only texts and calls."""
     calls: dict[str, ActiveCall] = field(default_factory=dict)
     """Calls in progress, by path."""
     texts: dict[_StreamKey, GrowingText] = field(default_factory=dict)
-    """Growing texts, the one written last at the end."""
+    """Growing texts; the most recently written text is last."""
     _done: deque[str] = field(
         default_factory=lambda: deque(maxlen=MAX_DONE)
-    )  # paths of finished calls: later signals about them are stale
-    _said: int = 0  # last turn whose text has become a message
+    )  # paths of finished calls, whose later signals are stale
+    _said: int = 0  # last turn whose text is now part of a message
 
     def name_path(self, path: str) -> tuple[str, ...]:
-        """Return who works at a path: the agent, and the tools or agents that it called on the way there.
+        """Return the chain of callers at a path: the agent, then each tool or agent called on the way.
 
         A call whose signal was lost is shown as ``…``.
         """
@@ -118,14 +121,14 @@ class ActiveReaction:
         ]
 
     def handle_call(self, seen: CallSignal) -> ActivityNews | None:
-        """Handle a call that starts, waits for agents, or is done; then the work inside it is done too."""
+        """Handle a call that starts, waits for agents, or ends. The end of a call also ends the calls inside it."""
         path = path_of_call(seen.path, seen.turn, seen.call)
         if seen.is_active:
-            # A known call may change what it waits for, however many there are.
+            # Update a known call even at the limit: the agents that it waits for may change.
             if path in self.calls or len(self.calls) < MAX_CALLS:
                 self.calls[path] = ActiveCall(seen.tool, seen.asked)
             if seen.asked == (seen.tool,):
-                return None  # the tool is itself a remote agent, and was announced already
+                return None  # the tool is a remote agent itself and has been announced already
             who = self.name_path(path.rpartition("/")[0])
             return (
                 ActivityNews(who, "waits for", ", ".join(seen.asked))
@@ -138,17 +141,18 @@ class ActiveReaction:
         return None
 
     def end_answer_text(self) -> None:
-        """Remove the text of the answer: it is a message now. Later pieces of it are stale."""
-        # Only the agent's own text becomes the message; the texts of its calls go on growing.
+        """Remove the growing text of the answer, because the answer is now a message. Later pieces of the text are
+        stale."""
+        # Only the agent's own text becomes the message. The texts of its calls continue to grow.
         said = [key for key, it in self.texts.items() if it.kind == "text" and not it.path]
         self._said = max([self._said, *(turn for _, turn, _, _ in said)])
         self.texts = {key: it for key, it in self.texts.items() if key not in said}
 
     def handle_piece(self, piece: PieceSignal) -> ActivityNews | None:
-        """Append a piece to a text. Earlier texts of the same run are complete then, and removed."""
+        """Append a piece to a text. A new text completes and removes the earlier texts of its run."""
         path, kind = piece.path, piece.kind
         key: _StreamKey = (path, piece.turn, kind, piece.call)
-        # Pieces may arrive after the message, and would draw a text that nobody is writing any more.
+        # Skip pieces that arrive after the message: they would show a text that nobody is writing.
         if self._is_over(key):
             return None
         known = self.texts.pop(key, None)
@@ -161,10 +165,10 @@ class ActiveReaction:
             known = GrowingText(path, kind, piece.tool)
             self.texts = {other: it for other, it in self.texts.items() if not _is_past(other, key)}
         if piece.at < known.end:
-            known.text = ""  # it starts over: the model call was repeated
+            known.text = ""  # the model call was repeated, so the text starts again
         elif piece.at > known.end:
             known.text += GAP
-        # Only the end is drawn, so the beginning of a long text need not be kept.
+        # Screens show only the end, so the beginning of a long text is dropped.
         known.text = (known.text + piece.text)[-MAX_CHARS:]
         known.end = piece.at + len(piece.text)
         self._keep(key, known)
@@ -176,17 +180,18 @@ class ActiveReaction:
             del self.texts[next(iter(self.texts))]
 
     def _is_over(self, key: _StreamKey) -> bool:
-        """Whether a text is stale: it is a message by now, or its call or a call around it is done."""
+        """Whether a text is stale because it is part of a message, or because its call or an enclosing call has
+        ended."""
         path, turn, kind, call = key
         if kind == "text" and not path and turn <= self._said:
             return True
         paths = outer_paths(path if call is None else path_of_call(path, turn, call))
         return any(
             it in self._done or it.rpartition(".")[0] in self._done for it in paths
-        )  # 1.0.1 belongs to the call 1.0 too
+        )  # the path 1.0.1 belongs to the call 1.0 too
 
     def _name_run(self, path: str) -> str:
-        """Return the name of a run inside a call: 1.0 is the first run of that call, 1.0.2 the third."""
+        """Return the name of a run inside a call. The path 1.0 is the first run of that call, and 1.0.2 the third."""
         number = 0
         if path not in self.calls:
             path, _, run = path.rpartition(".")
@@ -197,41 +202,42 @@ class ActiveReaction:
 
 
 class LiveActivity:
-    """The live activity that one client sees. A reaction is listed from its first signal until it ends."""
+    """Live activity that one client sees. A reaction is listed from its first signal until its end."""
 
     def __init__(self, me: str = "") -> None:
         self.me = me
-        """The person at the screen; empty if nobody."""
+        """Id of the person at the screen, or empty."""
         self.reactions: set[tuple[str, str]] = set()
-        """Every reaction with a signal so far, as (id, agent)."""
+        """All reactions that have sent a signal so far, as (id, agent)."""
         self.requests: dict[int, PendingRequest] = {}
-        """Calls that wait for a person's decision, by the seq of the request."""
-        self._decided: dict[int, PendingRequest] = {}  # the newest ones, by the seq of the decision
+        """Calls that wait for a person's decision, by the sequence number of the request."""
+        self._decided: dict[int, PendingRequest] = {}  # newest decided requests, by the sequence number of the decision
         self._refused: deque[tuple[str, int]] = deque(
             maxlen=MAX_WORKS
-        )  # (agent, seq) of decisions that the agent rejected
+        )  # (agent, sequence number) of decisions that the agent rejected
         self.takeovers: dict[str, str] = {}
-        """Takeovers in progress: the person, by thread."""
+        """Active takeovers: the person in control, by thread."""
         self.unanswered: dict[str, list[str]] = {}
-        """Agents that finished without an answer, by thread, until the next message there."""
+        """Agents that finished without an answer since the last message, by thread."""
         self.is_connected = True
         self.on_change: Callable[[], None] = lambda: None
         self._works: dict[_Reaction, ActiveReaction] = {}
-        self._ended: deque[_Reaction] = deque(maxlen=MAX_WORKS)  # later signals about these are stale
-        self._typing: dict[str, asyncio.TimerHandle] = {}  # by person: the timer that ends it
-        self._viewing: dict[tuple[str, str], asyncio.TimerHandle] = {}  # by (thread, person)
+        self._ended: deque[_Reaction] = deque(maxlen=MAX_WORKS)  # ended reactions, whose later signals are stale
+        self._typing: dict[str, asyncio.TimerHandle] = {}  # timers that end the typing state, by person
+        # timers that end the viewing state, by (thread, person)
+        self._viewing: dict[tuple[str, str], asyncio.TimerHandle] = {}
         self._news = asyncio.Event()
 
     # --- input
 
     def handle_event(self, event: object) -> list[ActivityNews]:
-        """Handle an event of the client. Return its news about calls and progress."""
+        """Handle an event of the client. Return one-line descriptions of new calls and progress."""
         news: list[ActivityNews] = []
         match event:
             case Signal(kind="typing"):
                 self._stop_typing(event.sender_id)
                 loop = asyncio.get_running_loop()
-                # There is no signal for the end of typing, so it ends by itself.
+                # No signal announces the end of typing, so a timer ends it.
                 self._typing[event.sender_id] = loop.call_later(TYPING_SHOWN_S, self._stop_typing, event.sender_id)
             case Signal(kind="viewing", body={"active": bool(is_active)}):
                 self._take_viewing((event.thread_id, event.sender_id), is_active)
@@ -239,24 +245,25 @@ class LiveActivity:
                 news = [it for it in self._take_signal((event.sender_id, name), event) if it is not None]
             case Notice(kind="taken", thread_id=str(thread_id), body={"agent_id": str(by)}):
                 self.takeovers[thread_id] = by
-                # Agents are silent in a thread that a person has taken over, and wait for no decision there.
+                # Agents neither answer nor wait for decisions in a thread that a person has taken over.
                 self.requests = {seq: it for seq, it in self.requests.items() if it.thread_id != thread_id}
             case Notice(kind="given", thread_id=str(thread_id)):
                 self.takeovers.pop(thread_id, None)
-            # An agent that was killed sends no end of its work.
+            # A killed agent cannot send a signal that its work has ended.
             case Presence(state="offline"):
                 self._works = {key: it for key, it in self._works.items() if it.agent_id != event.agent_id}
                 for key in [it for it in self._viewing if it[1] == event.agent_id]:
                     self._stop_viewing(key)
             case Reconnecting() | Reconnected():
                 self.is_connected = isinstance(event, Reconnected)
-                self._works.clear()  # the signals that end them may be lost with the connection
+                self._works.clear()  # the signals that would end this work may be lost with the connection
         self.notify()
         return news
 
     def handle_message(self, message: BaseMessage) -> None:
-        """Handle a message: it ends the growing text of its sender, and may be a request, a decision or its rejection."""
-        # Somebody speaks again in this thread, so the old silence is no news.
+        """Handle a message. The message ends the sender's growing text, and may be a request, a decision, or the
+        rejection of a decision."""
+        # A new message in this thread makes the note about a missing answer obsolete.
         self.unanswered.pop(message.thread_id, None)
         for work in self._works.values():
             if (work.agent_id, work.thread_id) == (message.sender_id, message.thread_id):
@@ -267,11 +274,11 @@ class LiveActivity:
             known = self.requests.get(told["request"])
             if (
                 known is not None and known.agent_id == message.sender_id
-            ):  # only the agent that asked may say that it was decided
+            ):  # only the agent that asked may report that the request was decided
                 self.resolve_request(told["request"], message.seq)
         elif message.reply_to is not None and read_decision(message) is not None:
             known = self.requests.get(message.reply_to)
-            # Words of somebody who may not decide leave the request open.
+            # A message from a person who may not decide leaves the request open.
             if known is None or known.deciders is None or message.sender_id in known.deciders:
                 self.resolve_request(message.reply_to, message.seq)
         elif message.reply_to is not None and isinstance((message.metadata or {}).get(STILL_WAITS), int):
@@ -279,7 +286,7 @@ class LiveActivity:
         self.notify()
 
     def add_request(self, request: BaseMessage) -> None:
-        """Add a request for a decision, a new one or one from before the client joined."""
+        """Add a request for a decision. The request may be older than this client's connection."""
         reaction = read_request(request)
         if reaction is not None and len(self.requests) < MAX_HEARD:
             names = read_deciders(request)
@@ -289,9 +296,9 @@ class LiveActivity:
         self.notify()
 
     def resolve_request(self, request: int, by: int) -> None:
-        """Remove a request that was decided by the message with the seq ``by``."""
+        """Remove a request that the message with the sequence number ``by`` decided."""
         known = self.requests.get(request)
-        # The agent's rejection may have come first, and then the request still waits.
+        # The agent's rejection of this decision may arrive before the decision. In that case the request stays open.
         if known is not None and (known.agent_id, by) not in self._refused:
             self._decided[by] = self.requests.pop(request)
         while len(self._decided) > MAX_WORKS:
@@ -299,15 +306,15 @@ class LiveActivity:
         self.notify()
 
     def _wait_on(self, agent_id: str, decision: int) -> None:
-        """Restore a request whose decision the agent rejected: its arguments did not fit, say. The rejection may arrive before
-        the decision."""
+        """Restore a request whose decision the agent rejected, for example because its arguments did not fit. The
+        rejection may arrive before the decision."""
         self._refused.append((agent_id, decision))
         if decision in self._decided and self._decided[decision].agent_id == agent_id:
             undecided = self._decided.pop(decision)
             self.requests[undecided.seq] = undecided
 
     def load_work(self, agents: Iterable[Mapping[str, Any]]) -> None:
-        """Load the work that began before this client listened, as ``network.list_agents`` returns it."""
+        """Load the work that began before this client connected, from the result of ``network.list_agents``."""
         for agent in agents:
             for it in agent.get("work", ()):
                 if (
@@ -318,12 +325,12 @@ class LiveActivity:
         self.notify()
 
     def load_takeovers(self, threads: Iterable[Mapping[str, Any]]) -> None:
-        """Load the takeovers, as ``network.list_threads`` returns them."""
+        """Load the active takeovers from the result of ``network.list_threads``."""
         self.takeovers = {it["thread_id"]: it["held"]["by"] for it in threads if "held" in it}
         self.notify()
 
     def notify(self) -> None:
-        """Report a change: whoever waits for quiet starts waiting again."""
+        """Report a change. `wait_until_quiet` starts its waiting time again."""
         self._news.set()
         self.on_change()
 
@@ -335,11 +342,11 @@ class LiveActivity:
         return sorted(self._typing)
 
     def list_viewing(self, thread_id: str) -> list[str]:
-        """Return the ids of the people who look at a thread."""
+        """Return the ids of the people who view a thread."""
         return sorted(person for thread, person in self._viewing if thread == thread_id)
 
     def list_busy(self) -> dict[str, list[ActiveCall]]:
-        """Return the agents that are thinking, each with its innermost calls."""
+        """Return the agents that are thinking, with their innermost calls."""
         busy: dict[str, list[ActiveCall]] = {
             it: [] for it in sorted({it.agent_id for it in self._list_thinking().values()})
         }
@@ -349,22 +356,22 @@ class LiveActivity:
         return busy
 
     def list_busy_threads(self) -> set[str]:
-        """Return the threads in which an agent is thinking."""
+        """Return the ids of the threads in which an agent is thinking."""
         return {it.thread_id for it in self._list_thinking().values()}
 
     def list_working_threads(self) -> set[str]:
-        """Return the threads in which an agent is thinking, without agents that wait for a person's decision."""
+        """Return the ids of the threads in which an agent is thinking and does not wait for a person's decision."""
         asking = self.list_waiting_reactions()
         return {it.thread_id for key, it in self._list_thinking().items() if key not in asking}
 
     def list_writing(self, thread_id: str) -> list[ActiveReaction]:
-        """Return the reactions in a thread that have growing texts, without those that wait for a decision."""
+        """Return the reactions in a thread that have growing texts and do not wait for a decision."""
         asking = self.list_waiting_reactions()
         works = (it for key, it in self._works.items() if key not in asking)
         return [it for it in works if it.thread_id == thread_id and it.texts]
 
     def list_own_requests(self, thread_id: str | None = None) -> list[PendingRequest]:
-        """Return the requests that the person at the screen may decide: in a thread, or in all."""
+        """Return the requests that the person at the screen may decide, in one thread or in all threads."""
         mine = (it for it in self.requests.values() if it.deciders is None or not self.me or self.me in it.deciders)
         return [it for it in mine if thread_id is None or it.thread_id == thread_id]
 
@@ -375,7 +382,7 @@ class LiveActivity:
     async def wait_until_quiet(self, quiet_s: float) -> None:
         """Wait until nothing has happened for ``quiet_s`` seconds, the hub is connected, and no agent is thinking.
 
-        Agents that wait for a decision do not count: nobody may be there to decide.
+        Agents that wait for a decision do not count, because perhaps no person is there to decide.
         """
         while True:
             self._news.clear()
@@ -398,7 +405,7 @@ class LiveActivity:
     def _take_viewing(self, key: tuple[str, str], is_active: bool) -> None:
         self._stop_viewing(key)
         if is_active:
-            # The oldest goes, since its person has not looked here for the longest time.
+            # At the limit, remove the oldest entry: its person looked at the thread longest ago.
             if len(self._viewing) >= MAX_VIEWING:
                 self._stop_viewing(next(iter(self._viewing)))
             loop = asyncio.get_running_loop()
@@ -415,19 +422,19 @@ class LiveActivity:
             self.reactions.add((reaction[1], reaction[0]))
         match signal:
             case Signal(kind="thinking", body={"active": False} as body):
-                self._works.pop(reaction, None)  # its answer, if any, comes as a message
-                # A reaction that is over waits for nothing, and its requests could not be decided any more.
+                self._works.pop(reaction, None)  # the answer, if any, arrives as a message
+                # Remove the requests of the ended reaction, because they can no longer be decided.
                 ended = [it.seq for it in self.requests.values() if (it.agent_id, it.reaction) == reaction]
                 for seq in ended:
                     del self.requests[seq]
-                # The end may be told twice, and the news of a silent end must appear once.
+                # The end may be signaled twice, but a silent end must be shown once.
                 if reaction not in self._ended:
                     self._ended.append(reaction)
                     if body.get("silent") is True:
                         return [self._take_silence(reaction[0], signal.thread_id)]
             case Signal(kind="thinking", body={"active": True}):
                 if reaction in self._ended:
-                    self._ended.remove(reaction)  # resumed after a restart
+                    self._ended.remove(reaction)  # the agent resumed the reaction after a restart
                 self._find(reaction, signal.thread_id).is_thinking = True
             case Signal() if reaction in self._ended:
                 pass
@@ -435,14 +442,14 @@ class LiveActivity:
                 return [self._find(reaction, signal.thread_id).handle_call(seen)]
             case Signal(kind="delta", body={"pieces": list()}):
                 work = self._find(reaction, signal.thread_id)
-                # Only a reaction that begins to write can go over the limit.
+                # Only a reaction that starts to write can exceed the limit.
                 if not work.texts:
                     self._make_room_to_write()
                 return [work.handle_piece(it) for it in read_pieces(signal.body)]
         return []
 
     def _take_silence(self, agent_id: str, thread_id: str) -> ActivityNews:
-        """Note that an agent finished without an answer, so that nobody keeps waiting for one."""
+        """Store that an agent finished without an answer, so that people stop waiting for one."""
         while len(self.unanswered) >= MAX_WORKS:
             del self.unanswered[next(iter(self.unanswered))]
         named = self.unanswered.setdefault(thread_id, [])
@@ -464,14 +471,15 @@ class LiveActivity:
 
 
 def _choose_one(reactions: Iterable[_Reaction]) -> _Reaction:
-    """Return the oldest reaction of the agent with the most: a flood must not push out the work of others."""
+    """Return the oldest reaction of the agent that has the most reactions. A flood of signals then cannot remove the
+    activity of other agents."""
     listed = list(reactions)
     [(most, _)] = Counter(agent_id for agent_id, _ in listed).most_common(1)
     return next(it for it in listed if it[0] == most)
 
 
 def _is_past(stream: _StreamKey, begun: _StreamKey) -> bool:
-    """Whether a text is complete because another one of its run has begun: one of a later turn, or the answer after the
-    reasoning."""
+    """Whether a text is complete because a later text of its run has begun. A later turn completes earlier turns, and
+    the answer completes the reasoning."""
     (path, turn, kind, _), (new_path, new_turn, new_kind, _) = stream, begun
     return path == new_path and (turn < new_turn or (turn == new_turn and (kind, new_kind) == ("reasoning", "text")))

@@ -1,7 +1,7 @@
-"""The pytest plugin of this package: the fixture `network`, and scenario files (``*.scenario.yaml``) as tests.
+"""The pytest plugin of Roundelay: the fixture `network`, and scenario files (``*.scenario.yaml``) as tests.
 
-pytest loads it wherever the package is installed. So it imports the package only when a test needs it, and changes nothing
-for other tests.
+pytest loads this plugin in every environment where Roundelay is installed. The plugin therefore imports Roundelay only
+for tests that use it, and does not affect other tests.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetworkUnderTest]:
-    """A network of this test: `agent`, `person`, `idle`, `transcript`, `why`. It is in-process with virtual time, unless a
-    mark says otherwise."""
+    """Provide a network for this test, with `agent`, `person`, `idle`, `transcript` and `why`. The network runs in this
+    process with virtual time unless a mark changes that."""
     from dataclasses import fields
 
     from roundelay.simulation.network import Setting
@@ -76,11 +76,11 @@ def network(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NetworkU
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
-    """Explain ``said(...) in network.messages``: what was said instead, nearest first."""
+    """Explain a failed ``said(...) in network.messages`` by listing the messages that were sent, most similar first."""
     import sys
 
-    # Not imported here: this hook runs for failed comparisons of every project, and without that module there is no
-    # `Said`.
+    # Do not import the module here: this hook runs for failed comparisons of every project. A `Said` value exists only
+    # if the module is loaded.
     testing = sys.modules.get("roundelay.testing.networks")
     if testing is None or not isinstance(left, testing.Said) or not isinstance(right, testing.Messages):
         return None
@@ -103,7 +103,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 class ScenarioFile(pytest.File):
-    """A scenario file; each seed is a test."""
+    """A scenario file that yields one test per seed."""
 
     def collect(self) -> Iterator[pytest.Item]:
         from roundelay.network.errors import ConfigError
@@ -120,7 +120,7 @@ class ScenarioFile(pytest.File):
 
 
 class ScenarioFailed(Exception):
-    """A scenario did not pass."""
+    """Error of a scenario that did not pass."""
 
     def __init__(self, result: ScenarioResult) -> None:
         super().__init__(result.scenario.name)
@@ -128,7 +128,7 @@ class ScenarioFailed(Exception):
 
 
 class ScenarioItem(pytest.Item):
-    """A scenario with one seed."""
+    """A test that runs one scenario with one seed."""
 
     def __init__(self, *, seed: int, **options: Any) -> None:
         super().__init__(**options)

@@ -227,7 +227,7 @@ async def history(
     if not rows and not await _is_open_thread(reading, thread_id):
         raise UnknownMessage(
             f"There is no thread {thread_id!r} that {reading.origin.agent_id} may read. "
-            "network.list_threads lists those that there are."
+            "network.list_threads lists the threads."
         )
     shown = _take_newest(rows[-limit:], room) or rows[-1:]
     is_cut = has_more or len(rows) > len(shown)

@@ -1,4 +1,4 @@
-"""The commands of ``roundelay``, by topic.
+"""The commands of ``roundelay``, one module per topic.
 
-These modules import only click at the top, so that every command starts fast.
+At the top level, these modules import only click. Every command therefore starts fast.
 """

@@ -66,7 +66,8 @@ def run_command(
     # Before the code of the agents is imported, which may hang as well.
     end_after_supervisor()
     log_to_stderr(log_level, log_format)
-    if as_loaded is not None:  # The file changed after the node loaded it. Run the version that the node has checked.
+    # The file has changed since the node loaded it. Run the version that the node has validated.
+    if as_loaded is not None:
         override_file(files[0], as_loaded.read_bytes())
     target = find_target()
     asyncio.run(
@@ -87,7 +88,7 @@ def run_command(
 @node_options
 @debug_option
 def host_command(board: Path, log_level: str, log_format: LogFormat) -> None:
-    """Run agents in this process by the orders of a node, which starts this command."""
+    """Run agents in this process as a node orders. The node itself starts this command."""
     import asyncio
 
     from roundelay.nodes.agent_host import host_agents

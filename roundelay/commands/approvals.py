@@ -69,7 +69,7 @@ def _show_waiting(*, as_json: bool) -> None:
 @json_option
 @identity_options
 def show_one(seq: int, as_json: bool) -> None:
-    """Show the call that the request SEQ asks for, and each decision with its person, time and words."""
+    """Show the call that the request SEQ asks for, and each decision with its person, time and text."""
     from roundelay.runs.approvals import describe_request, show_request
 
     value = ask_hub(lambda client: show_request(client, seq))
@@ -115,7 +115,7 @@ def edit(seq: int, arguments: str, as_json: bool) -> None:
     """
     from roundelay.runs.approvals import check_arguments
 
-    # Before anything is sent: the agent would take wrong JSON for no decision and go on waiting.
+    # Check the JSON before sending: the agent would not recognize wrong JSON as a decision and would keep waiting.
     check_arguments(arguments)
     _decide(seq, f"/edit {arguments}", as_json=as_json)
 
@@ -129,7 +129,7 @@ def _decide(seq: int, decision: str, *, as_json: bool) -> None:
     from roundelay.runs.approvals import decide
 
     async def send() -> tuple[Any, Stored]:
-        # A decision is a person's, and the commands' own reader is a service.
+        # Only a person can decide, and the commands' default identity is a service.
         async with join(as_person=True) as client:
             return await decide(client, seq, decision)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from roundelay.interop.bridge.installer import FileChange
 
 NAMES = ("claude", "codex", "gemini", "opencode", "cursor")
-"""Same as in `interop.bridge.hosts`, repeated because that module is slow to import."""
+"""Names of the supported coding agents. Copied from `interop.bridge.hosts`, which is slow to import."""
 
 host_argument = click.argument("host", metavar="HOST", type=click.Choice(NAMES))
 project_option = click.option(
@@ -65,7 +65,7 @@ def install(
     changes = installer.plan_install(chosen, project, url=check_url(url) if url else None, command=command, wakes=wake)
     if not dry_run:
         installer.install(chosen, project, changes)
-    # Whoever runs this a second time has taken these steps already.
+    # A second run changes nothing, so its user has already taken these steps.
     steps = [chosen.needs, chosen.wakes_by if wake else ""] if any(it.is_change for it in changes) else []
     needs = " ".join(f"{it}." for it in steps if it)
     _tell(chosen, project, changes, dry_run=dry_run, as_json=as_json, needs=needs)
@@ -130,7 +130,7 @@ def status(host: str | None, project: Path, as_json: bool) -> None:
 @host_argument
 @click.option("--url", metavar="URL", envvar="ROUNDELAY_URL")
 def deliver(host: str, url: str | None) -> None:
-    """Answer one hook of HOST: read the hook's event from stdin, and write the text for HOST's model to stdout."""
+    """Handle one hook of HOST: read the hook's event from stdin, and write the text for HOST's model to stdout."""
     from roundelay.interop.bridge.hooks import run_hook as answer
 
     answer(_find(host), url)
@@ -141,7 +141,7 @@ def deliver(host: str, url: str | None) -> None:
 @click.option("--url", metavar="URL", envvar="ROUNDELAY_URL")
 @debug_option
 def mcp(host: str, url: str | None) -> None:
-    """Serve MCP on stdin and stdout for HOST, which starts this command and takes part as its own participant."""
+    """Serve MCP on stdin and stdout for HOST. HOST starts this command and is a participant of its own."""
     from roundelay.interop.bridge.participants import is_woken
     from roundelay.interop.mcp.stdio import HostPipe, is_sdk_installed
     from roundelay.network.extras import MissingExtra, describe_missing
@@ -149,7 +149,7 @@ def mcp(host: str, url: str | None) -> None:
     if not is_sdk_installed():
         raise MissingExtra(describe_missing("bridge", "mcp"))
     chosen = _find(host)
-    # Only the SDK can push events to a host, so use the SDK from the start if the bridge may wake the host.
+    # Only the SDK can push events to a host. If the bridge may wake the host, use the SDK from the start.
     pipe = HostPipe() if not is_woken(chosen) else None
     import asyncio
 

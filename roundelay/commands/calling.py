@@ -64,11 +64,12 @@ async def _call(op: str, arguments: Sequence[str]) -> Any:
 
 
 def list_operations(client: NetworkClient) -> dict[str, OperationInfo]:
-    """Return all operations by name: those of the hub's mods, from its ``welcome`` frame, and those that every hub has."""
+    """Return all operations by name: the mods' operations from the ``welcome`` frame, and the operations of every
+    hub."""
     from roundelay.network.operations import network_operations
 
     mods = {it.op: it for mod in client.welcome.mods for it in mod.operations}
-    # The hub's own come last, so that no mod can put another schema in their place.
+    # Merge the hub's own operations last, so that no mod can replace their schemas.
     return dict(sorted((mods | {it.op: it.info() for it in network_operations()}).items()))
 
 
@@ -87,7 +88,7 @@ def read_arguments(op: str, schema: Mapping[str, Any], given: Iterable[str]) -> 
             raise ConfigError(f"{op} has no argument {name!r}. {usage}")
         if name in found:
             raise ConfigError(f"The argument {name!r} is given twice. {usage}")
-        # Convert before the call: a wrong value is reported with the usage line, without a round trip to the hub.
+        # Convert before the call: a wrong value is then reported with the usage line and without a request to the hub.
         found[name] = _read_value(name, value, _list_types(properties[name], schema), usage)
     if missing := [it for it in schema.get("required", ()) if it not in found]:
         raise ConfigError(f"{op} lacks {', '.join(missing)}. {usage}")
@@ -99,7 +100,7 @@ def _read_value(name: str, text: str, types: set[str], usage: str) -> Any:
 
     from roundelay.network.errors import ConfigError
 
-    # Text that looks like a number stays text: an id such as 17 must not become an integer.
+    # Keep text that looks like a number as text: an id such as 17 must not become an integer.
     if types == {"string"}:
         return text
     try:
@@ -111,7 +112,7 @@ def _read_value(name: str, text: str, types: set[str], usage: str) -> Any:
         raise ConfigError(
             f"{name}={text!r} is no {kinds}; write it as JSON, in quotes for the shell. {usage}"
         ) from error
-    # A parameter that takes text or an object gets text for 17, because it cannot take a number.
+    # A parameter that accepts text or an object, but no number, receives 17 as text.
     return text if "string" in types and not isinstance(value, str) and _name_type(value) not in types else value
 
 
@@ -137,7 +138,7 @@ def _list_types(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> set[str]
         return _list_types(whole.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2], {}), whole)
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
-        # A schema with an enum need not state a type, so its values show it.
+        # A schema with an enum may omit the type, so derive the type from the values.
         return {"string" if isinstance(it, str) else _name_type(it) for it in values}
     if "anyOf" in schema:
         return set().union(*(_list_types(it, whole) for it in schema["anyOf"]))
@@ -158,7 +159,7 @@ def describe_value(value: object) -> Iterable[str]:
         for name, member in value.items():
             # Names come from a mod's result and may hold control characters that would change the terminal.
             yield f"{sanitize(str(name))}: {_write(member)}"
-        # Operations such as network.watch return an empty object. No line at all would look like a failure.
+        # Print "Done." for an empty result, such as that of network.watch: no output at all would look like a failure.
         if not value:
             yield "Done."
     elif isinstance(value, list):

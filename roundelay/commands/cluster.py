@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 DIFFERENT = 1
 OFF_S = 10
-"""Report clock differences above this value; smaller ones can come from the network's delay."""
+"""Minimum clock difference to report, in seconds. Smaller differences can come from the network's delay."""
 CHOOSING_S, ASK_AGAIN_S = 12.0, 1.0
-"""Maximum wait while servers elect a leader, which takes NATS up to ten seconds, and the polling interval."""
+"""Maximum wait for the servers to elect a leader, and the polling interval, in seconds. An election in NATS takes up to
+ten seconds."""
 
 
 @click.group(short_help="Check, compare and move nodes on a shared log.")
@@ -57,7 +58,7 @@ def _use(log_url: str, work: Callable[[SharedLog], Coroutine[Any, Any, T]]) -> T
 
 async def _refuse_missing(log: SharedLog) -> None:
     """Raise `LedgerError` if the log does not exist, before anything is created."""
-    # Creating the log here would make an empty history, which every node with this address would then follow.
+    # Opening with creation would make an empty history, and every node with this address would follow that history.
     await _open(log)
     await log.close()
 
@@ -71,12 +72,13 @@ async def _open(log: SharedLog) -> None:
         await log.open(create=False)
     except LogIncomplete as error:
         raise LedgerError(
-            f"There is no log {log.name}: check the address. The first node that is started with it makes one."
+            f"There is no log {log.name}: check the address. "
+            "The first node that starts with this address creates the log."
         ) from error
 
 
 def _tell_progress(done: int, of: int) -> None:
-    # In a log file, each step of the progress would be a line of its own.
+    # In a log file, each progress step would be a separate line.
     if sys.stderr.isatty():
         click.echo(f"\r{done:,}{f' of {of:,}' if of else ''} rows", err=True, nl=False)
 
@@ -103,7 +105,8 @@ def _tell_progress(done: int, of: int) -> None:
 def start(nodes: int, folder: Path, port: int, stream: str) -> None:
     """Start NATS servers on this machine to try out a cluster. The servers run until you stop the command.
 
-    They listen on loopback without a password. With the same --dir, they continue with their data.
+    The servers listen on the loopback address and need no password. With the same --dir, they start with their earlier
+    data.
     """
     import asyncio
 
@@ -112,7 +115,7 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
     from roundelay.nodes.log_servers import find_server, log_url, running_servers
     from roundelay.nodes.processes import stop_signals, wait_for_first
 
-    # An even number tolerates no more lost servers than the number below it.
+    # A cluster with an even number of servers tolerates no more failures than a cluster with one server less.
     if nodes not in (1, 3, 5):
         raise click.UsageError("Start 1, 3 or 5: most of them have to agree.")
 
@@ -134,7 +137,7 @@ def start(nodes: int, folder: Path, port: int, stream: str) -> None:
             async with running_servers(folder, nodes, port) as ends:
                 click.echo(f"{nodes} NATS server{'s are' if nodes > 1 else ' is'} ready in {folder}. A node:")
                 click.echo(f"  roundelay up --db a.db --port 8700 --log '{url}'")
-                # One ended server is only reported: the others still form a majority, and the user can start it again.
+                # Only report a server that ended: the others still form a majority, and the user can start it again.
                 await wait_for_first(stopping.wait(), watch_all(ends))
                 if not stopping.is_set():
                     raise RoundelayError(
@@ -180,12 +183,12 @@ def status(log_url: str, as_json: bool) -> None:
             try:
                 return await look(make_shared_log(log_url))
             except LogElectionPending as error:
-                choosing = f"{error} They may be choosing a leader, which takes up to ten seconds"
+                choosing = f"{error} They may be electing a leader, which takes up to ten seconds"
                 if time.monotonic() > until:
-                    raise LogElectionPending(f"{choosing}: ask again.") from error
-                # Say it once: the log is asked every second, and each attempt would add the same line.
+                    raise LogElectionPending(f"{choosing} Ask again.") from error
+                # Print this line once: the log is polled every second.
                 if not is_told:
-                    click.echo(f"* {choosing}; they are asked again.", err=True)
+                    click.echo(f"* {choosing}; the command asks them again.", err=True)
                     is_told = True
             await asyncio.sleep(ASK_AGAIN_S)
 
@@ -202,16 +205,18 @@ def _describe(found: dict[str, Any]) -> list[str]:
     ]
     for server in found["servers"]:
         behind = server.get("records_behind", 0)
-        state = "leads the stream" if server["leads"] else "up to date" if server["is_current"] else "away or behind"
+        state = (
+            "leads the stream" if server["leads"] else "up to date" if server["is_current"] else "unreachable or behind"
+        )
         syncs = f", syncs {server['syncs']}" if server.get("syncs") else ""
         lines.append(f"  server {server['name']}: {state}{f', {behind:,} records behind' if behind else ''}{syncs}")
     for node in found["nodes"]:
         state = "leads" if node["leads"] else f"follows, {node['behind']:,} records behind"
         off_s = round(node["ahead_ms"] / 1000)
-        # Small differences come from the delay of the heartbeat, so only a clear one is shown.
+        # Small differences come from the delay of the heartbeat, so show only large ones.
         clock = f", its clock {abs(off_s):,} s {'ahead of' if off_s > 0 else 'behind'} the one here"
         lines.append(f"  node {node['node']}: {state}{clock if abs(off_s) > OFF_S else ''}")
-    return lines if found["nodes"] else [*lines, "  no node says that it is there"]
+    return lines if found["nodes"] else [*lines, "  no node reports its state"]
 
 
 @cluster.command(short_help="Compare a node's database with the shared log.")
@@ -232,11 +237,11 @@ def verify(log_url: str, db: Path, as_json: bool) -> None:
         return await compare(log, db, _tell_progress)
 
     found = _use(log_url, look)
-    _show_copied(found, as_json, f"{db} is what the log says up to record {found.position:,}")
+    _show_copied(found, as_json, f"{db} equals the log up to record {found.position:,}")
 
 
 def _show_copied(found: Any, as_json: bool, told: str) -> None:
-    # Scripts can test this field, or the exit code, instead of reading the text of the difference.
+    # Scripts can test this field or the exit code instead of parsing the text of the difference.
     value = {**found._asdict(), "is_equal": not found.difference}
     line = f"{told}: {found.rows:,} rows, {found.values:,} values."
     show(value, lambda _: [line if not found.difference else f"They differ: {found.difference}."], as_json=as_json)
@@ -256,7 +261,8 @@ def rebuild(log_url: str, db: Path, as_json: bool) -> None:
     """Build a node's database from the log, or update it, before the node starts.
 
     A node does the same when it starts. Unlike a node, this command never becomes the leader, and it ends when the
-    database is complete. The node must not be running. If the command is interrupted, run it again to continue.
+    database is complete. The node must not be running meanwhile. If the command is interrupted, run it again to
+    continue.
     """
     import time
 
@@ -281,15 +287,15 @@ def migrate(source: str, target: str, as_json: bool) -> None:
     """Move a network from a node's database into a shared log, or from a log into a database, with the same seqs.
 
     No node may use the source or the target meanwhile. If the command is interrupted, run it again to continue. At the
-    end the command compares everything. The source is not changed. Do not start a node with the source again, because
-    that would begin a second history.
+    end, the command compares everything. The source is not changed. Never start a node with the source again: the node
+    would begin a second history.
     """
     if _is_log(source) == _is_log(target):
         raise click.UsageError(
             "One of --from and --to is a shared log (nats://... or postgres://...), the other one a database."
         )
     if _is_log(target):
-        # Refuse before the target is opened: a log that was created for nothing would have to be removed by hand.
+        # Refuse before the target is opened: otherwise the user would have to remove an empty log by hand.
         _refuse_index(Path(source))
 
         async def fill(log: SharedLog) -> Any:
@@ -299,7 +305,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
 
         done = _use(target, fill)
         owner = Path(f"{source}.owner")
-        # The owner's token is a file beside the database, so the copy does not contain it.
+        # The owner's token is a separate file next to the database, so the copy does not contain the token.
         kept = f"is in {owner}: copy that" if owner.exists() else f"is not beside it in {owner}: put that"
         told = f"{source} is in the log (its owner's token {kept} beside each node's database, as FILE.owner)"
     else:
@@ -311,7 +317,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
             await _refuse_missing(log)
             try:
                 return await export_database(log, Path(target), _tell_progress)
-            except UnusableLog as error:  # users know the index as the file of a node's --db
+            except UnusableLog as error:  # users know the index as the node's --db file
                 raise UnusableLog(str(error).replace("--db", "--to")) from error
 
         done = _use(source, make_database)
@@ -322,7 +328,7 @@ def migrate(source: str, target: str, as_json: bool) -> None:
 
 
 def _refuse_index(db: Path) -> None:
-    """Raise `LedgerError` for a database that was built from a log: its rows belong to that log."""
+    """Raise `LedgerError` for a database that was built from a shared log: its rows belong to that log."""
     from roundelay.network.errors import LedgerError
     from roundelay.network.ledger.log_file import open_database
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from roundelay.runs.source import Source
 
 GROUPS = ("agent", "model", "thread", "root", "reaction", "turn", "call", "day")
-"""Same as `runs.cost.GROUPS`, repeated so that the start of every command does not import that module."""
+"""Ways to group the sums. Copied from `runs.cost.GROUPS`, because importing that module would slow down every
+command."""
 
 
 @click.command(short_help="Show the tokens that models used, and their cost.")

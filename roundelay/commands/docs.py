@@ -1,4 +1,4 @@
-"""``roundelay docs``: the documentation that comes with the package."""
+"""``roundelay docs``: show the documentation that the package contains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def docs(page: str | None, path: bool) -> None:
     if path:
         click.echo(found)
     elif sys.stdout.isatty():
-        # Comments are notes for the tests of the documents. The pager adds the last newline.
+        # Remove the comments, which are only for the tests of the documentation. The pager adds the last newline.
         text = re.sub(r"^<!--.*-->\n", "", found.read_text(encoding="utf-8"), flags=re.MULTILINE)
         click.echo_via_pager(text.rstrip("\n"))
     else:
@@ -38,7 +38,7 @@ def docs(page: str | None, path: bool) -> None:
 
 def find_folder() -> Path:
     """Return the folder of the documentation pages: in the installed package, or in the source checkout."""
-    # In a checkout the package spans several folders, and only one of them has the pages.
+    # In a checkout, the package spans several folders, and only one of them contains the pages.
     for place in roundelay.__path__:
         if (folder := Path(place, "docs")).is_dir():
             return folder
@@ -46,13 +46,15 @@ def find_folder() -> Path:
 
 
 def list_pages(folder: Path) -> dict[str, Path]:
-    """Return the pages by name, such as ``agents``. Subfolders, such as ``decisions/loops``, come last."""
+    """Return the documentation pages by name, such as ``agents``. Pages in subfolders, such as ``decisions/loops``,
+    come last."""
     found = (*sorted(folder.glob("*.md")), *sorted(folder.glob("*/*.md")), *sorted(folder.glob("*.json")))
     return {it.relative_to(folder).with_suffix("").as_posix(): it for it in found}
 
 
 def find_page(folder: Path, written: str) -> Path:
-    """Return a page by its name, or by its path in error messages and links (``docs/agents.md``). Raises `UsageError`."""
+    """Return the page with this name. The name may also be a path from an error message or a link, such as
+    ``docs/agents.md``. Raises `UsageError`."""
     pages = list_pages(folder)
     name = written.partition("#")[0].removeprefix("docs/").removesuffix(".md").removesuffix(".json")
     if name in pages:

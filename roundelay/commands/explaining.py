@@ -1,6 +1,6 @@
 """Commands that explain a run: ``why``, ``impact``, ``export``, ``replay`` and ``tapes``.
 
-Each command reads a live node under the caller's rights. With ``--db`` it reads a ledger's file instead.
+Each command reads a live node with the caller's rights. With ``--db``, the command reads a ledger file instead.
 """
 
 from __future__ import annotations
@@ -111,12 +111,12 @@ def export(
     from roundelay.runs.page import write_page
 
     if first is not None and last is not None and first > last:
-        raise click.UsageError(f"--from {first} lies behind --to {last}; nothing is between them.")
+        raise click.UsageError(f"--from {first} is after --to {last}, so the range is empty.")
     part = Part(thread, root, first or 1, last)
 
     async def write(source: Source, file: TextIO) -> None:
         if format_ == "jsonl":
-            # the bytes may go to a file or a pipe
+            # the output may go to a file or a pipe
             is_shown = file is sys.stdout and sys.stdout.isatty()
             await write_log(source, part, (lambda text: file.write(sanitize_json(text))) if is_shown else file.write)
         elif format_ == "html":
@@ -127,7 +127,7 @@ def export(
     if output is None or str(output) == "-":
         read_run(db, lambda source: write(source, sys.stdout))
         return
-    # A failed export leaves an older file as it was, instead of half of a new one.
+    # If the export fails, an older file stays complete.
     with replace_file(output) as file:
         read_run(db, lambda source: write(source, file))
     click.echo(f"Written: {output}", err=True)
@@ -158,11 +158,11 @@ def tapes(ledger: Path, output: Path) -> None:
 
     made = Recording(*read_log(ledger)).make_tapes()
     if not made:
-        raise ConfigError(f"{ledger} holds no reply of a model, so there is nothing to make a tape of")
+        raise ConfigError(f"{ledger} holds no reply of a model, so no tape can be made")
     for agent_id, turns in sorted(made.items()):
-        # An agent's process chose the id. Without this check, the id could name a file in another folder.
+        # The process of an agent chose this id. Unchecked, the id could name a file in another folder.
         if not re.fullmatch(r"\w[\w. -]{0,63}", agent_id):
-            click.echo(f"Left out, for its name can be no file's: {sanitize(agent_id[:80])}", err=True)
+            click.echo(f"Skipped, because this id cannot be a file name: {sanitize(agent_id[:80])}", err=True)
             continue
         path = output / f"{agent_id}.jsonl"
         write_tape(path, agent_id, turns)
@@ -202,7 +202,7 @@ def replay(
     from roundelay.runs.replay import load_replay
     from roundelay.runs.replay import replay as play
 
-    silence_logs()  # The errors of the recorded run happen again. Do not log them a second time.
+    silence_logs()  # The replay repeats the errors of the recorded run. Do not log them a second time.
     recording, runners, options = load_replay(ledger, files, factory, frozenset(run_tools), is_lenient=lenient)
     report = play(recording, runners, options)
     if as_json:
@@ -212,16 +212,18 @@ def replay(
         for note in report.notes:
             screen.note(sanitize(note))
         if report.recorded:
-            screen.note(f"Played from the log, having no file: {', '.join(map(sanitize, report.recorded))}")
+            screen.note(
+                f"Taken from the log, because these agents have no file: {', '.join(map(sanitize, report.recorded))}"
+            )
         for difference in report.differences:
             screen.error(str(difference))
         of = f"{count(report.turns, 'turn')} of {count(len(report.played), 'agent')}"
         played = f"{count(report.messages, 'message')}, {of}"
         if not report.played:
-            screen.error("Nothing was run again: none of these agents has a part in this ledger that can be.")
+            screen.error("Nothing was run again: this ledger has no part of these agents that can be replayed.")
         elif report.is_same:
-            screen.write(f"As it was: {played}.")
+            screen.write(f"No differences: {played}.")
         else:
-            screen.write(f"Not as it was, after {played}.")
+            screen.write(f"Differences found after {played}.")
     if not report.is_same or not report.played:
         raise SystemExit(1)

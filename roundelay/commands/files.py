@@ -1,4 +1,4 @@
-"""``roundelay files``: the files of the mod `files`."""
+"""``roundelay files``: list, store and fetch the files of the mod `files`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roundelay.display.text import format_day
 
 
 class FilesGroup(click.Group):
-    """The command ``roundelay files``. Without a subcommand it lists files."""
+    """The command ``roundelay files``, which lists files if no subcommand is given."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if args and args[0] != "--json" else ["list", *args])
@@ -110,7 +110,7 @@ def get(file_id: str, path: Path | None, as_json: bool, version: int | None) -> 
     if path is not None and str(path) == "-":
         sys.stdout.buffer.write(data)
         return
-    # The owner chose the name, so reduce it again: an older node may have stored another one.
+    # The file's owner chose the name. Normalize it again, because an older node may have stored an unsafe name.
     target = path or Path(normalize_name(value["name"]))
     try:
         save_new(target, data)

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from roundelay.nodes.logs import LogFormat
 
 SERVED: tuple[Served, ...] = ("a2a", "http", "mcp", "openai", "webhooks")
-"""Same as `network.config.Served`, repeated to keep ``--help`` fast. A test compares them."""
+"""Protocols that a gateway can serve. Copied from `network.config.Served` to keep ``--help`` fast; a test compares
+both."""
 
 
 def _check(value: str | None, check: Literal["check_public_url", "check_web_host"]) -> str | None:
-    """Validate an option as the node file does. Raises `click.BadParameter`."""
+    """Validate an option with the same check as the node file. Raises `click.BadParameter`."""
     from roundelay.network import config
 
     try:
@@ -119,7 +120,7 @@ def gateway(
     log_to_stderr(log_level, log_format)
     url = check_url(node_url) if node_url is not None else find_url()
 
-    # Webhooks need a place for their registrations, so they are left out of the default without one.
+    # Webhooks need a file for their registrations. Without that file, the default excludes webhooks.
     what = served or tuple(it for it in SERVED if it != "webhooks" or webhooks_file is not None)
     if "webhooks" in what and webhooks_file is None:
         raise click.UsageError("Webhooks need a file for their registrations: --webhooks FILE.")
@@ -145,7 +146,8 @@ def gateway(
 
     try:
         asyncio.run(work())
-    except ConnectError as error:  # the address cannot be bound, which is not a failed connection
+    # the gateway cannot bind the address, which is a configuration error and not a lost connection
+    except ConnectError as error:
         raise ConfigError(str(error)) from error
 
 
@@ -164,8 +166,8 @@ def mcp() -> None:
         raise MissingExtra(describe_missing("bridge", "mcp"))
     target = find_target()
     if target.agent_id is None:
-        raise click.UsageError("Say as whom: roundelay mcp --as ID.")
-    pipe = HostPipe()  # answer the host from here on, while the other modules are being imported
+        raise click.UsageError("Name the participant: roundelay mcp --as ID.")
+    pipe = HostPipe()  # answers the host while the other modules are still being imported
     import asyncio
 
     from roundelay.network.client import NetworkClient

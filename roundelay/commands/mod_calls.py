@@ -1,4 +1,4 @@
-"""Calls of a mod's operations, for the commands of the included mods."""
+"""Call the operations of mods, for the commands of the included mods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class ListingGroup(click.Group):
-    """A group of commands that lists without a subcommand."""
+    """A group of commands. Without a subcommand, the group runs ``list``."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         is_listing = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
@@ -25,8 +25,8 @@ def call_options(function: Function) -> Function:
 
 
 def call_mod(op: str, **args: Any) -> Any:
-    """Call an operation as the login user or ``--as`` and return its value. Arguments that are None, False or empty are
-    left out."""
+    """Call an operation as the login user or as ``--as``, and return its result. Arguments that are None, False or
+    empty are not sent."""
 
     async def call() -> Any:
         async with join(as_person=True) as client:
@@ -36,8 +36,8 @@ def call_mod(op: str, **args: Any) -> Any:
 
 
 def list_pages(op: str, name: str, key: str = "", **args: Any) -> list[Any]:
-    """Return all entries of a listing operation. The next page begins after the page's field ``after``, or after the
-    field ``key`` of its last entry."""
+    """Return all entries of a listing operation, page by page. The next page starts after the ``after`` field of the
+    page, or after the ``key`` field of the page's last entry."""
 
     async def read() -> list[Any]:
         entries: list[Any] = []

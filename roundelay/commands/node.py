@@ -1,4 +1,4 @@
-"""``roundelay up`` and ``roundelay doctor``: run a node, and check what it needs."""
+"""``roundelay up`` and ``roundelay doctor``: run a node, and check the node's requirements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OPENAI_MODULE = "roundelay.agents.models.openai_model"
 
 
 def pick_file(file: Path | None) -> Path | None:
-    """Return the node file: the given file, or else roundelay.yaml if the current folder has one."""
+    """Return the given node file, or roundelay.yaml if the current folder has one, or None."""
     return file or (DEFAULT_FILE if DEFAULT_FILE.exists() else None)
 
 
@@ -112,7 +112,7 @@ def up(
 
     flags["interop.port"] = interop_port
     if interop is not None or interop_port is not None:
-        # A port alone asks for the gateway too: it would otherwise be ignored without a word.
+        # A port alone also turns on the gateway: otherwise the option would be ignored silently.
         flags["interop.serve"] = SERVED if interop in (True, None) else ()
     config, origins = resolve_config(pick_file(file), os.environ, flags)
     if config.interop.serve and find_spec("uvicorn") is None:
@@ -138,12 +138,12 @@ def up(
         from roundelay.nodes.forker import Forker
 
         agents = load_agents(config.agents)
-        # Before the event loop starts: a forked process must not inherit its threads and files.
+        # Start the forker before the event loop: a forked process must not inherit the loop's threads and files.
         forker = Forker.start([OPENAI_MODULE] if any(spec.model.openai is not None for spec in agents) else [])
 
     is_at_terminal = sys.stderr.isatty()
     if opens is None:
-        # Only at the first start: a person who knows the node would get a new window each time.
+        # Open the page only at the first start: with a known node, every start would open another window.
         opens = is_at_terminal and has_desktop() and not config.db.exists()
     opened: Path | None = None
     reporter = get_reporter()
@@ -178,7 +178,7 @@ def up(
     try:
         with asyncio.Runner(loop_factory=find_loop_factory()) as runner:
             runner.run(work)
-    except ConnectError as error:  # the address cannot be bound, which is not a failed connection
+    except ConnectError as error:  # the node cannot bind the address, which is not a lost connection
         raise click.ClickException(str(error)) from error
     except ModError as error:
         raise place_mod_error(error, origins["mods"]) from error
@@ -186,7 +186,7 @@ def up(
         if forker is not None:
             forker.join()
         if opened is not None:
-            # It holds a link that may still log somebody in.
+            # This file contains a link that may still allow a login.
             opened.unlink(missing_ok=True)
 
 
@@ -230,7 +230,7 @@ def doctor(
     from roundelay.nodes.doctor import examine
 
     if file is not None and not file.exists():
-        load_yaml(file)  # Report the missing file: none of its settings can be checked, and its name may be misspelled.
+        load_yaml(file)  # Report the missing file, whose name may be misspelled: none of its settings can be checked.
     checks = asyncio.run(
         examine(
             pick_file(file),

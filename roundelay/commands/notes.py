@@ -17,7 +17,7 @@ NOTE = click.argument("note", metavar="THREAD/NAME")
 
 
 class NotesGroup(click.Group):
-    """The command ``roundelay notes``. Without a subcommand it lists notes."""
+    """The command ``roundelay notes``, which lists notes if no subcommand is given."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, args if args and args[0] != "--json" else ["list", *args])

@@ -1,4 +1,4 @@
-"""``roundelay backup`` and ``roundelay dead-letters``."""
+"""``roundelay backup`` and ``roundelay dead-letters``: copy a node's data, and handle messages that failed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def backup(file: Path, db: Path | None, as_json: bool) -> None:
 
 
 def _find_database() -> Path:
-    """Return the database of the only node on this machine, or else the database configured here. Raises `ConfigError`."""
+    """Return the database of the only node that runs on this machine, or else the configured database. Raises
+    `ConfigError`."""
     from roundelay.network.config import resolve_config
     from roundelay.network.errors import ConfigError
     from roundelay.network.home import running_nodes
@@ -79,10 +80,10 @@ def _find_database() -> Path:
     if len(running) == 1:
         return running[0]
     configured = resolve_config(pick_file(None), os.environ, {})[0].db
-    # The file configured here may be an old one, and a backup of the wrong network is noticed too late.
+    # The configuration here may be out of date, and users would notice a backup of the wrong network too late.
     if running and configured.resolve() not in running:
         shown = ", ".join(map(str, running))
-        raise ConfigError(f"Several nodes run here, with the databases {shown}; say with --db which one.")
+        raise ConfigError(f"Several nodes run here, with the databases {shown}; name one of them with --db.")
     return configured
 
 
@@ -124,7 +125,7 @@ def list_letters(of: str | None, limit: int, db: Path | None, as_json: bool) -> 
 
     async def read(source: Source) -> list[dict[str, Any]]:
         letters = await source.dead_letters(of, limit)
-        # An empty list for a mistyped name would look as if all were well.
+        # Without this check, a mistyped name would show an empty list, as if no message had failed.
         if of is not None and not letters and not await source.knows(of):
             raise UnknownRecipient(f"Nobody is registered as {of!r}. `roundelay agents` lists who is.")
         return letters
@@ -162,7 +163,7 @@ def _take(op: str, seqs: tuple[int, ...], of: str | None, *, as_json: bool, done
 
     async def take(client: NetworkClient) -> list[dict[str, Any]]:
         letters = await list_dead_letters(client, recipient=of, limit=MAX_LISTED)
-        # All are looked up before the first call, so that a wrong number changes nothing.
+        # Look up all numbers before the first call, so that a wrong number changes nothing.
         chosen = [{"agent_id": _find_owner(letters, seq), "seq": seq} for seq in dict.fromkeys(seqs)]
         for letter in chosen:
             await client.call(op, letter)
@@ -180,7 +181,7 @@ def _find_owner(letters: list[dict[str, Any]], seq: int) -> str:
     owners = [str(it["agent_id"]) for it in letters if it["seq"] == seq]
     if not owners:
         more = " among the first thousand; name its recipient with --of" if len(letters) == MAX_LISTED else ""
-        raise UnknownMessage(f"There is no dead letter #{seq}{more}. They are listed by: roundelay dead-letters list")
+        raise UnknownMessage(f"There is no dead letter #{seq}{more}. `roundelay dead-letters list` lists them.")
     if len(owners) > 1:
-        raise InvalidArguments(f"#{seq} is a dead letter of {', '.join(owners)}; say with --of whose is meant.")
+        raise InvalidArguments(f"#{seq} is a dead letter of {', '.join(owners)}; name one recipient with --of.")
     return owners[0]

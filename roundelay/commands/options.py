@@ -1,7 +1,7 @@
-"""Shared options of commands, and the connections that these options describe.
+"""Shared options of commands, and the connections that the options define.
 
-`node_options` is on the root command and on each command that connects, so that ``roundelay --url X agents`` and
-``roundelay agents --url X`` are the same. Without options, the node of this machine is used (`roundelay.network.home`).
+`node_options` is on the root command and on each command that connects. ``roundelay --url X agents`` and ``roundelay
+agents --url X`` are therefore equal. Without options, commands use the node of this machine (`roundelay.network.home`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ID = r"[a-z0-9][a-z0-9._-]{0,63}"
 
 @dataclass
 class Target:
-    """Hub and identity from the options; None for an option that was not given."""
+    """Hub and identity that the options select; None for an option that was not given."""
 
     url: str | None = None
     token: str | None = None
@@ -41,22 +41,23 @@ class Target:
 
 
 def find_target() -> Target:
-    """Return the target of the running command, from its own options and those of its groups."""
-    # One object for the whole command line: a group and its command write their options into the same target.
+    """Return the target of the running command, from the options of the command and its groups."""
+    # All groups and commands of one command line share this object and write their options into it.
     return click.get_current_context().ensure_object(Target)
 
 
 def _keep(name: str, check: Callable[[str], str] = str) -> Callable[[click.Context, click.Parameter, str | None], None]:
-    """Return an option callback that stores a value of the target.
+    """Return an option callback that stores an option's value in the target.
 
-    The options exist before and after the command's name, and click reads the environment for both. An option that the
-    user typed before the name takes precedence over the environment.
+    Users may write the option before or after the command's name, and click reads the environment for both. An option
+    before the command's name takes precedence over the environment.
     """
 
     def keep(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
         target = context.ensure_object(Target)
         is_of_environment = context.get_parameter_source(parameter.name or "") is ParameterSource.ENVIRONMENT
-        # The command reads the environment after the group has stored what the user typed, and must not overwrite that.
+        # The command reads the environment after the group has stored a typed option. The typed option must not be
+        # overwritten.
         if value is not None and (getattr(target, name) is None or not is_of_environment):
             setattr(target, name, check(value))
 
@@ -64,7 +65,7 @@ def _keep(name: str, check: Callable[[str], str] = str) -> Callable[[click.Conte
 
 
 def check_url(value: str) -> str:
-    """Validate the address of a hub, or several addresses separated by commas."""
+    """Validate the URL of a hub, or several URLs separated by commas."""
     from roundelay.network.errors import ConfigError
     from roundelay.network.home import read_urls
 
@@ -75,12 +76,12 @@ def check_url(value: str) -> str:
 
 
 def _read_token(value: str) -> str:
-    """Check that a token can be sent in an HTTP header, and return it."""
+    """Check that a token can be sent in an HTTP header, and return the token."""
     from roundelay.network.credentials import read_secret
     from roundelay.network.errors import ConfigError
 
     try:
-        # Check before connecting: this error names the option and the wrong character, and never shows the token.
+        # Check before connecting. The error names the option and the wrong character, and never shows the token.
         return read_secret(value, "--token or ROUNDELAY_TOKEN")
     except ConfigError as error:
         raise click.BadParameter(str(error)) from error
@@ -93,12 +94,12 @@ def _check_id(value: str) -> str:
 
 
 class _Seq(click.ParamType[int]):
-    """The number of a message, with or without #."""
+    """Click type for the number of a message, with or without #."""
 
     name = "seq"
 
     def convert(self, value: str | int, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        # Screens show messages as #17, and people paste that.
+        # Screens show messages as #17, so people paste numbers with a #.
         number = str(value).removeprefix("#")
         # Seqs begin at 1.
         if not (number.isdecimal() and int(number)):
@@ -110,19 +111,19 @@ SEQ = _Seq()
 
 
 def check_id(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    """Validate a participant's id, as an option callback."""
+    """Validate a participant's id. Callback of an option."""
     return _check_id(value) if value is not None else None
 
 
 def check_place(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    """Validate an address, a thread or a participant's id, as an option callback."""
+    """Validate an address, a thread or a participant's id. Callback of an option."""
     if value is not None and not re.fullmatch(rf"broadcast|(agent:)?{_ID}|(channel|direct|mod|thread):\S+", value):
         raise click.BadParameter(f"{value!r} is no place; write an ID, broadcast, channel:NAME, mod:ID or thread:SEQ.")
     return value
 
 
 def read_address(_context: click.Context, _parameter: click.Parameter, value: str) -> str:
-    """Return an address, as an option callback. A bare id is the address of the participant."""
+    """Return an address. Callback of an argument. A bare id becomes the address of that participant."""
     from roundelay.network.addresses import complete_address  # imported here so that commands start fast
 
     address = complete_address(value)
@@ -135,7 +136,7 @@ def read_address(_context: click.Context, _parameter: click.Parameter, value: st
 
 def _keep_debug(_context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
-        os.environ["ROUNDELAY_DEBUG"] = "1"  # also for child processes
+        os.environ["ROUNDELAY_DEBUG"] = "1"  # child processes read it too
 
 
 def node_options(function: Function) -> Function:
@@ -190,7 +191,8 @@ def debug_option(function: Function) -> Function:
 
 
 LEDGER_PATH = click.Path(readable=False, path_type=Path)
-"""Path of a database. The code that opens it checks it, so that all commands report the same errors."""
+"""Click type for the path of a database. The code that opens the database checks the path, so that all commands report
+the same errors."""
 
 
 def db_option(function: Function) -> Function:
@@ -224,7 +226,7 @@ def log_options(function: Function) -> Function:
 
 
 def silence_logs() -> None:
-    """Hide logs that have no configured handler, so that users see only the command's own output."""
+    """Hide logs without a configured handler, so that users see only the command's own output."""
     import logging
 
     if not logging.getLogger().handlers:
@@ -232,18 +234,18 @@ def silence_logs() -> None:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine without logs."""
+    """Run a command's coroutine and return its result. Logs are hidden."""
     import asyncio
 
     silence_logs()
     try:
         return asyncio.run(work)
     except asyncio.CancelledError:
-        raise SystemExit(143) from None  # SIGTERM is handled too, so that the terminal is restored
+        raise SystemExit(143) from None  # SIGTERM also cancels the coroutine, so that the terminal is restored
 
 
 def ask_hub(work: Callable[[NetworkClient], Awaitable[T]]) -> T:
-    """Run work over a connection that only reads, and return the result."""
+    """Call ``work`` with a connection that only reads, and return the result."""
 
     async def join_and_work() -> T:
         async with join() as client:
@@ -253,7 +255,7 @@ def ask_hub(work: Callable[[NetworkClient], Awaitable[T]]) -> T:
 
 
 def read_run(db: Path | None, read: Callable[[Source], Coroutine[Any, Any, T]]) -> T:
-    """Read a run from a ledger's file, or from the node that the options name."""
+    """Read a run from a ledger file, or from the node that the options select."""
     from roundelay.network.ledger.log_file import open_log
     from roundelay.runs.file_source import FileSource
     from roundelay.runs.node_source import LiveSource
@@ -262,20 +264,23 @@ def read_run(db: Path | None, read: Callable[[Source], Coroutine[Any, Any, T]]) 
         return ask_hub(lambda client: read(LiveSource(client)))
     with open_log(db) as log:
         found = run(read(FileSource(log)))
-        # On stderr, so that the output of the command stays as programs expect it.
+        # Warn on stderr, because programs parse stdout.
         if log.damaged:
             rows = "row is" if len(log.damaged) == 1 else "rows are"
             shown = ", ".join(f"#{seq}" for seq in sorted(log.damaged)[:5])
-            click.echo(f"{len(log.damaged)} damaged {rows} left out ({shown}); roundelay doctor tells more.", err=True)
+            click.echo(
+                f"{len(log.damaged)} damaged {rows} left out ({shown}); roundelay doctor shows details.", err=True
+            )
     return found
 
 
 @asynccontextmanager
 async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIterator[NetworkClient]:
-    """Connect as ``--as``. The default is the login user with ``as_person``, or else the commands' own reader.
+    """Connect as ``--as``. Without ``--as``, connect as the login user if ``as_person``, or else as the commands' own
+    service.
 
-    Without ``reconnect``, a lost connection ends the command. A connection with the owner's token would register a new
-    id. Therefore an id that only reads must be registered already. Raises `UnknownRecipient` if it is not registered.
+    Without ``reconnect``, a lost connection ends the command. With the owner's token, connecting would register an
+    unknown id. Therefore an id that only reads must be registered already; otherwise this raises `UnknownRecipient`.
     """
     from roundelay.network.client import NetworkClient
     from roundelay.network.errors import ConnectError, Forbidden, NotAuthenticated
@@ -292,7 +297,7 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
 
     client = make_client(None if is_left_to_token else target.kind or usual)
     try:
-        is_reading = READ_ONLY_QUERY in client.url  # a read replica registers no participants
+        is_reading = READ_ONLY_QUERY in client.url  # a read replica cannot register participants
         is_doubtful = not as_person and target.agent_id is not None and target.token is None and not is_reading
         if is_doubtful and find_owner_token(client.url):
             await _check_registered(agent_id, client.url)
@@ -308,9 +313,9 @@ async def join(*, as_person: bool = False, reconnect: bool = False) -> AsyncIter
     except Forbidden as error:
         told = _advise(target) if target.token is not None else ""
         if READ_ONLY_QUERY in client.url and target.agent_id is None:
-            told = f"{agent_id} has never joined this network: say with --as as whom to read."
+            told = f"{agent_id} has never joined this network: name a participant to read as with --as."
         raise Forbidden(f"{error} {told}".strip()) from error
-    finally:  # meanwhile a read replica may have reported the leader's address
+    finally:  # a read replica may have reported the leader's address while connecting
         if target.url is None and (others := {node.url for node in running_nodes()} - {client.url}):
             told = f"Several nodes run here; this is {client.url}. Another one: --url {', '.join(sorted(others))}"
             click.echo(f"* {told}", err=True)
@@ -333,7 +338,8 @@ def _tell_age(client: NetworkClient) -> str:
 
 
 async def _check_registered(agent_id: str, url: str) -> None:
-    """Raise `UnknownRecipient` for an unregistered id, because connecting with the owner's token would register it."""
+    """Raise `UnknownRecipient` for an id that is not registered. Connecting with the owner's token would register the
+    id."""
     from roundelay.network.client import NetworkClient
     from roundelay.runs.lists import list_participants
     from roundelay.terminal.places import check_recipient
@@ -347,9 +353,9 @@ async def _check_registered(agent_id: str, url: str) -> None:
 def _advise(target: Target) -> str:
     if target.token is None:
         return (
-            "Away from the node's machine give --as ID and --token TOKEN; "
-            "its operator makes one: roundelay token create ID --kind human"
+            "On another machine than the node's, give --as ID and --token TOKEN; "
+            "an operator creates a token with: roundelay token create ID --kind human"
         )
     if target.agent_id is None:
-        return "Say with --as (and --as-kind) whose token it is."
+        return "Name the owner of the token with --as (and --as-kind)."
     return "Check --as, --as-kind and --token."

@@ -1,4 +1,4 @@
-"""Output of commands: text and tables for people, JSON with ``--json`` for programs."""
+"""Output of commands: text and tables for people, and JSON with ``--json`` for programs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def show(
     as_json: bool,
     print_value: Callable[[object], None] = print_json,
 ) -> None:
-    """Print a value as JSON with ``--json``, or else the lines that describe it."""
+    """Print a value as JSON with ``--json``, or else as the lines that ``describe`` returns."""
     if as_json:
         print_value(value)
         return
@@ -60,7 +60,8 @@ def show_list(
     as_json: bool,
     print_value: Callable[[object], None] = print_json,
 ) -> None:
-    """Print a list as a table, or in JSON as an object with the list under its name. Print ``empty`` for an empty list."""
+    """Print a list as a table, or as a JSON object that maps the list's name to the list. For an empty list, the text
+    output is ``empty``."""
     [entries] = listed.values()
     rows = [[read(it) for read in columns.values()] for it in entries]
     describe = draw_table(list(columns), rows) if rows else lambda _: [empty]
@@ -68,7 +69,7 @@ def show_list(
 
 
 def draw_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> Callable[[Paint], Iterable[str]]:
-    """Return a function that draws a table, as an argument of `show`."""
+    """Return a function that draws a table, for the ``describe`` argument of `show`."""
     from roundelay.display.screen import format_table
 
     return lambda paint: [format_table(head, rows, paint=paint)]

@@ -1,4 +1,4 @@
-"""``roundelay chat``, ``roundelay tui`` and ``roundelay send``."""
+"""``roundelay chat``, ``roundelay tui`` and ``roundelay send``: take part in a network as a person."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def tui(to: str | None) -> None:
             f"The full-screen terminal needs the extra tui. Run: {how_to_add('tui')}. `roundelay chat` needs no extra."
         )
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise click.UsageError("roundelay tui needs a terminal; in a pipe: roundelay chat")
+        raise click.UsageError("roundelay tui needs a terminal. In a pipe, use roundelay chat.")
     if (term := os.environ.get("TERM", "")) in ("dumb", "unknown"):
-        raise click.UsageError(f"This terminal shows lines alone (TERM={term}), no full screen; there: roundelay chat")
+        raise click.UsageError(f"This terminal cannot show a full screen (TERM={term}). Use roundelay chat instead.")
 
     async def show_screens() -> int:
         from roundelay.tui.app import run_terminal
@@ -118,7 +118,7 @@ def send(
     """
     try:
         content = sys.stdin.read().removesuffix("\n") if text == "-" else text
-        content.encode()  # Python reads a byte that is not UTF-8 as a lone surrogate
+        content.encode()  # Python decodes a byte that is not UTF-8 to a lone surrogate
     except UnicodeError:
         raise click.UsageError("The text is not UTF-8, so nothing is sent; `iconv -t UTF-8` makes it that.") from None
     if not content.strip():
@@ -131,7 +131,7 @@ def send(
         from roundelay.network.errors import ConnectError
         from roundelay.runs.lists import is_offline
 
-        # Chosen here and not by the client, so that it is known after a lost connection.
+        # Choose the id here, not in the client: after a lost connection the error message must contain the id.
         chosen, is_joined = message_id or random_id(), False
         try:
             async with join(as_person=True) as client:
@@ -145,11 +145,11 @@ def send(
                     requires_response=needs,
                     message_id=chosen,
                 )
-                # Without this line, a person waits for the answer of an agent that does not run.
+                # Without this line, a person would wait for the answer of an agent that is offline.
                 waits = not as_json and recipient != "" and await is_offline(client, recipient)
                 return stored, waits
         except ConnectError as error:
-            # Before the connection nothing can be stored, and a person who gave an id knows it.
+            # Before the connection nothing can have been stored, and a person who passed an id knows that id already.
             if not is_joined or message_id is not None:
                 raise
             raise ConnectError(f"{error} With --message-id {chosen} it is not stored twice.") from error

@@ -1,4 +1,4 @@
-"""``roundelay polls``: votes of the mod `polls`."""
+"""``roundelay polls``: create polls of the mod `polls`, vote in them, and close them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``roundelay reactions``: list reactions, show the records of one, stop one."""
+"""``roundelay reactions``: list reactions, show the records of a reaction, and stop a reaction."""
 
 from __future__ import annotations
 
@@ -91,10 +91,10 @@ def show_command(reaction: str, agent_id: str | None, db: Path | None, as_json: 
     records, epoch = read_run(db, read)
     if not records:
         raise UnknownMessage(f"There is no reaction {reaction!r} that you may read; see: roundelay reactions list")
-    # Anybody may write records under this id, and mixing them would show a reaction that never was.
+    # Anybody may write records under this id. Mixed records would show a reaction that never happened.
     author = choose_author(reaction, records, epoch)
     for other in sorted({str(it["agent_id"]) for it in records} - {author}):
-        Screen(sys.stderr).note(f"{sanitize(other)} has used this id too; what it wrote: --agent {sanitize(other)}")
+        Screen(sys.stderr).note(f"{sanitize(other)} used this id too; show its records with --agent {sanitize(other)}")
     records = [it for it in records if it["agent_id"] == author]
 
     def describe(paint: Paint) -> Iterator[str]:
@@ -118,5 +118,5 @@ def cancel_command(reaction: str, as_json: bool) -> None:
 
     stopped = ask_hub(lambda client: client.call("network.cancel", {"reaction": reaction}))["reactions"]
     if not stopped:
-        raise UnknownMessage(f"No reaction {reaction!r} is open that you may stop; see: roundelay reactions list")
+        raise UnknownMessage(f"You may stop no open reaction {reaction!r}; see: roundelay reactions list")
     show({"reactions": stopped}, lambda _: [f"Asked {sanitize(reaction)} to stop."], as_json=as_json)

@@ -1,4 +1,4 @@
-"""Commands that only read participants, threads, messages and the state of the hub. They change no inbox."""
+"""Commands that only read: participants, threads, messages and the state of the hub. These commands change no inbox."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def agents(as_json: bool, online: bool | None) -> None:
 @identity_options
 def threads(as_json: bool, limit: int, db: Path | None) -> None:
     """List threads, newest first."""
-    # the log does not record the readers of a thread
+    # a ledger file does not record the readers of a thread
     head, name = ("READERS", "readers") if db is None else ("SENDERS", "senders")
     show_list(
         {"threads": read_run(db, lambda source: source.threads(limit))},
@@ -139,7 +139,7 @@ def search(words: tuple[str, ...], as_json: bool, thread: str | None, limit: int
 
 
 def _show_messages(value: Mapping[str, Any], *, empty: str, as_json: bool) -> None:
-    """Print a page of messages, oldest first, and the command that shows earlier messages."""
+    """Print one page of messages, oldest first, and a hint at the option that shows earlier messages."""
     from roundelay.display.screen import Screen
     from roundelay.network.messages import message_from_wire
 
@@ -182,9 +182,9 @@ def status(as_json: bool, over_s: float) -> None:
     try:
         value = ask_hub(lambda client: read_status(client, urls, over_s))
     except ConnectError:
-        # A node that waits for a leader refuses connections, but still answers over HTTP.
+        # A node that waits for leadership refuses connections, but still answers over HTTP.
         alone = read_alone(urls)
-        if alone is not None:  # the answer of a read replica without a leader
+        if alone is not None:  # a read replica answered while there is no leader
             show(alone, lambda _: describe_status(alone), as_json=as_json, print_value=print_answer)
         raise
     show(value, lambda _: describe_status(value), as_json=as_json, print_value=print_answer)
@@ -213,7 +213,7 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
     from roundelay.network.client import Reconnected, Reconnecting
     from roundelay.runs.node_source import LiveSource
 
-    # Notes go elsewhere: the messages may be piped into a program.
+    # Write notes to stderr, because the messages on stdout may be piped into a program.
     screen, notes = Screen(sys.stdout), Screen(sys.stderr)
 
     async def read(client: NetworkClient) -> AsyncIterator[AnyMessage]:
@@ -223,14 +223,14 @@ def tail(as_json: bool, last: int, thread: str | None, count: int | None) -> Non
         notes.note(f"Following {client.url}; Ctrl-C ends.")
         if thread is not None and not source.has_thread:
             notes.note(
-                f"There is no thread {sanitize(thread)} yet that you may read; this waits for its first message. "
-                "`roundelay threads` lists those that there are."
+                f"You may read no thread {sanitize(thread)} yet; the command waits for its first message. "
+                "`roundelay threads` lists the threads."
             )
         async for message in source.follow():
             yield message
 
     async def watch(client: NetworkClient) -> None:
-        """Report a lost connection. Without the report, it would look as if nobody wrote."""
+        """Report a lost connection. Without this report, a lost connection would look like silence."""
         patience = make_output_limit()
         async for event in client.events():
             if patience.handle_event(event) and isinstance(event, (Reconnecting, Reconnected)):

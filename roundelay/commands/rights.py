@@ -1,4 +1,4 @@
-"""``roundelay rights``: explain the permissions that `rights` in a node file grants. The node need not run."""
+"""``roundelay rights``: explain the permissions that `rights` in a node file grants. The node need not be running."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEEDS = {
     "channels.post": "write",
     "channels.reply": "write",
 }
-"""Further rights that an operation needs for its channel."""
+"""Additional right that a channel operation needs for its channel."""
 KINDS = click.Choice(("agent", "human", "service"))
 
 
@@ -92,7 +92,7 @@ def show(file: Path | None, agent_id: str, kind: Kind, as_json: bool) -> None:
 
     page, operations = read_page(file)
     if page is None:
-        raise click.UsageError("This file has no page of rights: everybody may do what the hub's own rules allow.")
+        raise click.UsageError("This file defines no rights: everybody may do what the hub's own rules allow.")
     allowed: dict[str, list[str]] = {verb: page.list_rules(verb, agent_id, kind) for verb in VERBS}
     may_call = [op for op in operations if decide(page, operations, (agent_id, kind), op).allowed]
     roles = page.roles_of(agent_id, kind)
@@ -104,7 +104,8 @@ def show(file: Path | None, agent_id: str, kind: Kind, as_json: bool) -> None:
 
 
 def read_page(file: Path | None) -> tuple[Rights | None, Mapping[str, Operation]]:
-    """Return the rights of a file, and its operations by name. Raises `ConfigError` and `ModError`."""
+    """Return the rights that a node file defines, and the node's operations by name. Raises `ConfigError` and
+    `ModError`."""
     from roundelay.app import OWN_MODS, make_rights
     from roundelay.network.config import resolve_config
     from roundelay.network.mod import add_mod_folder, load_mods
@@ -124,8 +125,8 @@ def decide(
     to: str | None = None,
     to_kind: str = "",
 ) -> Ruling:
-    """Decide on a verb or an operation as the hub does. Raises `click.UsageError` if the rights cannot answer the
-    question.
+    """Decide as the hub does whether a participant may use a verb or an operation. Raises `click.UsageError` if the
+    question is incomplete or unknown.
     """
     from roundelay.network.core.rights import VERBS, Ruling
 
@@ -135,12 +136,12 @@ def decide(
         raise click.UsageError(f"There is no verb or operation {op!r}{f'; did you mean {near[0]}?' if near else '.'}")
     verb, thing = ("call", op) if op in operations else _find_verb(op, to)
     if page is None:
-        return Ruling(True, "this file has no page of rights, so only the hub's own rules count", ())
+        return Ruling(True, "this file defines no rights, so only the hub's own rules count", ())
     administers = page.decide("administer", *who)
     if administers.allowed or verb == "administer":
         return administers
     if (verb, thing) == ("send", f"agent:{who[0]}"):
-        return Ruling(True, "everybody may write to oneself", page.roles_of(*who))
+        return Ruling(True, "all participants may write to themselves", page.roles_of(*who))
     if verb != "call":
         return page.decide(verb, *who, thing, to_kind)
     called = page.decide("call", *who, op)
@@ -153,7 +154,7 @@ def decide(
 
 
 def _say(op: str, to: str | None) -> str:
-    """Return the action in the same words that the hub uses to refuse it."""
+    """Describe the action in the words that the hub uses to refuse it."""
     from roundelay.network.core.rights import VERB_PHRASES
 
     verb, thing = _find_verb(op, to) if op in VERB_PHRASES else ("call", f"{op} for {to}" if to else op)

@@ -1,4 +1,4 @@
-"""``roundelay scenario``: tests for teams of agents, run in a simulation or against a live network."""
+"""``roundelay scenario``: run tests for teams of agents, in a simulation or against a live network."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def run_command(
     if live is not None and update_tapes:
         raise click.UsageError("--update-tapes runs here, not against a network; leave --live out.")
     silence_logs()
-    # All are read first: a mistake in the last file should not cost a run of the others.
+    # Read all files before the first run, so that a mistake in the last file is reported at once.
     scenarios = [load_scenario(file) for file in files]
     results: list[ScenarioResult] = []
     for it in scenarios:

@@ -1,4 +1,4 @@
-"""``roundelay demo``, ``init``, ``config`` and ``completion``."""
+"""``roundelay demo``, ``init``, ``config`` and ``completion``: try Roundelay, and set it up."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def init(
     from roundelay.nodes import starter
 
     talks_on_page = True
-    # Any option means that the caller knows what to write; a script with one must not hang at a question.
+    # Ask no questions if there is any option: its user knows what to write, and a script must not hang at a question.
     is_asked = not yes and all(it is None for it in (template, provider, model, base_url, agent)) and _is_at_terminal()
     if is_asked:
         provider, model, base_url = _ask_provider()
@@ -108,7 +108,7 @@ def init(
     first = agent or starter.name_agent(template, chosen)
     command = name_command(folder)
     steps = [f"cd {shlex.quote(str(folder))}"] if folder != Path() else []
-    # A key that is set already needs no step.
+    # Skip this step if the key is already set.
     if chosen is not None and chosen.key and not os.environ.get(chosen.key):
         steps.append(f"export {chosen.key}=...   # your key at {chosen.title}, in the terminal of the next commands")
     if chosen is not None:
@@ -129,7 +129,7 @@ def _is_at_terminal() -> bool:
 
 
 def _ask_provider() -> tuple[str, str | None, str | None]:
-    """Ask for the provider. For another server, also ask for its address and model."""
+    """Ask for the provider. For an unlisted server, also ask for its address and model."""
     from roundelay.nodes.starter import PROVIDERS
 
     names = ["none", *PROVIDERS, "other"]
@@ -157,12 +157,12 @@ def _check_agent(name: str) -> str:
 
 
 def _choose_provider(name: str, model: str | None, base_url: str | None) -> Provider | None:
-    """Return the provider for the files. Raises `click.UsageError` for options that contradict each other."""
+    """Return the provider to write into the files. Raises `click.UsageError` for options that contradict each other."""
     from roundelay.nodes.starter import PROVIDERS, Provider
 
     if base_url is not None and name != "other":
         raise click.UsageError("--base-url goes with --provider other.")
-    # The name goes into YAML without quotes, where other characters could end the value.
+    # The name is written into YAML without quotes, where other characters could end the value.
     if model is not None and not re.fullmatch(r"[\w./:@+-]+", model):
         raise click.UsageError(f"{model!r} cannot be a model's name. It may hold letters, digits and . / : @ + - _")
     if name == "none":
@@ -175,7 +175,8 @@ def _choose_provider(name: str, model: str | None, base_url: str | None) -> Prov
         raise click.UsageError("--provider other needs --base-url and --model.")
     if not re.fullmatch(r"https?://[^\s'\"{}#]+", base_url):
         raise click.UsageError(f"{base_url!r} is no address. Write it as http://HOST:PORT/v1 or https://HOST/v1.")
-    # A server on this machine rarely wants a key, and a missing variable would keep the agent from starting.
+    # A server on this machine rarely needs a key, and a reference to a missing variable would stop the agent from
+    # starting.
     return Provider(base_url, model, base_url, "" if _is_loopback(base_url) else "OPENAI_API_KEY")
 
 
@@ -233,7 +234,7 @@ def completion(shell: str) -> None:
 
 
 def _name_agent(agent: object) -> str:
-    """Return the path of an agent's file, or the id of an agent that the node file describes itself."""
+    """Return the path of an agent's file, or the id of an agent that the node file itself declares."""
     return str(agent.get("id")) if isinstance(agent, dict) else str(agent)
 
 

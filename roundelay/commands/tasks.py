@@ -1,4 +1,4 @@
-"""``roundelay tasks``: the shared board of the mod `tasks`."""
+"""``roundelay tasks``: create, claim and finish the shared tasks of the mod `tasks`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tasks() -> None:
 @call_options
 def list_tasks(as_json: bool, state: str, is_all: bool, assignee: str | None, conversation: int | None) -> None:
     """List the tasks that you may see, oldest first."""
-    # Every state: an empty text would be left out of the call, like all empty values.
+    # For --all, query each state by name: `call_mod` does not send empty values.
     found = [
         task
         for chosen in (STATES[1:] if is_all else [state])

@@ -1,4 +1,4 @@
-"""``roundelay timers``: reminders and routines of the mod `timers`."""
+"""``roundelay timers``: manage reminders and routines of the mod `timers`."""
 
 from __future__ import annotations
 

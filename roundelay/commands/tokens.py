@@ -1,4 +1,4 @@
-"""``roundelay token``: create, list and revoke tokens. A token is shown once; the hub stores only its hash."""
+"""``roundelay token``: create, list and revoke tokens. A token is shown once, and the hub stores only its hash."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def create(agent_id: str, kind: Kind, operator: bool, as_json: bool, db: Path | 
     from roundelay.network.clock import make_token
     from roundelay.network.core.joining import hash_token
 
-    # Made here, and the hub gets the hash alone: the token is in no ledger and no log.
+    # Create the token here and send the hub only the hash, so that no ledger or log contains the token.
     made = make_token()
     args = {"agent_id": agent_id, "kind": kind, "token_hash": hash_token(made), "operator": operator}
     answer = _operate(db, lambda client: client.call("network.create_token", args))
@@ -62,7 +62,7 @@ def create(agent_id: str, kind: Kind, operator: bool, as_json: bool, db: Path | 
     if as_json:
         print_json({"agent_id": agent_id, "kind": kind, "operator": operator, "token": made})
         return
-    # The token alone on stdout, so that a script can take it; the advice goes to stderr.
+    # Print only the token on stdout, so that a script can capture it. The advice goes to stderr.
     click.echo(made)
     rights = ", with an operator's rights" if operator else ""
     click.echo(
@@ -118,7 +118,7 @@ def revoke(agent_id: str, token_hash: str | None, as_json: bool, db: Path | None
 
 
 def _operate(db: Path | None, work: Callable[[NetworkClient], Awaitable[T]]) -> T:
-    """Run work with an operator's rights, on the running node or in a database that no node has open."""
+    """Call ``work`` with an operator's rights, on the running node or on a database that no node has open."""
     if db is None:
         return ask_hub(work)
     from roundelay.app import Network

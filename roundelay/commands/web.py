@@ -1,4 +1,4 @@
-"""``roundelay web`` and ``roundelay view``: login links, and the page on a ledger's file."""
+"""``roundelay web`` and ``roundelay view``: create login links, and show a ledger file on the page."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def web(operator: bool, minutes: int, opens: bool, shows_qr: bool, as_json: bool
     own_id = find_login_id() if target.token is None else target.agent_id
     agent_id, kind = target.agent_id or find_login_id(), target.kind or "human"
     if target.token is None:
-        target.agent_id = target.kind = None  # the caller is the owner, even if the link is for another participant
+        target.agent_id = target.kind = None  # the owner creates the link, even for another participant
 
     async def make(client: NetworkClient) -> dict[str, Any]:
         await asyncio.to_thread(check_page, client.url)
@@ -108,7 +108,7 @@ def view(file: Path, port: int, opens: bool) -> None:
 
     try:
         run(show_file(file, port, find_login_id(), announce))
-    except ConnectError as error:  # the address cannot be bound, which is not a failed connection
+    except ConnectError as error:  # the command cannot bind the address, which is not a lost connection
         raise click.ClickException(str(error)) from error
 
 

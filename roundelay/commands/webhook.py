@@ -1,4 +1,4 @@
-"""``roundelay webhook``: register, list, test, resume and remove webhooks of the gateway."""
+"""``roundelay webhook``: register, list, test, resume and remove the gateway's webhooks."""
 
 from __future__ import annotations
 
@@ -57,22 +57,24 @@ def add(address: str, secret_file: Path | None, gateway: str | None, as_json: bo
     target = find_target()
     agent_id = target.agent_id
     if agent_id is None:
-        raise click.UsageError("Say whose messages: roundelay webhook add URL --as ID.")
+        raise click.UsageError("Name the participant whose messages to post: roundelay webhook add URL --as ID.")
     body = {"url": address}
     if secret_file is not None:
-        # From a file, not from an option: other users of the machine can list the options of processes.
+        # Read the secret from a file: other users of the machine can see the options of a process.
         body["secret"] = secret_file.read_text(encoding="utf-8").strip()
     if target.token is not None:
         made = _ask_gateway("POST", "/v1/webhook", gateway, (agent_id, target.token), body)
     else:
-        # The gateway keeps the token that it gets. Give it one of its own, and never the operator's.
+        # The gateway stores the token that it receives. Create a token for this webhook, and never send the operator's.
         made = _register_with_new_token(agent_id, gateway, body)
     if as_json:
         print_json(made)
         return
-    # The secret alone on stdout, and the sentence on stderr, so that a script can store the secret.
+    # Print only the secret on stdout, so that a script can store it. The explanation goes to stderr.
     click.echo(made["secret"])
-    click.echo(f"What is delivered to {made['participant']} is posted to {made['url']}, signed with this.", err=True)
+    click.echo(
+        f"The gateway posts messages for {made['participant']} to {made['url']}, signed with this secret.", err=True
+    )
 
 
 @webhook.command("list", short_help="List webhooks and their state.")
@@ -119,7 +121,7 @@ def test(of: str | None, gateway: str | None) -> None:
     whose = _whose(of)
     tried = _ask_gateway("POST", "/v1/webhook/test", gateway, _find_caller(), whose)
     click.echo(f"{tried['answer']}: {tried['told']}")
-    # Monitoring can use the exit code of this command.
+    # Exit with 1 after a failed test, so that monitoring can use the exit code.
     if tried["answer"] != "taken":
         click.get_current_context().exit(1)
 
@@ -131,22 +133,24 @@ def resume(of: str | None, gateway: str | None) -> None:
     """Resume a webhook that is paused or is waiting to retry: post to it again at once."""
     whose = _whose(of)
     resumed = _ask_gateway("POST", "/v1/webhook/resume", gateway, _find_caller(), whose)
-    click.echo(f"The webhook of {resumed['participant']} goes on.")
+    click.echo(f"The webhook of {resumed['participant']} is active again.")
 
 
 def _whose(of: str | None) -> dict[str, str]:
-    """Return the owner of the webhook: the participant of --of, of --as, or of --token."""
+    """Return the owner of the webhook as query parameters, from --of, --as or --token."""
     target = find_target()
     named = of or target.agent_id
     if named is None:
-        raise click.UsageError("Say whose webhook: --of ID. They are listed by: roundelay webhook list")
+        raise click.UsageError(
+            "Name the owner of the webhook with --of ID. `roundelay webhook list` lists the webhooks."
+        )
     return {"participant": named}
 
 
 def _register_with_new_token(agent_id: str, gateway: str | None, body: dict[str, str]) -> dict[str, Any]:
-    """Register with a token that only the gateway holds.
+    """Register a webhook with a new token that only the gateway stores.
 
-    Ask the gateway first whether it would accept the webhook, so that a refusal leaves no token behind.
+    Ask the gateway first whether it would accept the webhook: a refusal then leaves no unused token.
     """
     target = find_target()
     kind = target.kind
@@ -156,14 +160,14 @@ def _register_with_new_token(agent_id: str, gateway: str | None, body: dict[str,
     try:
         made = _ask_gateway("POST", "/v1/webhook", gateway, (agent_id, token), body)
     finally:
-        # Also after Ctrl-C, when nobody knows whether the gateway has the token.
+        # Revoke after Ctrl-C too, because it is then unknown whether the gateway has received the token.
         if made is None:
             _take_back(agent_id, is_first)
     return made
 
 
 def _find_caller() -> tuple[str, str]:
-    """Return the caller's id and token, from --as and --token. The default is the owner of this machine's node.
+    """Return the caller's id and token from --as and --token. The default caller is the owner of this machine's node.
 
     Raises `ConfigError`.
     """
@@ -173,15 +177,15 @@ def _find_caller() -> tuple[str, str]:
     target = find_target()
     if target.token is not None:
         if target.agent_id is None:
-            raise click.UsageError("Say whose the token is: --as ID.")
+            raise click.UsageError("Name the owner of the token with --as ID.")
         return target.agent_id, target.token
     token = find_owner_token(target.url or find_url())
     if token is None:
-        raise ConfigError("Away from the node's machine give --as ID and --token TOKEN.")
-    # The owner's token belongs to the reader. --as names the owner of the webhook here, and not the caller.
+        raise ConfigError("On another machine than the node's, give --as ID and --token TOKEN.")
+    # The owner's token belongs to the reader. Here, --as names the owner of the webhook, not the caller.
     target.agent_id = target.kind = None
 
-    async def join(client: NetworkClient) -> None:  # registers the reader, which the gateway needs
+    async def join(client: NetworkClient) -> None:  # the gateway needs the reader to be registered
         await client.call("network.info")
 
     ask_hub(join)
@@ -189,8 +193,8 @@ def _find_caller() -> tuple[str, str]:
 
 
 def _make_token(agent_id: str, chosen: Kind | None) -> tuple[str, bool]:
-    """Create a token for a participant's webhook as the operator. Return the token, and whether the id has no other
-    token.
+    """Create a token for a participant's webhook as an operator. Return the token, and whether the participant has no
+    other token.
     """
     from roundelay.network.clock import make_token
     from roundelay.network.core.joining import hash_token
@@ -200,12 +204,13 @@ def _make_token(agent_id: str, chosen: Kind | None) -> tuple[str, bool]:
 
     async def create(client: NetworkClient) -> bool:
         known = {it["agent_id"]: it["kind"] for it in await list_participants(client)}
-        # A webhook is read by a program, so a new participant is a service.
+        # A program reads a webhook's messages, so register a new participant as a service.
         kind = known.get(agent_id, "service")
         valid = {it["agent_id"] for it in await list_tokens(client) if not it["revoked"]}
-        is_first = kind == "service" and agent_id not in valid  # other sessions may use the owner's token
+        # a person or an agent may have sessions with the owner's token
+        is_first = kind == "service" and agent_id not in valid
         args = {"agent_id": agent_id, "kind": chosen or kind, "token_hash": hash_token(made)}
-        # Only the hash goes to the hub. The token itself never leaves this process, except to the gateway.
+        # Send the hub only the hash. This process gives the token itself only to the gateway.
         if (warning := (await client.call("network.create_token", args)).get("warning")) is not None:
             click.echo(f"Warning: {warning}", err=True)
         return is_first
@@ -214,26 +219,27 @@ def _make_token(agent_id: str, chosen: Kind | None) -> tuple[str, bool]:
 
 
 def _take_back(agent_id: str, is_first: bool) -> None:
-    """Revoke the token of a webhook that was not registered.
+    """Revoke the token of a webhook that could not be registered.
 
-    Revoking affects all tokens of an id. If the id has other tokens, report this to the operator and revoke nothing.
+    Revoking affects all tokens of an id. If the id has other tokens, revoke nothing and inform the operator.
     """
 
     async def revoke(client: NetworkClient) -> None:
         await client.call("network.revoke_token", {"agent_id": agent_id})
 
-    # Revoking is safe only here: the id had no other token that somebody could be using.
+    # Revoking is safe only if the id had no other token that could be in use.
     if is_first:
         ask_hub(revoke)
         return
-    told = f"A token was made for it that nobody holds, beside others of {agent_id}; all of them are revoked with"
+    told = f"An unused token of {agent_id} remains valid. To revoke it with all other tokens of {agent_id}, run"
     click.echo(f"{told}: roundelay token revoke {agent_id}", err=True)
 
 
 def _ask_gateway(
     method: str, path: str, gateway: str | None, who: tuple[str, str], given: dict[str, str] | None = None
 ) -> dict[str, Any]:
-    """Call the gateway. Raises `ConnectError`, `ConfigError`, and `ClickException` for its refusals."""
+    """Send a request to the gateway and return its answer. Raises `ConnectError`, `ConfigError`, or `ClickException` if
+    the gateway refuses."""
     import httpx2
 
     from roundelay.network.errors import ConfigError, ConnectError
@@ -253,7 +259,7 @@ def _ask_gateway(
             url.rstrip("/") + path,
             headers={"Authorization": f"Bearer {who[0]}:{who[1]}"},
             timeout=TIMEOUT_S,
-            # A proxy of the environment would get the owner's token, and cannot reach a gateway on loopback.
+            # A proxy from the environment would receive the owner's token, and it cannot reach a gateway on loopback.
             trust_env=False,
             **sent,
         )
@@ -263,7 +269,7 @@ def _ask_gateway(
     if answer.is_success:
         return value
     problem = value.get("error", {})
-    # This code means that the gateway runs without webhooks, so name the option to start it with.
+    # This error code means that the gateway runs without webhooks. Name the option that turns them on.
     if problem.get("code") == "unknown_operation":
         raise ConfigError(f"The gateway at {url} serves no webhooks: start it with --webhooks FILE.")
     raise click.ClickException(str(problem.get("message", f"The gateway answered {answer.status_code}.")))

@@ -1,1 +1,1 @@
-"""Reads a run back from the ledger: messages and their causes, reactions, usage and cost. Replays and exports runs."""
+"""Read a run back from the ledger: messages and their causes, reactions, usage and cost. Replay and export runs."""

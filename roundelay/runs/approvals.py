@@ -1,4 +1,4 @@
-"""Formats approval requests for people, and sends their decisions so that each request is decided only once.
+"""Format approval requests for people, and send people's decisions so that each request is decided only once.
 
 The hub lists the waiting requests (``network.approvals``). A decision is a reply to the request's message.
 """
@@ -25,7 +25,7 @@ from roundelay.runs.lists import list_approvals
 
 MAX_REQUESTS = 500
 LOOKED_THROUGH = 200
-"""Number of the thread's newest messages that are searched for the decision on a request."""
+"""Number of newest messages of a thread that are searched for the decision on a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,11 @@ def read_arguments(request: BaseMessage) -> dict[str, str]:
 
 
 def _read_json(text: str) -> object:
-    """Return the decoded JSON. Return the text unchanged if it is not JSON, is too deep, or has a number that is too
-    large.
+    """Return the decoded JSON. Return the text unchanged if it is not JSON, is nested too deeply, or contains a number
+    that is too large.
     """
     try:
-        # NaN and infinity are no JSON, so the result could not be written as JSON again.
+        # JSON has no NaN or infinity, so these values could not be written as JSON again.
         return from_json(text, allow_inf_nan=False)
     except ValueError:
         return text
@@ -107,7 +107,7 @@ def read_until(request: BaseMessage) -> int | None:
     timeout_s = told.get("timeout_s") if isinstance(told, dict) else None
     if not isinstance(timeout_s, int | float) or not math.isfinite(timeout_s):
         return None
-    # From the hub's time of sending: the clock of this machine may differ.
+    # Add the timeout to the hub's time of sending, because the clock of this machine may differ.
     return request.sent_at + int(timeout_s * 1000)
 
 
@@ -132,7 +132,7 @@ async def show_request(client: NetworkClient, seq: int) -> dict[str, Any]:
     waiting = next((it for it in await list_requests(client) if it.seq == seq), None)
     told = read_arguments(request)
     place = {"seq": seq, "agent_id": request.sender_id, "thread_id": request.thread_id, "asked_at": request.sent_at}
-    # While it waits, nothing is settled; the approvals so far are listed beside it.
+    # A waiting request has no decision yet. Its approvals so far are in `approved_by`.
     decisions = [] if waiting is not None else await _list_decisions(client, request)
     made = [{"by": list(it.by), "seq": it.seq, "at": it.at, "said": list(it.said)} for it in decisions]
     voters = list(waiting.approved_by) if waiting is not None else []
@@ -185,23 +185,21 @@ class KnownRequests:
         if read_request(message) is not None:
             self._known[message.seq] = message
             if len(self._known) > MAX_REQUESTS:
-                # The oldest one goes: a screen that stays open for days must not grow.
+                # Remove the oldest request, so that a screen that stays open for days does not grow.
                 del self._known[next(iter(self._known))]
 
     async def describe(self, message: BaseMessage) -> str | None:
-        """Return a person's decision in words, or None if the message is not a decision. Reads the request if not
-        cached.
+        """Describe a person's decision in words, or return None if the message is not a decision. Reads the request
+        from the hub if the cache does not contain it.
         """
         self.add(message)
         question = message.reply_to
         if question is None or message.sender_kind != "human" or read_decision(message) is None:
             return None
         if question not in self._known:
-            with suppress(
-                RequestError, LookupError
-            ):  # the request was deleted by retention, or is not visible to the client
+            with suppress(RequestError, LookupError):  # retention deleted the request, or the client may not read it
                 self.add(await find_message(self._client, question))
-        # Nothing if it could not be read; the decision is then shown as the plain message that it is.
+        # If the request could not be read, the screen shows the decision as a plain message.
         request = self._known.get(question)
         return None if request is None else describe_decision(request, message.sender_id, message.said)
 
@@ -227,18 +225,18 @@ async def decide(
             f"#{seq} is not a request for approval, so nothing was sent. Use /reply {seq} to answer it."
         )
     waiting = next((it for it in await list_requests(client) if it.seq == seq), None)
-    # A decision that comes too late would look to its sender as if it counted.
+    # Refuse a late decision: if it were sent, its sender would think that it counted.
     if why := await _find_settled(client, request, is_waiting=waiting is not None):
         raise InvalidArguments(f"#{seq} {why}, so nothing was sent.")
     if waiting is not None and not waiting.may_decide:
         if not waiting.may_call:
             raise InvalidArguments(f"#{seq} {_explain_rights(client, waiting)}, so nothing was sent.")
-        # An operator outside of the thread cannot reply there, so the hub reports the decision for them.
+        # An operator outside the thread cannot reply there. In that case the hub reports the decision for the operator.
         told = await client.call("network.decide", {"seq": seq, "decision": decision})
         return request, Stored(told["seq"], "", duplicate=False)
     stored = await client.reply(request, decision)
     on_sent(request, stored)
-    # Somebody else may have decided between the check and the sending, and the first decision counts.
+    # Another person may have decided after the check above. The first decision counts.
     first = next((it for it in await _list_decisions(client, request) if not it.is_edit), None)
     if first is not None and first.seq < stored.seq and (waiting is None or not waiting.approved_by):
         raise InvalidArguments(f"#{seq} {first.describe()}, before your decision arrived. That decision counts.")
@@ -246,7 +244,7 @@ async def decide(
 
 
 def _explain_rights(client: NetworkClient, waiting: WaitingRequest) -> str:
-    """Return the reason why the client may not decide, as the end of a sentence."""
+    """Return why the client may not decide, as the second half of a sentence."""
     me = sanitize(client.agent_id)
     if me in waiting.approved_by:
         return f"has the approval of {me} already and waits for somebody else's"
@@ -258,7 +256,7 @@ def _explain_rights(client: NetworkClient, waiting: WaitingRequest) -> str:
 def check_arguments(text: str) -> None:
     """Raise `InvalidArguments` for text that cannot be the arguments of a call."""
     try:
-        # Checked before it is sent, because the agent would take wrong arguments as no decision and go on waiting.
+        # Check before sending: the agent would not recognize wrong arguments as a decision and would keep waiting.
         is_object = isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):
         is_object = False
@@ -268,22 +266,18 @@ def check_arguments(text: str) -> None:
 
 
 async def _find_settled(client: NetworkClient, request: BaseMessage, *, is_waiting: bool) -> str | None:
-    """Return the reason why a request can no longer be decided, as the end of a sentence. Return None if it can be
-    decided.
-    """
+    """Return why a request can no longer be decided, as the second half of a sentence, or None if it can be decided."""
     decisions = await _list_decisions(client, request)
     for it in decisions:
         if not it.is_edit:
             return it.describe()
     if decisions and not is_waiting:
-        return decisions[
-            -1
-        ].describe()  # an edit with unsuitable arguments does not decide the request, which would still wait
+        return decisions[-1].describe()  # the request does not wait, so the agent accepted this edit
     if request.reply_to is None:
         return None
     status = await client.call("network.message_status", {"seq": request.reply_to})
     for it in status["recipients"]:
-        begun = [it, it["again"]] if "again" in it else [it]  # the second request replaced the first after a takeover
+        begun = [it, it["again"]] if "again" in it else [it]  # after a takeover, a second request may replace the first
         for ended in begun:
             is_it = it["agent_id"] == request.sender_id and ended.get("reaction") == read_request(request)
             if is_it and ended["reaction_status"] != "open":
@@ -293,7 +287,7 @@ async def _find_settled(client: NetworkClient, request: BaseMessage, *, is_waiti
 
 @dataclass(frozen=True, slots=True)
 class RecordedDecision:
-    """Decision on a request: the people, the message, the time in milliseconds, and the people's words."""
+    """Decision on a request, with its people, message, time in milliseconds, and texts."""
 
     by: tuple[str, ...]
     seq: int
@@ -317,7 +311,7 @@ async def list_decisions(client: NetworkClient, seq: int) -> list[RecordedDecisi
 async def _list_decisions(client: NetworkClient, request: BaseMessage) -> list[RecordedDecision]:
     """Return the decisions on a request, oldest first.
 
-    Skips replies of people who may not decide. Also skips single approvals if the request needs several.
+    Skips replies from people who may not decide. Also skips single approvals if the request needs several.
     """
     history = await client.history(request.thread_id, limit=LOOKED_THROUGH)
     deciders, needed = read_deciders(request), _read_needed(request)
@@ -328,9 +322,9 @@ async def _list_decisions(client: NetworkClient, request: BaseMessage) -> list[R
             said = tuple(word for word in told.get("said", ()) if isinstance(word, str))
             found.append(RecordedDecision(tuple(map(str, told["by"])), told["seq"], told["at"], said))
         elif it.reply_to == request.seq and (decision := read_decision(it)) is not None:
-            # The agent ignores the words of others, so they settle nothing here either.
+            # The agent ignores replies from people who may not decide, so skip them here too.
             counts = deciders is None or it.sender_id in deciders
-            # One refusal is enough; an approval among several is settled by the agent's own report.
+            # One refusal decides the request. If several approvals are needed, the agent's own report decides.
             settles = needed == 1 or not decision.is_approved
             found += (
                 [RecordedDecision((it.sender_id,), it.seq, it.sent_at, (it.said.strip(),))]

@@ -1,9 +1,9 @@
-"""Sums model usage and cost from records: by groups (`read_cost`) or for a chat (`read_usage`).
+"""Sum model usage and cost from records, by groups (`read_cost`) or for a chat (`read_usage`).
 
-Only records that the caller may see are counted. An agent sees its own records, and an operator sees all.
-``network.usage`` lists model replies, the usage of tools and middleware, reviews, and the ends of reactions. The end of
-a reaction repeats the sum of the reaction's other records, so only usage beyond that sum is counted. `cost_text` draws
-the tables.
+Only records that the caller may see are counted: operators see all records, and an agent sees its own.
+``network.usage`` lists model replies, the usage of tools and middleware, reviews, and the ends of reactions. The record
+of a reaction's end repeats the sum of the reaction's other records, so only usage beyond that sum is counted.
+`cost_text` draws the tables.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ HEADS: dict[By, tuple[str, ...]] = {
     "call": ("record", "agent", "turn", "model"),
     "day": ("day", "agent", "model"),
 }
-"""Column heads of a group's names."""
+"""Column heads for the names of groups, by way of grouping."""
 
 
 class UsedCall(BaseModel):
-    """Token usage of one record, without the usage that the record lists by model (``used``).
+    """Token usage of one record, except the usage that the record lists by model (``used``).
 
-    ``path`` is empty except for an agent inside a call.
+    ``path`` is empty unless an agent ran inside a call.
     """
 
     seq: int
@@ -60,7 +60,7 @@ class UsedCall(BaseModel):
     thread_id: str | None = None
     root: int | None = None
     sent_in: str = ""
-    """Reaction that sent the trigger. Its agent asked this agent."""
+    """Id of the reaction that sent the trigger, which means that its agent asked this agent."""
 
     @property
     def is_model_call(self) -> bool:
@@ -68,12 +68,12 @@ class UsedCall(BaseModel):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the record used nothing, such as a review without a model call."""
+        """Whether the record has no usage, for example a review without a model call."""
         return self.kind != "model_reply" and not self.tools and self.usage == Usage()
 
     def find_cost(self, prices: Prices) -> Decimal | None:
         """Return the cost in dollars, or None if the price of a used model is unknown."""
-        # Nothing used costs nothing, even where no price is known.
+        # A call without tokens costs nothing, even if the model's price is unknown.
         if not self.usage.prompt_tokens and not self.usage.completion_tokens:
             return Decimal(0)
         return prices.cost(self.model, self.usage) if self.model else None
@@ -81,7 +81,7 @@ class UsedCall(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class CallFilter:
-    """Which calls to count. Times are in milliseconds since the Unix epoch.
+    """Selection of the calls to count. Times are in milliseconds since the Unix epoch.
 
     ``reaction`` also includes all reactions to questions that the reaction asked, at any depth.
     """
@@ -100,7 +100,7 @@ class CallFilter:
 
 @dataclass(slots=True)
 class Total:
-    """Sum of usage and cost. ``cost`` excludes the models in ``unpriced``, because their prices are unknown."""
+    """Sum of usage and cost. ``cost`` excludes the models in ``unpriced``, whose prices are unknown."""
 
     calls: int = 0
     usage: Usage = field(default_factory=Usage)
@@ -114,7 +114,7 @@ class Total:
         self.tools += len(call.tools)
         cost = call.find_cost(prices)
         if cost is None:
-            # Listed instead of counted as zero: the sum would look complete.
+            # List the model instead of counting zero: otherwise the sum would look complete.
             self.unpriced.add(call.model)
         else:
             self.cost += cost
@@ -131,14 +131,14 @@ class Total:
 
 @dataclass(slots=True)
 class CostReport:
-    """Sums of the groups, by group name (`HEADS`), and the total."""
+    """Sums of usage and cost by group, and the total. `HEADS` defines the names of a group."""
 
     by: By
     groups: dict[tuple[str, ...], Total] = field(default_factory=dict)
     total: Total = field(default_factory=Total)
 
     def add(self, call: UsedCall, prices: Prices) -> None:
-        # A row of zeros would say that a call was made.
+        # Skip empty records: a row of zeros would look like a model call.
         if call.is_empty:
             return
         group = tuple(_NAMES[head](call) for head in HEADS[self.by])
@@ -159,7 +159,7 @@ async def read_cost(source: ReadableSource, wanted: CallFilter, by: By, prices: 
     """Sum the wanted calls page by page, so that only the sums stay in memory."""
     report = CostReport(by)
     prices = prices or Prices()
-    # A first pass over all pages: an asked agent's reaction may be listed before the one that asked it.
+    # Find all reactions in a first pass: an asked agent's reaction may be listed before the reaction that asked.
     reactions = await _find_asked(source, wanted) if wanted.reaction is not None else None
     async for call in _read_calls(source, wanted):
         if wanted.admits(call) and (reactions is None or call.reaction in reactions):
@@ -191,14 +191,14 @@ async def _find_asked(source: ReadableSource, wanted: CallFilter) -> set[str]:
             by_asker.setdefault(place.get("sent_in", ""), set()).add(reaction)
     reactions, new = {str(wanted.reaction)}, {str(wanted.reaction)}
     while new:
-        # Without those already known: records of other programs may name each other in a circle.
+        # Skip known reactions: in records of other programs, reactions may refer to each other in a circle.
         new = set().union(*(by_asker.get(reaction, set()) for reaction in new)) - reactions
         reactions |= new
     return reactions
 
 
 async def _read_calls(source: ReadableSource, wanted: CallFilter) -> AsyncIterator[UsedCall]:
-    # Across pages, because a page may end in the middle of a reaction.
+    # Keep the sums across pages, because a page may end in the middle of a reaction.
     counted: dict[tuple[str, str], Usage] = {}
     async for page in source.usage(wanted.agent_id, wanted.after):
         for call in _read_page(page, counted):
@@ -206,10 +206,10 @@ async def _read_calls(source: ReadableSource, wanted: CallFilter) -> AsyncIterat
 
 
 def _read_page(page: Mapping[str, Any], counted: dict[tuple[str, str], Usage]) -> Iterator[UsedCall]:
-    """Yield the calls of a page. ``counted`` maps each open reaction to the usage that was already yielded.
+    """Yield the calls of a page. ``counted`` maps each open reaction to its usage that was already yielded.
 
-    The end of a reaction repeats the usage of its replies and reviews. Yield only the usage beyond that, because
-    otherwise the cost would be counted twice.
+    The record of a reaction's end repeats the usage of its replies and reviews. Only the usage beyond that sum is
+    yielded, so that nothing is counted twice.
     """
     for entry in page["calls"]:
         place = page["reactions"].get(entry["reaction"], {})
@@ -220,7 +220,7 @@ def _read_page(page: Mapping[str, Any], counted: dict[tuple[str, str], Usage]) -
         except ValueError:  # a record in another program's format
             continue
         reaction = (call.agent_id, call.reaction)
-        # Each model in the list has a price of its own, so its tokens leave the sum of the record.
+        # Each listed model has its own price, so subtract its tokens from the sum of the record.
         used = sum((use.usage for use in call.used), Usage())
         for use in call.used:
             yield call.model_copy(update={"kind": USED, "model": use.model, "usage": use.usage, "tools": []})
@@ -229,14 +229,14 @@ def _read_page(page: Mapping[str, Any], counted: dict[tuple[str, str], Usage]) -
             counted[reaction] = counted.get(reaction, Usage()) + used + rest
             yield call.model_copy(update={"usage": rest})
             continue
-        # Removed at the end: nothing of this reaction follows, and a long log has many.
+        # Remove the sum at the end of a reaction, because a long log has many reactions.
         rest = _subtract(rest, counted.pop(reaction, Usage()))
         if rest != Usage():
             yield call.model_copy(update={"usage": rest})
 
 
 def _subtract(total: Usage, part: Usage) -> Usage:
-    # Another program's sums may not add up, and negative tokens would lower the cost of others.
+    # Sums of other programs may be inconsistent, and negative tokens would lower the cost of other calls.
     return Usage(*(max(0, getattr(total, it.name) - getattr(part, it.name)) for it in fields(Usage)))
 
 
@@ -276,7 +276,7 @@ def parse_since(text: str, now_s: float | None = None) -> int:
 
 @dataclass(slots=True)
 class AgentUsage:
-    """Usage of one agent's reactions. ``turns`` are model calls with a recorded reply."""
+    """Usage of one agent's reactions. ``turns`` is the number of model calls with a recorded reply."""
 
     reactions: int = 0
     turns: int = 0
@@ -285,10 +285,10 @@ class AgentUsage:
 
 @dataclass(slots=True)
 class UsageReport:
-    """Usage of some reactions, by agent.
+    """Usage of a selection of reactions, by agent.
 
-    ``hidden`` counts reactions whose records the caller may not see or another program wrote. ``others`` is the usage
-    of all other agents in the same conversations.
+    ``hidden`` is the number of reactions whose records the caller may not see or another program wrote. ``others`` is
+    the usage of all other agents in the same conversations.
     """
 
     agents: dict[str, AgentUsage]
@@ -297,13 +297,13 @@ class UsageReport:
 
 
 async def read_usage(client: NetworkClient, noticed: Iterable[tuple[str, str]], seqs: Iterable[int]) -> UsageReport:
-    """Sum the usage of the reactions to these messages, including open reactions.
+    """Sum the usage of the reactions to the messages ``seqs``, including open reactions.
 
-    ``noticed`` lists further reactions, as (id, agent). Each reaction is counted once, for the agent that the hub
-    reports as its owner.
+    ``noticed`` lists additional reactions as (id, agent). Each reaction is counted once, for the agent that owns it
+    according to the hub.
     """
     source, seqs = LiveSource(client), list(seqs)
-    # Later entries win, so the agent that the hub names counts.
+    # Later entries replace earlier entries, so that the hub's owner of a reaction counts.
     names = {**dict(noticed), **{reaction: agent_id for agent_id, reaction in await source.reactions_with(seqs)}}
     agents: dict[str, AgentUsage] = {}
     hidden = 0
@@ -317,7 +317,7 @@ async def read_usage(client: NetworkClient, noticed: Iterable[tuple[str, str]], 
         usage.usage += reaction.usage
     conversation = await _read_conversation_usage(client, seqs)
     counted = sum((it.usage for it in agents.values()), Usage())
-    # A record may arrive between the two readings, so the rest could be negative for a moment.
+    # A record may arrive between the two reads, which could make the remainder negative.
     calls = max(conversation.turns - sum(it.turns for it in agents.values()), 0)
     return UsageReport(
         dict(sorted(agents.items())), hidden, AgentUsage(0, calls, _subtract(conversation.usage, counted))
@@ -325,7 +325,7 @@ async def read_usage(client: NetworkClient, noticed: Iterable[tuple[str, str]], 
 
 
 async def _read_conversation_usage(client: NetworkClient, seqs: Iterable[int]) -> AgentUsage:
-    """Return the hub's sums of model calls and tokens for the conversations of these messages."""
+    """Return the sums of model calls and tokens that the hub stores for the conversations of these messages."""
 
     async def read(seq: int) -> tuple[int, dict[str, dict[str, int]]]:
         spent = await client.call("network.spent", {"seq": seq})

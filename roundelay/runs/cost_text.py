@@ -1,4 +1,4 @@
-"""Formats costs as tables for a terminal. Its only IO is checking whether a price table is installed."""
+"""Format costs as tables for a terminal. The only IO is a check whether a price table is installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roundelay.network.text import count
 from roundelay.runs.cost import HEADS, AgentUsage, CostReport, Total, UsageReport
 
 FIGURES = ("CALLS", "PROMPT", "CACHED", "COMPLETION", "REASONING", "TOOLS", "COST")
-"""Column heads beside a group's names."""
+"""Column heads that follow the names of a group."""
 
 
 def describe_cost(report: CostReport, *, paint: Paint) -> str:
@@ -20,7 +20,7 @@ def describe_cost(report: CostReport, *, paint: Paint) -> str:
         return "No model calls that you may see. Records are visible to their agent and to operators."
     heads = HEADS[report.by]
     rows = [(*names, *list_figures(total)) for names, total in report.by_cost()]
-    # With one group the total would repeat its line.
+    # With one group, the total would repeat the line of that group.
     if len(rows) > 1:
         rows.append(("all", *("" for _ in heads[1:]), *list_figures(report.total)))
     head = (*(name.upper() for name in heads), *FIGURES)
@@ -36,9 +36,9 @@ def describe_cost(report: CostReport, *, paint: Paint) -> str:
 
 
 def list_figures(total: Total) -> tuple[object, ...]:
-    """Return a sum as table cells, in the order of `FIGURES`. An unknown price is shown as a question mark."""
+    """Return the table cells of a sum, in the order of `FIGURES`. An unknown price is shown as a question mark."""
     usage = total.usage
-    # A free model shows its zero; only an unknown price is a question.
+    # Show the zero of a free model. Only an unknown price becomes a question mark.
     cost = write_dollars(total.cost) if total.cost or not total.unpriced else "?"
     if total.cost and total.unpriced:
         cost += "+?"
@@ -47,7 +47,8 @@ def list_figures(total: Total) -> tuple[object, ...]:
 
 
 def describe_usage(report: UsageReport, *, paint: Paint) -> str:
-    """Return a table with a line for each agent and the total, or a sentence that explains why no table is shown."""
+    """Return a table with a line for each agent and for the total, or a sentence that explains why there is no
+    table."""
     notes = []
     if report.hidden:
         hidden = f"{count(report.hidden, 'reaction')} {'is' if report.hidden == 1 else 'are'} hidden"

@@ -1,6 +1,6 @@
-"""Exports a run: the log itself, a Markdown transcript, or a Mermaid sequence diagram.
+"""Export a run as the complete log, as a Markdown transcript, or as a Mermaid sequence diagram.
 
-The log is written line by line and completely. In documents, participants' text is escaped so that it cannot change the
+The log is written line by line. In transcripts and diagrams, participants' text is escaped so that it cannot change the
 structure of the document.
 """
 
@@ -27,13 +27,13 @@ MAX_ARROW_CHARS = 120
 
 
 def write_markdown(messages: Iterable[BaseMessage], *, title: str) -> Iterator[str]:
-    """Yield a transcript line by line: a heading for each day and thread, and each message as a quote."""
+    """Yield a transcript line by line, with a heading for each day and thread, and each message as a quote."""
     yield f"# {_escape(title)}"
     day = thread_id = ""
     for message in messages:
         at = datetime.fromtimestamp(message.sent_at / 1000, UTC)
         if f"{at:%Y-%m-%d}" != day:
-            # A new day begins with its thread's name again, so that each part can be read alone.
+            # Repeat the thread's heading on a new day, so that each day can be read separately.
             day, thread_id = f"{at:%Y-%m-%d}", ""
             yield ""
             yield f"## {day}"
@@ -53,7 +53,7 @@ def write_markdown(messages: Iterable[BaseMessage], *, title: str) -> Iterator[s
 
 def write_mermaid(messages: Iterable[BaseMessage]) -> Iterator[str]:
     """Yield a sequence diagram line by line. Channels and the broadcast are participants of the diagram."""
-    # Read twice: Mermaid wants all participants before the first arrow.
+    # Iterate twice: Mermaid requires all participants before the first arrow.
     found = list(messages)
     names: dict[str, str] = {}
     for message in found:
@@ -79,7 +79,7 @@ def _name_target(message: BaseMessage) -> str:
 
 
 def _escape(text: str) -> str:
-    # Markdown shows HTML and entities in a text, so a message could draw something of its own.
+    # Markdown renders HTML and entities, so a message could otherwise insert its own elements.
     return _MARKDOWN.sub(r"\\\1", sanitize(text).replace("&", "&amp;").replace("<", "&lt;"))
 
 
@@ -94,7 +94,8 @@ def _escape_mermaid(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part of a run: one thread, one conversation (``root``), or a range of seqs. Without arguments, the whole run."""
+    """Part of a run: one thread, one conversation (``root``), or a range of sequence numbers. The default is the whole
+    run."""
 
     thread_id: str | None = None
     root: int | None = None
@@ -110,7 +111,7 @@ class Part:
         return UnknownMessage(f"No messages that you may see in {self.describe()}. List the threads: roundelay threads")
 
     def describe(self) -> str:
-        """Return the part in words; empty for the whole run."""
+        """Describe the part in words; the text is empty for the whole run."""
         of = [f"thread {self.thread_id}"] if self.thread_id is not None else []
         of += [f"root {self.root}"] if self.root is not None else []
         to = f"to {self.last}" if self.last is not None else "on"
@@ -118,12 +119,12 @@ class Part:
         return " and ".join(of)
 
     def holds_seq(self, seq: int) -> bool:
-        """Return whether a seq is in the range."""
+        """Whether a sequence number is in the range."""
         return seq >= self.first and (self.last is None or seq <= self.last)
 
 
 class Selection:
-    """Selects the messages and rows of a part. Pass rows in ascending order of their seqs.
+    """Selects the messages and rows of a part. Pass rows in ascending order of their sequence numbers.
 
     A thread includes the reply threads of its messages.
     """
@@ -131,31 +132,31 @@ class Selection:
     def __init__(self, part: Part) -> None:
         self._part = part
         self._begun: set[int] = set()
-        """Seqs of the thread's messages: each may have a reply thread."""
+        """Sequence numbers of the thread's messages. Each message may have a reply thread."""
         self._reactions: set[str] = set()
         self._triggers: set[int] = set()
 
     def takes(self, thread_id: str, root: int, seq: int) -> bool:
-        """Return whether a message belongs to the part."""
+        """Return whether a message belongs to the part. Remembers messages that may have reply threads."""
         part = self._part
         if part.root not in (None, root):
             return False
         if part.thread_id == thread_id:
             self._begun.add(seq)
-        # A reply thread is named after the message that it begins at.
+        # The name of a reply thread contains the sequence number of the message at which it begins.
         elif part.thread_id is not None and thread_start(thread_id) not in self._begun:
             return False
         return part.holds_seq(seq)
 
     def takes_row(self, row: Row) -> bool:
-        """Return whether a row belongs to the part. A record belongs to the part if its reaction answers one of the
-        part's messages.
+        """Return whether a row belongs to the part. A record belongs to the part if its reaction answers a message of
+        the part.
         """
         part = self._part
         if part.thread_id is None and part.root is None:
             return part.holds_seq(row.seq)
         if row.type == "record":
-            # The later records of a reaction do not name its trigger, so the first decides for all of them.
+            # The later records of a reaction do not name its trigger, so the first record decides for all of them.
             if row.label == "started" and read_trigger(row.label, read_body(row)) in self._triggers:
                 self._reactions.add(row.stream)
             return row.stream in self._reactions and part.holds_seq(row.seq)
@@ -187,9 +188,9 @@ async def write_log(source: Source, part: Part, write: Callable[[str], object]) 
     Raises `Forbidden` for non-operators, and `UnknownMessage` if the part is empty.
     """
     head, rows = await read_part(source, part)
-    # A replay refuses an excerpt, and must be able to tell it from a whole log.
+    # Mark an excerpt, because a replay must recognize and refuse it.
     excerpt = LogHead(epoch=head.epoch, name=head.name, first_seq=head.first_seq, is_excerpt=not part.is_whole)
-    # The head is written with the first row, so that an empty part leaves an empty file and an error.
+    # Write the head with the first row, so that an empty part produces an empty file and an error.
     is_begun = False
     async for row in rows:
         if not is_begun:
@@ -224,7 +225,7 @@ async def read_messages(source: Source, part: Part) -> AsyncIterator[BaseMessage
             if selection.takes(message.thread_id, message.root, message.seq):
                 yield message
         return
-    # Replies to a channel or broadcast are in reply threads, whose first message may precede the range.
+    # Replies to a channel or broadcast are in reply threads. The first message of such a thread may precede the range.
     has_answers = part.thread_id is not None and part.thread_id.startswith(("broadcast", "channel:"))
     read = source.all_messages(0) if has_answers else source.all_messages(part.first - 1, part.thread_id)
     async for message in read:

@@ -1,7 +1,6 @@
-"""Reads a run from a ledger's file, which contains everything. `node_source` reads a run from a node.
+"""Read a run from a ledger file, which contains everything. `node_source` reads a run from a node.
 
-Rows are read from the file on demand. Only the positions of records stay in memory, so that even a large log needs
-little memory.
+Rows are read from the file on demand. Only the positions of records stay in memory, so a large log needs little memory.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from roundelay.runs.reading import Record, RecordedReaction, read_body, read_mes
 
 @dataclass(slots=True)
 class _RecordSeqs:
-    """Positions of a reaction's records in the log."""
+    """Sequence numbers of a reaction's records."""
 
     seqs: list[int] = field(default_factory=list)
     started: int = 0
-    """The newest ``started`` record."""
+    """Sequence number of the newest ``started`` record."""
     finished: list[int] = field(default_factory=list)
 
 
 class FileSource:
-    """Source that reads a ledger's file. The caller may see everything."""
+    """Source that reads a run from a ledger file. The caller may see everything."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -46,7 +45,7 @@ class FileSource:
         return self._log.head.epoch
 
     async def records(self, reaction: str, agent_id: str | None) -> list[Record]:
-        # Several agents may have written under one id, and each of them is a reaction of its own.
+        # Several agents may have used this id. The records of each agent are a separate reaction.
         names = [name for name in self._read_places() if name[1] == reaction and agent_id in (None, name[0])]
         records = [record for name in names for record in (await self.reaction(*name)).records]
         return sorted(records, key=lambda record: int(record["seq"]))
@@ -54,7 +53,7 @@ class FileSource:
     async def threads(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest threads as a node does.
 
-        A log does not contain a thread's readers, so ``senders`` replaces them.
+        A log does not contain the readers of a thread, so the result has ``senders`` instead.
         """
         threads: dict[str, dict[str, Any]] = {}
         first: dict[str, Row] = {}
@@ -73,7 +72,7 @@ class FileSource:
 
     async def history(self, thread_id: str, limit: int, before: int | None = None) -> dict[str, Any]:
         rows = (it for it in self._log.rows() if it.type == "message" and it.stream == thread_id)
-        # Only the last seqs are kept, so a long thread needs no more memory than a page.
+        # Store only the last sequence numbers, so that a long thread needs no more memory than one page.
         last = deque((it.seq for it in rows if before is None or it.seq < before), maxlen=limit + 1)
         if not last:
             earlier = f" before #{before}" if before is not None else ""
@@ -91,23 +90,23 @@ class FileSource:
                 continue
             body = read_body(row)
             name = (str(body["agent_id"]), int(body["seq"]))
-            if "event" in body:  # the letter was retried or dropped by an operator, or its reaction finished after all
+            if "event" in body:  # an operator retried or dropped the letter, or its reaction finished later
                 letters.pop(name, None)
-            # Retention has dropped the older messages; a node lists no letter without its message.
+            # Retention has deleted older messages. Like a node, list no letter without its message.
             elif name[1] >= self._log.head.first_seq and recipient in (None, name[0]):
                 letters[name] = {**body, "at": row.at}
         return [letters[name] for name in sorted(letters)[:limit]]
 
     async def knows(self, agent_id: str) -> bool:
-        """Return whether a participant has this id. If the beginning of the log was deleted, return True for any id.
+        """Return whether a participant has this id. If the beginning of the log was deleted, return True for every id.
 
-        The deleted rows may have contained the registration.
+        In that case, a deleted row may have registered the participant.
         """
         joined = (row for row in self._log.rows() if row.type == "registered")
         return self._log.head.first_seq > 1 or any(read_body(row)["agent_id"] == agent_id for row in joined)
 
     async def usage(self, agent_id: str | None, after: int) -> AsyncIterator[dict[str, Any]]:
-        """Yield pages as a node does, each with one call."""
+        """Yield pages of usage in a node's format, with one call per page."""
         places: dict[tuple[str, str], dict[str, Any]] = {}
         for row in self._log.rows():
             name = (row.actor, row.stream)
@@ -147,7 +146,7 @@ class FileSource:
         return list(self._read_places())
 
     async def open_reactions(self) -> set[tuple[str, str]]:
-        # An agent that restarts writes another `started` after its last end, and the reaction is open again.
+        # An agent that restarts writes a `started` record after the last end. This record opens the reaction again.
         return {name for name, it in self._read_places().items() if it.started > max(it.finished, default=0)}
 
     async def read_reactions(self, names: Iterable[tuple[str, str]]) -> list[RecordedReaction]:
@@ -188,12 +187,12 @@ class FileSource:
 
     async def following(self, seq: int, limit: int | None = None) -> tuple[list[BaseMessage], bool]:
         self._find(seq)
-        # One pass is enough, because a cause always comes before what it causes.
+        # One pass is enough, because a cause always precedes its effects.
         follows = {seq}
         messages: list[BaseMessage] = []
         async for message in self.all_messages(seq):
             if message.cause in follows:
-                # One more was found, so the caller knows that the list is not complete.
+                # This message exceeds the limit, so tell the caller that the list is incomplete.
                 if len(messages) == limit:
                     return messages, True
                 follows.add(message.seq)
@@ -208,7 +207,7 @@ class FileSource:
     async def reactions_to(self, message: BaseMessage) -> list[RecordedReaction]:
         self._read_places()
         started = sorted(self._started.get(message.seq, {}).items())
-        # the first reaction and the newest, because a takeover may have caused another reaction
+        # Return the first reaction and the newest, because a takeover may have caused a second reaction.
         names = [(agent_id, dict.fromkeys((its[0].reaction, its[-1].reaction))) for agent_id, its in started]
         return [await self.reaction(agent_id, reaction) for agent_id, its in names for reaction in its]
 
@@ -253,7 +252,7 @@ class FileSource:
 
 
 def _write_title(first: Row) -> str:
-    """Return the title of a thread, from its first row, for a reader who does not take part in the thread."""
+    """Return the title of a thread from its first row, as shown to people who do not take part in the thread."""
     is_reply = first.stream.startswith("thread:")
     # A log does not contain the recipient's kind. Assume an agent, so that the thread gets a subject as its title.
     is_told = not first.is_damaged and is_about_something(first.stream, has_agent=True)

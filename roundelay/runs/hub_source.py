@@ -1,7 +1,8 @@
-"""A run read inside its node, for the explanations of `node_answers`: `NodeSource` with one read for many messages.
+"""Read a run inside its node, for the explanations of `node_answers`. Unlike `NodeSource`, this source reads many
+messages with one call.
 
-The read is not in the protocol. By ``network.why`` each message of a prompt would cost a walk to its root, and a prompt
-may name thousands of them. Nothing is cached.
+That call is not part of the protocol. With ``network.why``, each message of a prompt would cost a walk to its root, and
+a prompt may name thousands of messages. Nothing is cached.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from roundelay.runs.node_source import NodeSource, is_seq
 
 
 class HubSource(NodeSource):
-    """A run as the operations of its own hub show it to one caller."""
+    """Source that reads a run through the operations of its own hub, with the rights of one caller."""
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, BaseMessage]:
-        """Return those of these messages that the caller may see, by seq, as far as they fit into a result."""
+        """Return the messages that the caller may see, by sequence number. Messages that do not fit into one result are
+        omitted."""
         page = await self._call("network.messages", {"seqs": list(filter(is_seq, seqs))})
         messages = map(message_from_wire, page["messages"])
         return {message.seq: message for message in messages}

@@ -1,4 +1,5 @@
-"""Complete lists from the hub: participants (without the commands' own reader), threads, dead letters, tokens."""
+"""Read complete lists from the hub: participants (except the commands' own reader), threads, dead letters and
+tokens."""
 
 from __future__ import annotations
 
@@ -14,18 +15,18 @@ MAX_ID_CHARS = 64
 
 
 async def list_participants(client: NetworkClient, *, online: bool | None = None) -> list[Entry]:
-    """Return the participants by id. ``online`` selects the connected or the disconnected ones. Raises
+    """Return the participants, ordered by id. ``online`` selects connected or disconnected participants. Raises
     `RoundelayError`.
     """
     args: dict[str, object] = {} if online is None else {"online": online}
     agents = await _read_entries(client, "network.list_agents", "agents", args)
-    # The reader is the command that asks; listed, it would be in every answer.
+    # Exclude the reader, which is the command itself and would be in every list.
     return [agent for agent in agents if agent["agent_id"] != READER_ID]
 
 
 async def is_offline(client: NetworkClient, agent_id: str) -> bool:
-    """Return whether a participant is registered and has no session. False if the caller may not know."""
-    # The listing begins after ``after``, so pass a text that sorts directly before the id.
+    """Return whether a participant is registered and has no session. Return False if the caller may not see this."""
+    # The hub lists ids that sort after ``after``. Pass a text that sorts directly before the id.
     before = agent_id[:-1] + chr(max(ord(agent_id[-1:] or "a") - 1, 0)) + "~" * MAX_ID_CHARS
     try:
         found = await client.call("network.list_agents", {"online": False, "after": before, "limit": 1})
@@ -35,21 +36,23 @@ async def is_offline(client: NetworkClient, agent_id: str) -> bool:
 
 
 async def list_channels(client: NetworkClient) -> list[Entry]:
-    """Return the channels that the client may see, by name. Raises `RoundelayError`, also if the hub has no channels."""
+    """Return the channels that the client may see, ordered by name. Raises `RoundelayError`, also if the hub has no
+    channels."""
     return await _read_entries(client, "channels.list", "channels")
 
 
 async def list_threads(client: NetworkClient, *, limit: int | None = None, above: int = 0) -> list[Entry]:
     """Return at most ``limit`` threads that the client may read, newest first. Raises `RoundelayError`.
 
-    ``above`` selects threads with a message above this seq. The last page may contain older threads too.
+    ``above`` stops the reading after the threads with a message above this sequence number. The result may contain some
+    older threads.
     """
     threads: list[Entry] = []
     async for page in client.pages("network.list_threads", {"limit": min(limit or PAGE, PAGE)}):
         threads += page["threads"]
         if (limit is not None and len(threads) >= limit) or (threads and threads[-1]["last_seq"] <= above):
             break
-    # The last page may be longer than what was asked for.
+    # The last page may exceed the limit.
     return threads[:limit]
 
 
@@ -74,18 +77,18 @@ async def list_inbox(client: NetworkClient, *, limit: int) -> list[Entry]:
 
 
 async def list_tokens(client: NetworkClient) -> list[Entry]:
-    """Return the tokens, for operators. Raises `RoundelayError`."""
+    """Return all tokens. Only operators may list them. Raises `RoundelayError`."""
     return await _read_entries(client, "network.list_tokens", "tokens")
 
 
 PAGE, LETTERS = 500, 1000
-"""Maximum number of entries that a hub returns at once."""
+"""Maximum number of entries in one answer of the hub: threads and other lists, dead letters."""
 
 
 async def _read_entries(
     client: NetworkClient, op: str, name: str, args: Mapping[str, object] | None = None, limit: int | None = None
 ) -> list[Entry]:
-    """Return all entries of a list, or the first ``limit``."""
+    """Return all entries of a list, or the first ``limit`` entries."""
     entries: list[Entry] = []
     async for page in client.pages(op, args):
         entries += page[name]
@@ -95,6 +98,6 @@ async def _read_entries(
 
 
 async def list_node_agents(client: NetworkClient) -> list[dict[str, Any]]:
-    """Return the agents that the node runs, by id. Raises `RoundelayError`."""
+    """Return the agents that the node runs, ordered by id. Raises `RoundelayError`."""
     agents: list[dict[str, Any]] = (await client.call("network.node_agents"))["agents"]
     return agents

@@ -1,8 +1,8 @@
-"""Answers ``network.explain``, ``network.effects``, ``network.work`` and ``network.cost_report`` on the node.
+"""Answer ``network.explain``, ``network.effects``, ``network.work`` and ``network.cost_report`` on the node.
 
 Implements `RunReader`. The command line reads the same values through `why`, `timeline` and `cost`. This module adds
 the times, prices and messages that a page needs. The first request imports the modules that need the agents' code, in a
-thread. Therefore a node starts fast.
+thread, so that a node starts fast.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 MAX_STEPS = 100
 """Maximum number of messages in one explanation."""
 MAX_GROUPS = 1000
-"""Maximum number of groups in a cost report: the most expensive ones."""
+"""Maximum number of groups in a cost report, which contains the most expensive groups."""
 MAX_S = 10.0
-"""Time after which an explanation ends with ``next``."""
+"""Maximum time for one explanation, in seconds. After this time the answer ends with ``next``."""
 
 
 class NodeRunReader:
-    """Explains runs from the records that the caller may see, with the prices that this process knows."""
+    """Explains runs from the records that the caller may see, with the prices that are known in this process."""
 
     def __init__(self, prices: Prices | None = None) -> None:
         self._prices = prices
 
     async def explain(self, call: Call, seq: int, max_bytes: int) -> dict[str, Any]:
-        """Return the steps from a message up to its root. ``next`` continues the answer if not all steps fit."""
+        """Return the steps from a message up to its root. If not all steps fit, ``next`` names the message at which to
+        continue."""
         prices = await self._load_prices()
         from roundelay.runs.hub_source import HubSource
         from roundelay.runs.why import explain_step, pair_with_reactions
@@ -46,7 +47,7 @@ class NodeRunReader:
         pairs = pair_with_reactions(page["chain"])
         next_seq = None
         if page["has_more"]:
-            # The page may end between a message and its reaction, so the next answer starts with the last message.
+            # The page may end between a message and its reaction, so the next answer starts at the last message.
             next_seq = pairs.pop()[0].seq if len(pairs) > 1 else pairs[0][0].cause
         steps: list[dict[str, Any]] = []
         size, end_s = 0, time.monotonic() + MAX_S
@@ -59,11 +60,10 @@ class NodeRunReader:
             except TooLarge:
                 if not steps:
                     raise
-                next_seq = message.seq  # the next answer has room for it
+                next_seq = message.seq  # the next answer has room for this step
                 break
             size += len(msgspec.json.encode(step))
-            # The first step is given even if it is too large: without it, the caller would ask for the same one for
-            # ever.
+            # Return the first step even if it is too large: otherwise the caller would request the same step forever.
             if steps and size > max_bytes // 2:
                 next_seq = message.seq
                 break
@@ -81,7 +81,7 @@ class NodeRunReader:
         return {**effect.to_json(), "has_more": effect.has_more}
 
     async def read_work(self, call: Call, agent_id: str, reaction: str, max_bytes: int) -> dict[str, Any]:
-        """Return one reaction with its work and steps."""
+        """Return one reaction with its state, steps, and the calls and reviews in it."""
         prices = await self._load_prices()
         from roundelay.runs.hub_source import HubSource
         from roundelay.runs.work import list_messages, work_to_json
@@ -93,7 +93,7 @@ class NodeRunReader:
         return {**reaction_to_json(recorded, prices), "work": work, "has_prices": _has_prices()}
 
     async def add_up_cost(self, call: Call, by: CostGroup, wanted: CallSelection) -> dict[str, Any]:
-        """Return the sums of the wanted calls, by group."""
+        """Return the sums of the selected calls, by group."""
         prices = await self._load_prices()
         from roundelay.runs.cost import CallFilter, read_cost
         from roundelay.runs.hub_source import HubSource
@@ -112,7 +112,8 @@ class NodeRunReader:
 
 
 def _load() -> Prices:
-    """Import the modules and read the price table in a thread. Both would block the hub's event loop for too long."""
+    """Import the modules and read the price table. Called in a thread, because both would block the hub's event
+    loop."""
     import roundelay.runs.cost
     import roundelay.runs.hub_source
     import roundelay.runs.why  # noqa: F401
@@ -131,7 +132,8 @@ def _has_prices() -> bool:
 
 
 def reaction_to_json(reaction: RecordedReaction, prices: Prices) -> dict[str, Any]:
-    """Return a reaction's state and steps. Records of another program may contain only the trigger and the end."""
+    """Return a reaction's state and steps as JSON. Records of another program may contain only the trigger and the
+    end."""
     return {
         "trigger": reaction.trigger,
         "thread_id": reaction.thread_id,
@@ -149,7 +151,8 @@ def reaction_to_json(reaction: RecordedReaction, prices: Prices) -> dict[str, An
 
 
 def steps_to_json(reaction: RecordedReaction, prices: Prices) -> list[dict[str, Any]]:
-    """Return the steps of a reaction. Model calls have a cost in dollars (``usd``), or None if the price is unknown."""
+    """Return the steps of a reaction as JSON. Model calls have a cost in dollars (``usd``), which is None if the price
+    is unknown."""
     from roundelay.runs.timeline import list_steps
 
     steps = []
@@ -165,7 +168,7 @@ def steps_to_json(reaction: RecordedReaction, prices: Prices) -> list[dict[str, 
 def _step_to_json(step: CauseStep, prices: Prices) -> dict[str, Any]:
     value = step.to_json()
     if step.reaction is not None:
-        # A caller who may not read the records gets the fact of the reaction, but none of its steps.
+        # A caller who may not read the records learns only that there was a reaction.
         value["reaction"]["steps"] = [] if step.is_hidden else steps_to_json(step.reaction, prices)
         messages = sorted(step.messages.values(), key=lambda message: message.seq)
         value["messages"] = [message.model_dump(mode="json", exclude_none=True) for message in messages]

@@ -1,6 +1,6 @@
-"""Reads a run from a node. `NodeSource` calls the node's read operations; `LiveSource` also follows new messages.
+"""Read a run from a node. `NodeSource` calls the node's read operations; `LiveSource` also follows new messages.
 
-`NodeSource` needs only a function that calls an operation. The node also uses `NodeSource` to answer
+`NodeSource` needs only a function that calls an operation. The node itself also uses `NodeSource` to answer
 ``network.explain`` and similar operations (`node_answers`), with the caller's rights. Nothing is cached: each method
 reads the data that the caller may see at that moment.
 """
@@ -26,13 +26,15 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 POLL_INTERVAL_S = 0.5
-"""Polling interval for a caller who may not read the log."""
+"""Polling interval in seconds, for a caller who may not read the log."""
 WAIT_MS = 30_000
-"""Maximum time for which the hub holds a read of the log open while nothing is new."""
+"""Maximum time that the hub waits for new rows before it answers a read of the log, in milliseconds."""
 MAX_PAGE = 500
-"""Maximum page size of the hub's reading operations. If more threads than this have news at once, some are missed."""
+"""Maximum page size of the hub's read operations. If more threads than this have new messages at once, some messages
+are missed."""
 MAX_CONCURRENT_READS = 16
-"""Well below the hub's `max_reads`: other calls of the same session count toward that limit too."""
+"""Maximum number of concurrent reads. The number is well below the hub's `max_reads`, because other calls of the
+session count toward that limit too."""
 
 
 class HubLog:
@@ -43,20 +45,20 @@ class HubLog:
         self._client = client
 
     async def read(self, wait_ms: int = 0) -> list[AnyMessage]:
-        """Return the next page and advance the position. Wait up to ``wait_ms`` for new rows above the position.
+        """Return the next page and advance the position. Wait up to ``wait_ms`` milliseconds for new rows.
 
-        Rows that are not messages are skipped, so an empty page is not always the last page.
+        Rows that are not messages are skipped, so an empty page does not always mean the end of the log.
         """
         args = {"after": self.position, "limit": MAX_PAGE, "wait_ms": wait_ms}
         page = await self._client.call("network.log", args)
-        # If the ledger was replaced while the connection was down, the head can be below the position. Without the
-        # minimum, the reader would wait for seqs that the new ledger reaches only much later.
+        # If the ledger was replaced during an interruption of the connection, the head can be below the position.
+        # Without the minimum, the reader would wait for sequence numbers that the new ledger reaches much later.
         self.position = min(int(page["next"]), int(page["head"]))
         return [message_from_wire(message) for message in page["messages"]]
 
     async def read_to_end(self) -> AsyncIterator[AnyMessage]:
         """Yield all messages up to the current end of the log, including messages that arrive meanwhile."""
-        # A page may hold no messages at all, so only a position that stands still means the end.
+        # A page may contain no messages, so only an unchanged position means the end.
         previous = -1
         while self.position > previous:
             previous = self.position
@@ -96,7 +98,7 @@ class NodeSource:
         messages: list[BaseMessage] = []
         async for page in read_pages(self._call, "network.impact", {"seq": seq, "limit": MAX_PAGE}):
             messages += [message_from_wire(message) for message in page["messages"]]
-            # One message over the limit is read before stopping: it proves that something was left out.
+            # Read one message more than the limit to find out whether some were left out.
             if limit is not None and len(messages) > limit:
                 return messages[:limit], True
         return messages, False
@@ -106,7 +108,8 @@ class NodeSource:
         return RecordedReaction(reaction, agent_id, await fetch_records(self._call, reaction, agent_id))
 
     async def records(self, reaction: str, agent_id: str | None) -> list[Record]:
-        """Return the records under a reaction's id, of this agent or of all agents that used the id."""
+        """Return the records under a reaction's id. ``agent_id`` selects one of the agents that used the id; None
+        selects all."""
         return await fetch_records(self._call, reaction, agent_id)
 
     async def usage(self, agent_id: str | None, after: int) -> AsyncIterator[dict[str, Any]]:
@@ -120,7 +123,7 @@ class NodeSource:
             async for page in read_pages(self._call, "network.usage", args):
                 yield page
                 next_agent = page["next_agent"]
-            # The hub pages through one agent's records at a time, and names the next one that has any.
+            # The hub pages through the records of one agent at a time. Each page names the next agent with records.
             if agent_id is not None or next_agent is None:
                 return
             asked = next_agent
@@ -128,7 +131,7 @@ class NodeSource:
     async def reactions_to(self, message: BaseMessage) -> list[RecordedReaction]:
         """Return each agent's first reaction to a message, by agent.
 
-        If a takeover replaced the reaction, the replacement follows.
+        A reaction that replaced the first one after a takeover comes directly after it.
         """
         reactions = [await self.reaction(*name) for name in await self._list_reactions_with(message.seq)]
         # A prompt may contain a message that did not trigger the reaction. Keep only reactions to this message.
@@ -167,7 +170,7 @@ class NodeSource:
 
 
 class LiveSource(NodeSource):
-    """Source that reads a run from a connected node. Operators see everything, and other callers see what they may
+    """Source that reads a run from a connected node. Operators see everything; other callers see only what they may
     read.
     """
 
@@ -176,7 +179,7 @@ class LiveSource(NodeSource):
         self.client = client
         self._log = HubLog(client)
         self.has_thread = True
-        """Whether the thread that `read_last` was asked for exists and the client may read it."""
+        """Whether the thread passed to `read_last` exists and the client may read it."""
 
     @property
     def epoch(self) -> str:
@@ -194,7 +197,7 @@ class LiveSource(NodeSource):
         return page
 
     async def dead_letters(self, recipient: str | None, limit: int) -> list[dict[str, Any]]:
-        """Return the dead letters of one recipient or of all, ordered by recipient and seq."""
+        """Return the dead letters of one recipient or of all recipients, ordered by recipient and sequence number."""
         return await list_dead_letters(self.client, recipient=recipient, limit=limit)
 
     async def knows(self, agent_id: str) -> bool:
@@ -210,7 +213,7 @@ class LiveSource(NodeSource):
         try:
             async for message in HubLog(self.client, after).read_to_end():
                 yield message
-        except (Forbidden, UnknownOperation):  # the caller is not an operator, so read the threads instead
+        except (Forbidden, UnknownOperation):  # the caller is not an operator, so read thread by thread
             thread_ids = [str(it["thread_id"]) for it in await list_threads(self.client)]
             for message in await self._read_threads(thread_ids, after):
                 yield message
@@ -241,7 +244,7 @@ class LiveSource(NodeSource):
                 return await self._read_end_of_log(count)
             except (Forbidden, UnknownOperation):  # not an operator, or an older hub
                 pass
-        # Read before the messages: what arrives in between is followed, and not lost.
+        # Read the threads before the messages, so that `follow` yields messages that arrive in between.
         newest_first, self._log.position = await self._list_threads()
         thread_ids = [thread_id] if thread_id is not None else [name for name, _ in newest_first[:count]]
         messages: list[AnyMessage] = []
@@ -256,9 +259,9 @@ class LiveSource(NodeSource):
     async def follow(self) -> AsyncIterator[AnyMessage]:
         """Yield new messages in log order, without end.
 
-        For operators, the hub holds a read of the log open until a new row exists. Other callers poll their threads.
-        Deliveries would arrive without polling, but they belong to the recipient's inbox. Acknowledging them here would
-        mark them as handled, and leaving them unacknowledged would block delivery after `max_unacked`.
+        For operators, the hub answers a read of the log when a new row exists. Other callers poll their threads.
+        Deliveries would need no polling, but they belong to the recipient's inbox. Acknowledging them here would mark
+        them as handled. Without acknowledgments, delivery would stop after `max_unacked` messages.
         """
         try:
             while True:
@@ -271,26 +274,25 @@ class LiveSource(NodeSource):
             seen = self._log.position
             threads, head = await self._list_threads()
             new = await self._read_threads([name for name, last_seq in threads if last_seq > seen], seen)
-            # An empty list has the head 0, which would repeat everything.
+            # The head of an empty list is 0, which would repeat all messages.
             self._log.position = max(seen, head)
             for message in new:
                 # Leave messages newer than the list for the next round. Otherwise an older message of another thread
-                # could
-                # come later, and the order across threads would break.
+                # could come later, which would break the order across threads.
                 if message.seq <= head:
                     yield message
 
     async def _read_end_of_log(self, count: int) -> list[AnyMessage]:
-        """Return the last messages of the log. Reads backward only as far as needed."""
+        """Return the last messages of the log. Reads backward only as far as necessary."""
         head = self._log.position = int((await self.client.call("network.info"))["head"])
         distance = count
         while True:
             start = max(0, head - distance)
-            # What came after the head belongs to `follow`, which begins there. It would appear twice.
+            # Skip messages above the head: `follow` starts at the head and would yield them again.
             messages = [it async for it in HubLog(self.client, start).read_to_end() if it.seq <= head]
             if len(messages) >= count or start == 0:
                 return messages[-count:]
-            distance *= 4  # most of the rows just read are records, not messages
+            distance *= 4  # most of the rows are records, not messages, so read a larger range
 
     async def _list_threads(self) -> tuple[list[tuple[str, int]], int]:
         """Return (id, last seq) of each thread with new messages, newest first, and the highest of these seqs."""
@@ -308,7 +310,7 @@ class LiveSource(NodeSource):
         newer: list[AnyMessage] = []
         async for page in self.client.pages("network.history", {"thread_id": thread_id, "limit": MAX_PAGE}):
             messages = list(map(message_from_wire, page["messages"]))
-            # Pages come newest first, each ascending in itself.
+            # Pages come newest first. Within a page, messages are ascending.
             newer[:0] = [message for message in messages if message.seq > after]
             if not messages or messages[0].seq <= after:
                 break
@@ -316,7 +318,7 @@ class LiveSource(NodeSource):
 
 
 def is_seq(seq: int) -> bool:
-    """Return whether a message can have this seq. Records of other programs may name any number."""
+    """Return whether a message can have this sequence number. Records of other programs may contain any number."""
     return 0 < seq < SEQ_LIMIT
 
 

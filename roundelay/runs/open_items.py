@@ -1,4 +1,4 @@
-"""Lines that describe what is open in a conversation, for `roundelay open` and the terminal screens."""
+"""Describe what is open in a conversation, for `roundelay open` and the terminal screens."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Writes a run as one HTML file: the node's page (`roundelay.web`) with rows. The file opens from disk without a
-network.
+"""Write a run as one HTML file: the node's page (`roundelay.web`) with the rows of the run. The file opens from disk
+without a network.
 
-The file contains only the rows that the caller may read. From a ledger's file, these are all rows. From a node,
-operators get the whole log, other participants get their messages, and agents also get their own records. The rows are
-compressed and base64-encoded, so that no text of a participant can become HTML. The content security policy of the page
+The file contains only the rows that the caller may read. From a ledger file, these are all rows. From a node, operators
+get the whole log, agents get their messages and records, and other participants get their messages. The rows are
+compressed and base64-encoded, so that text of a participant cannot become HTML. The page's content security policy
 allows only the page's own scripts, and no requests.
 """
 
@@ -35,18 +35,19 @@ from roundelay.web import site
 
 FORMAT = 2
 MAX_BYTES = 256 * 1024 * 1024
-"""Maximum size of the rows as JSON: a browser holds them all in memory."""
+"""Maximum size of the rows as JSON, in bytes. A browser holds all rows in memory."""
 POLICY = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data: blob:; base-uri 'none'; "
     "form-action 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""The page may run its own scripts and the modules that they import, send no request, and turn no text into HTML. The
-nonce is created with the page, after everything that participants wrote, so nobody can have guessed it."""
+"""Content security policy of the page. The page may run its own scripts and the modules that they import. It may not
+send requests or turn text into HTML. The nonce is created with the page, after all messages were written, so no
+participant can have guessed it."""
 
 
 @dataclass
 class _PageRows:
-    """Rows of a page. Messages and the bodies of records keep their stored bytes."""
+    """Rows of a page. Messages and the bodies of records are stored as the bytes in the ledger."""
 
     head: int = 0
     size: int = 0
@@ -55,7 +56,7 @@ class _PageRows:
     """Kinds of the participants, by id."""
     triggers: set[int] = field(default_factory=set)
     rows: list[Row] = field(default_factory=list)
-    """The messages and records again, as log rows for explanations."""
+    """Messages and records as log rows, for the explanations."""
     threads: set[str] = field(default_factory=set)
 
     def add_row(self, row: Row) -> None:
@@ -83,13 +84,13 @@ class _PageRows:
         self.add_participant(str(record["agent_id"]), "agent")
 
     def add_participant(self, agent_id: str, kind: str) -> None:
-        # The command that writes the page would appear as a participant of the run.
+        # Skip the command that writes the page: it is not a participant of the run.
         if agent_id != READER_ID:
-            # The first kind stays: a record's writer is only assumed to be an agent.
+            # Keep the first kind: the writer of a record is only assumed to be an agent.
             self.kinds.setdefault(agent_id, kind)
 
     def _count_bytes(self, data: bytes) -> None:
-        # Counted while reading, so that a huge log is refused before it fills the memory.
+        # Count while reading, so that a huge log is refused before it fills the memory.
         self.size += len(data)
         if self.size > MAX_BYTES:
             raise LedgerError(
@@ -99,7 +100,8 @@ class _PageRows:
 
 
 async def write_page(source: Source, part: Part, *, now_s: float, nonce: str) -> str:
-    """Return the page. Raises `UnknownMessage` if the part has no messages, `LedgerError` if it is too large."""
+    """Return the page as HTML. Raises `UnknownMessage` if the part has no messages, and `LedgerError` if the page would
+    be too large."""
     rows = _PageRows()
     is_operator = True
     try:
@@ -134,16 +136,16 @@ async def write_page(source: Source, part: Part, *, now_s: float, nonce: str) ->
 
 
 async def _read_own(source: LiveSource, part: Part, rows: _PageRows) -> None:
-    """Read the rows that a non-operator may see: messages, and for an agent its own records."""
+    """Read the rows that a caller may see who is not an operator: messages, and the caller's own records."""
     async for message in read_messages(source, part):
         data = message.model_dump_json(exclude_none=True).encode()
         rows.add_message(message.model_dump(), data)
         rows.rows.append(make_message_row(message, data))
     own = source.client.agent_id
-    # The usage names reactions that have ended, and the other list those that are still open.
+    # `usage` names ended reactions, and `open_reactions` names the rest.
     names = {(own, name) async for page in source.usage(None, 0) for name in page["reactions"]}
     for reaction in await source.read_reactions(sorted(names | await source.open_reactions())):
-        # Records of a message that is not on the page would explain nothing there.
+        # Skip records whose message is not on the page, because they would explain nothing.
         if reaction.trigger in rows.triggers:
             for record in reaction.records:
                 data = msgspec.json.encode(record["body"])
@@ -152,9 +154,9 @@ async def _read_own(source: LiveSource, part: Part, rows: _PageRows) -> None:
 
 
 async def _describe_participants(source: Source, rows: _PageRows, *, is_whole: bool) -> list[dict[str, object]]:
-    """Return the participants. For a part of the run, return only participants who appear in that part.
+    """Return the participants of the run, or of the part if the page contains a part.
 
-    The participants' cards are read from the hub, because a log does not contain cards.
+    The cards come from the hub, because a log does not contain cards.
     """
     cards: dict[str, object] = {}
     if isinstance(source, LiveSource):
@@ -169,13 +171,13 @@ async def _describe_participants(source: Source, rows: _PageRows, *, is_whole: b
 
 
 async def _read_readers(source: Source, rows: _PageRows) -> dict[str, list[str]]:
-    """Return the readers of the page's threads, which a log does not contain."""
+    """Return the readers of the page's threads from the hub, because a log does not contain readers."""
     threads = await list_threads(source.client) if isinstance(source, LiveSource) else []
     return {it["thread_id"]: it["readers"] for it in threads if it["thread_id"] in rows.threads}
 
 
 def make_page(rows: bytes, nonce: str, folder: Path = site.FOLDER) -> str:
-    """Return the node's page as one HTML file that embeds all scripts, styles and these rows."""
+    """Return the node's page as one HTML file that embeds the rows and all scripts and styles."""
     contents = site.read_contents(folder)
     places = {
         name: f"data:text/javascript;base64,{b64encode(body).decode()}"
@@ -183,11 +185,11 @@ def make_page(rows: bytes, nonce: str, folder: Path = site.FOLDER) -> str:
         if name.endswith(".js")
     }
     imports = site.list_imports(folder, places)
-    # A module that the entry does not import stays out: it would only make the file larger.
+    # Leave out modules that the entry module does not import, to keep the file small.
     needed = {places[site.ENTRY], *(imports[it] for it in site.list_modules(contents, imports))}
     import_map = json.dumps({"imports": {name: place for name, place in imports.items() if place in needed}})
     styles = "".join(contents[name].decode() for name in site.list_styles(contents))
-    # Without a time, the same run always gives the same file.
+    # Store no time in the compressed data, so that the same run always produces the same file.
     packed = b64encode(gzip.compress(rows, mtime=0)).decode()
     return site.fill_template(
         folder,

@@ -1,6 +1,6 @@
-"""Precomputed answers for an exported page: explanations, costs and reactions of its rows.
+"""Compute the answers that an exported page needs: explanations, costs and reactions of its rows.
 
-A page in a file has no hub to ask. Therefore this module explains every message when the page is written. The page
+A page in a file cannot query a hub. Therefore this module explains every message when the page is written. The page
 looks up these answers, follows causes, and sums the model calls. Only the rows of the page are read.
 """
 
@@ -22,7 +22,7 @@ from roundelay.runs.work import list_messages, work_to_json
 
 
 class MemoryLog:
-    """Log that holds the rows of a page. Implements `Log`."""
+    """Log in memory that contains the rows of a page. Implements `Log`."""
 
     def __init__(self, head: LogHead, rows: Sequence[Row]) -> None:
         self.head = head
@@ -37,7 +37,7 @@ class MemoryLog:
 
 
 def make_message_row(message: BaseMessage, data: bytes) -> Row:
-    """Return the log row for a message that the hub returned by itself."""
+    """Return the log row for a message that the hub returned without its row."""
     head = MessageHead(
         seq=message.seq,
         sender_id=message.sender_id,
@@ -62,7 +62,7 @@ def make_message_row(message: BaseMessage, data: bytes) -> Row:
 
 
 def make_record_row(reaction: str, record: Record, data: bytes) -> Row:
-    """Return the log row for a record that the hub returned by itself."""
+    """Return the log row for a record that the hub returned without its row."""
     return Row(
         seq=int(record["seq"]),
         at=int(record["at"]),
@@ -76,7 +76,7 @@ def make_record_row(reaction: str, record: Record, data: bytes) -> Row:
 
 
 async def describe_run(log: MemoryLog, prices: Prices) -> dict[str, Any]:
-    """Return the answers as a JSON object with these fields:
+    """Return the precomputed answers as a JSON object with these fields:
 
     ``explained``: by seq, the ``reaction`` of ``network.explain`` without its ``work``, ``prompt`` and ``steps``
     ``effects``: by seq, the ``reactions`` of ``network.effects`` without their ``work``
@@ -87,7 +87,7 @@ async def describe_run(log: MemoryLog, prices: Prices) -> dict[str, Any]:
     explained: dict[str, Any] = {}
     effects: dict[str, Any] = {}
     async for message in source.all_messages(0):
-        # Only the message and its reaction: the page follows causes by the answers for the other messages.
+        # Explain only the message and its reaction. The page follows causes by looking up the other messages.
         [(_, sent_in), *_] = pair_with_reactions((await source.chain(message.seq))[:2])
         if sent_in is not None:
             reaction = (await explain_step(source, message, sent_in)).to_json()["reaction"]

@@ -1,4 +1,4 @@
-"""Lists open and recent reactions, and formats their records for people."""
+"""List open and recent reactions, and format their records for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roundelay.runs.source import Source
 
 
 async def list_reactions(source: Source, last: int) -> list[RecordedReaction]:
-    """Return the visible reactions that are open or recent, ordered by trigger and agent.
+    """Return open and recent reactions that the caller may see, ordered by trigger and agent.
 
     A reaction is recent if its prompt contains one of the last messages.
     """
@@ -23,23 +23,23 @@ async def list_reactions(source: Source, last: int) -> list[RecordedReaction]:
 
 
 async def list_open_reactions(source: Source) -> list[RecordedReaction]:
-    """Return all visible open reactions, ordered by trigger and agent."""
+    """Return all open reactions that the caller may see, ordered by trigger and agent."""
     return [it for it in await _read_all(source, await source.open_reactions()) if it.is_open]
 
 
 async def _read_all(source: Source, named: Iterable[tuple[str, str]]) -> list[RecordedReaction]:
     found = [
         it for it in await source.read_reactions(named) if it.records
-    ]  # the caller may not read the records of the other reactions
+    ]  # skip reactions whose records the caller may not read
     return sorted(found, key=lambda it: (it.trigger, it.agent_id))
 
 
 def describe_record(record: Record) -> str:
-    """Return a record as text. A record in another program's format is returned as JSON."""
+    """Describe a record as text. A record in another program's format is returned as JSON."""
     kind, body = str(record["kind"]), record["body"]
     try:
         told = _describe(kind, body)
-    # Any program may write a record of this kind with another body, and a list must not fail by one line of it.
+    # Any program may write a record of this kind with a different body. One such record must not break the list.
     except (ValueError, TypeError, KeyError, AttributeError):
         told = None
     if told is None:
@@ -129,7 +129,7 @@ def _tell_tokens(usage: Mapping[str, Any]) -> str:
 
 
 def describe_prompt(prompt: Mapping[str, Any]) -> list[str]:
-    """Return a stored prompt as text, message by message."""
+    """Describe a stored prompt as lines of text, message by message."""
     lines = ["(its longest messages are cut)"] if prompt.get("is_cut") else []
     for part in prompt["parts"]:
         head = f"{part['role']} {part['tool']}".strip()

@@ -1,4 +1,4 @@
-"""Reads one reaction back from its records. Explanations, lists, costs, verdicts and replays start here. Does no IO.
+"""Read one reaction back from its records, for explanations, lists, costs, test verdicts and replays. No IO.
 
 `roundelay.agents.journal` parses the bodies of records. Another program may write records of the same kinds in a
 different format. `RecordedReaction.run` is then None, and only the trigger and the end are available.
@@ -60,7 +60,8 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class RecordedReview:
-    """Review of an answer, or of message number ``send`` from a ``call`` to the asker."""
+    """Review of an agent's answer. If ``call`` is set, the review is about message number ``send`` that this call
+    sent."""
 
     seq: int
     turn: int
@@ -72,9 +73,9 @@ class RecordedReview:
 
 @dataclass(frozen=True, slots=True)
 class RecordedHandoff:
-    """Handoff to another agent after a turn. ``seq`` is the seq of the new agent's first record.
+    """Handoff to another agent after a turn. ``seq`` is the sequence number of the new agent's first record.
 
-    ``is_return`` means that the new agent had already led the conversation before.
+    ``is_return`` means that the new agent had led the conversation before.
     """
 
     seq: int
@@ -92,41 +93,43 @@ RecordedWork = RecordedCall | RecordedReview | RecordedHandoff
 class RecordedReaction:
     """One reaction and its records, oldest first.
 
-    ``recorded`` is the state from all readable records. ``run`` is the same state, or None if a record is unreadable.
+    ``recorded`` is the state according to all readable records. ``run`` is the same state, or None if a record is
+    unreadable.
     """
 
     def __init__(self, reaction: str, agent_id: str, records: Sequence[Record]) -> None:
         self.reaction = reaction
         self.agent_id = agent_id
         self.records = records
-        # One unreadable record must not hide the others, so each is tried alone.
+        # One unreadable record must not hide the others, so check each record separately.
         self.readable = records if _can_read(records) else [it for it in records if _can_read([it])]
         self.recorded = read_records(self.readable)
-        # A replay or a verdict on a part of the records could be wrong, so `run` needs them all.
+        # A replay or a verdict from only some of the records could be wrong, so `run` requires all records.
         is_ours = len(self.readable) == len(records) and self.recorded.started is not None
         self.run = self.recorded if is_ours else None
 
     @property
     def runs(self) -> Mapping[str, Recorded]:
-        """The reaction (path ``""``) and the runs inside the reaction, by path."""
+        """The reaction itself (path ``""``) and the runs inside it, by path."""
         return {"": self.recorded, **self.recorded.children}
 
     @property
     def is_kept(self) -> bool:
-        """Whether the records are an agent's standing approvals or memories, which have a separate id, and not a
-        reaction.
+        """Whether the records are not a reaction but an agent's standing approvals or memories, which are stored under
+        a separate id.
         """
         return all(it["kind"] in ("standing", "memory") for it in self.records)
 
     @cached_property
     def triggers(self) -> list[int]:
-        """Messages that the records name as the trigger: usually one, but another program may record several."""
+        """Sequence numbers of the triggers that the records name. Usually there is one, but another program may record
+        several."""
         triggers = (read_trigger(str(it["kind"]), it["body"]) for it in self.records)
         return [trigger for trigger in triggers if trigger is not None]
 
     @property
     def trigger(self) -> int:
-        """Seq of the trigger; 0 if unknown."""
+        """Sequence number of the trigger, or 0 if unknown."""
         return self.triggers[-1] if self.triggers else 0
 
     @property
@@ -135,7 +138,7 @@ class RecordedReaction:
 
     @property
     def manifest(self) -> Sequence[int]:
-        """Seqs of the messages in the prompt."""
+        """Sequence numbers of the messages in the prompt."""
         return self.recorded.started.manifest if self.recorded.started is not None else ()
 
     @property
@@ -143,9 +146,9 @@ class RecordedReaction:
         """Final status, or None while the reaction is open."""
         if self.recorded.finished is not None:
             return self.recorded.finished.status
-        # Another program's end has no more than the status that every program must record.
+        # A ``finished`` record of another program may contain only the required status.
         ends = [body.get("status") for body in self._bodies("finished")]
-        # An unknown word still means an end; to call the reaction open would show it as running for ever.
+        # An unknown status also means an end. If it were ignored, the reaction would be shown as open forever.
         return next((it for it in ends if it in get_args(Status)), "finished" if self._has_ended() else None)
 
     @property
@@ -163,7 +166,7 @@ class RecordedReaction:
 
     @property
     def state(self) -> str:
-        """The final status, or else ``waiting`` or ``open``."""
+        """Final status, or else ``waiting`` or ``open``."""
         return self.status or ("waiting" if self.is_waiting else "open")
 
     @property
@@ -182,9 +185,9 @@ class RecordedReaction:
 
     @property
     def misconfigured(self) -> str:
-        """Error in the model's configuration, which a retry cannot fix. Empty without such an error."""
+        """Error in the model's configuration, which a retry cannot fix, or an empty text."""
         failures = [failure for run in self.runs.values() for failure in run.failures.values()]
-        # The newest one: an earlier one may have been corrected.
+        # Use the newest error, because an earlier error may have been corrected.
         return next((it.reason for it in reversed(failures) if it.failure == "misconfigured"), "")
 
     @property
@@ -194,17 +197,18 @@ class RecordedReaction:
 
     @cached_property
     def work(self) -> list[RecordedWork]:
-        """Calls, reviews and handoffs in the order in which they began, including work in runs inside the reaction.
+        """Calls, reviews and handoffs in the order in which they began, including those in runs inside the reaction.
 
-        A call that still waits for approval is included.
+        Includes calls that still wait for approval.
         """
-        entries: dict[tuple[object, ...], RecordedWork | list[Record]] = {}  # for a call: its records
-        authors: dict[str, tuple[int, str]] = {}  # last turn and its agent, by path
+        # the value for a call is the list of its records
+        entries: dict[tuple[object, ...], RecordedWork | list[Record]] = {}
+        authors: dict[str, tuple[int, str]] = {}  # last turn of each path, with its agent
         for record in self.readable:
             path, body = read_path(record), record["body"]
             match record["kind"]:
                 case "asking" | "waiting" | "approval" | "tool_started" | "tool_result":
-                    # A dictionary keeps the place of the first record, which is when the call began.
+                    # A dictionary keeps the position of the first record, which marks the start of the call.
                     call_records = entries.setdefault((path, int(body["turn"]), int(body["call"])), [])
                     assert isinstance(call_records, list)
                     call_records.append(record)
@@ -223,7 +227,7 @@ class RecordedReaction:
         path, bodies = read_path(records[0]), [it["body"] for it in records]
         place = turn, number = int(bodies[0]["turn"]), int(bodies[0]["call"])
         run = self.runs[path]
-        # A slice gives nothing for a number that the reply does not have; an index would raise.
+        # Use a slice: for a number that the reply does not have, an index would raise an error.
         planned = run.replies[turn].tool_calls[number : number + 1] if turn in run.replies else ()
         name, arguments = (planned[0].name, planned[0].arguments) if planned else ("", "")
         result, wait, request = (
@@ -258,7 +262,8 @@ class RecordedReaction:
         return RecordedReview(record["seq"], turn, run.sent_reviews[turn, call, send], path, call, send)
 
     def _read_handoff(self, record: Record, turn: int, from_id: str) -> RecordedHandoff:
-        """Read the handoff before a reply. A handoff back has no call, because it happens when the other agent is done."""
+        """Read the handoff before a reply. A handoff back has no call, because it happens when the other agent has
+        finished."""
         path, to_id = read_path(record), str(record["body"]["agent"])
         reply = self.runs[path].replies.get(turn)
         calls = reply.tool_calls if reply is not None else ()
@@ -301,13 +306,13 @@ def read_reactions(rows: Iterable[Row]) -> list[RecordedReaction]:
 
 
 def choose_author(reaction: str, records: Sequence[Record], epoch: str) -> str:
-    """Return the agent that owns a reaction, among all agents that wrote records under its id.
+    """Return the agent that owns a reaction, among all agents that wrote records under the reaction's id.
 
-    The reaction's id is derived from the owner's id. If no writer matches the id, the first writer is the owner.
+    The id of a reaction is derived from the owner's id. If no writer matches the id, the first writer is the owner.
     """
     for record in records:
         trigger = read_trigger(str(record["kind"]), record["body"])
-        # Anybody may write under any id, but nobody can make the id of another agent fit their own.
+        # Anybody may write under any id, but an agent cannot create an id that matches another agent's reaction.
         if trigger is not None and reaction_id(record["agent_id"], trigger, epoch) == reaction:
             return str(record["agent_id"])
     return str(records[0]["agent_id"])
@@ -337,9 +342,10 @@ def read_path(record: Record) -> str:
 
 
 def read_body(row: Row) -> Any:
-    """Return the decoded body of a row. Raises `LedgerError`.
+    """Return the decoded body of a row. Raises `LedgerError` for damaged rows.
 
-    A message whose cause has no lower seq is an error too, because following its causes might never end.
+    A message whose cause does not have a lower sequence number is damaged too, because following its causes might never
+    end.
     """
     try:
         body = decode_json(row.data)
@@ -359,7 +365,7 @@ def read_message(row: Row) -> BaseMessage:
     """Return the message of a row. Raises `LedgerError`."""
     try:
         return message_from_wire(read_body(row))
-    # It says already what is damaged.
+    # This error already names the damage.
     except LedgerError:
         raise
     except (RoundelayError, ValueError, TypeError) as error:
@@ -367,7 +373,7 @@ def read_message(row: Row) -> BaseMessage:
 
 
 def _can_read(records: Sequence[Record]) -> bool:
-    """Return whether all records have the format that this package writes. Other programs may use any format."""
+    """Return whether all records have the format of this package. Other programs may use any format."""
     try:
         read_records(records)
     except (RoundelayError, ValueError, TypeError, KeyError, AttributeError):

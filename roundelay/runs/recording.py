@@ -1,4 +1,5 @@
-"""A whole log in memory, for replays and tapes: rows, reactions, and tool calls that sent messages. Does no IO."""
+"""A complete log in memory, for replays and tapes: its rows, its reactions, and tool calls that sent messages. No
+IO."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from roundelay.runs.reading import RecordedReaction, read_body, read_message, re
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """Position of a tool call: the reaction, the run inside the reaction, the turn, and the index in the turn."""
+    """Position of a tool call: the reaction, the path of the run inside the reaction, the turn, and the index in the
+    turn."""
 
     reaction: str
     path: str
@@ -26,7 +28,7 @@ class CallPlace:
 
 
 class Recording:
-    """All rows of a ledger's log, with indexes for replays."""
+    """All rows of a ledger, with indexes for replays."""
 
     def __init__(self, head: LogHead, rows: Iterable[Row]) -> None:
         self.head = head
@@ -38,11 +40,11 @@ class Recording:
         """Calls that a mod answered with a message, as (caller, ``c:`` and the call's id)."""
         self.reactions: dict[str, RecordedReaction] = {}
         self.intruders: set[str] = set()
-        """Participants that wrote records under the id of another agent's reaction; anybody can."""
+        """Participants that wrote records under the id of another agent's reaction, as any participant can."""
         for it in read_reactions(self.rows):
             ours, other = it, self.reactions.get(it.reaction)
             if other is not None:
-                # The agent whose id fits owns the reaction, whoever wrote first.
+                # The agent whose id matches the reaction's id owns the reaction, even if another agent wrote first.
                 ours, other = (it, other) if self.is_replayable(it) and not self.is_replayable(other) else (other, it)
                 self.intruders.add(other.agent_id)
             self.reactions[it.reaction] = ours
@@ -53,7 +55,7 @@ class Recording:
             for turn, reply in run.replies.items()
             for call in range(len(reply.tool_calls))
         }
-        """Tool calls by the prefix of the ids that they send under."""
+        """Tool calls by the beginning of the message ids that they use."""
 
     def message(self, seq: int) -> BaseMessage | None:
         """Return a message of the log, or None. Raises `LedgerError` for a damaged message."""
@@ -61,7 +63,7 @@ class Recording:
         return read_message(row) if row is not None and row.type == "message" else None
 
     def is_replayable(self, reaction: RecordedReaction) -> bool:
-        """Return whether a reaction can be replayed: a runner of this package must have written it in the current
+        """Return whether a reaction can be replayed. A runner of this package must have written it in the current
         epoch.
         """
         derived = reaction_id(reaction.agent_id, reaction.trigger, self.head.epoch)
@@ -85,17 +87,19 @@ class Recording:
         """Return a tape for each agent that asked a model, including agents inside other agents' calls."""
         tapes: dict[str, list[TapedTurn]] = {}
         for reaction in self._replayable():
-            asked: dict[str, str] = {}  # The last agent of each run. The record of a failure does not name its agent.
+            # last agent of each run, because the record of a failure does not name its agent
+            asked: dict[str, str] = {}
             for record in reaction.records:
                 if record["kind"] not in ("model_reply", "model_failed"):
                     continue
                 path, body = read_path(record), record["body"]
-                # A name for people who read the tape; the start of the id is enough to find the reaction.
+                # Name the run for people who read the tape. The start of the reaction's id is enough to find the
+                # reaction.
                 name = reaction.reaction[:12] + (f"/{path}" if path else "")
                 turn = int(body["turn"])
                 if record["kind"] == "model_reply":
                     asked[path] = str(body["agent"])
-                    # Only the first turn answers the message itself; the later ones follow from it.
+                    # Only the first turn directly answers the trigger.
                     told = self._describe_trigger(reaction) if turn == 1 else ""
                     reply = reaction.runs[path].replies[turn]
                     taped = TapedTurn.of(reply, run=name, turn=turn, request=body.get("request"), for_message=told)

@@ -1,4 +1,4 @@
-"""Implements ``roundelay replay``: runs recorded agents on their recorded replies and reports the first difference.
+"""Implement ``roundelay replay``: run recorded agents on their recorded replies and report the first difference.
 
 load      reads a ledger, and agent files, a node file or a factory of runners (this module)
 stage     provides a hub in memory on virtual time, and the connections to it (`replay_stage`)
@@ -6,8 +6,8 @@ player    repeats the input of people, programs, and agents that do not run (`re
 answers   answer for models, tools and reviewers from the records, without outside calls (`replay_answers`)
 compare   compares each new row with the recorded row (`replay_compare`)
 
-The replay produces the rows of the log again, in order, each at its recorded seq and time. Rows of agents must come
-from their runners. A gate holds a runner's write until its row is next.
+The replay produces the rows of the log again, in order, each with its recorded sequence number and time. The runners of
+the agents must produce the agents' rows. A gate holds a runner's write until the row of that write is next.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from roundelay.runs.replay_stage import Key, ReplayStage, is_decision_told
 from roundelay.simulation.virtual_time import SimulationLoop, run
 
 PATIENCE_S = 60.0
-"""Virtual time to wait for a row beyond the time at which it was recorded."""
+"""Maximum virtual time to wait for a row after its recorded time, in seconds."""
 NO_RATE = 1_000_000_000
-"""No rate limit: whatever the hub accepted then must be accepted again."""
+"""Value that disables a rate limit. The hub must accept again everything that it accepted in the recording."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayOptions:
-    """Settings of a replay: the network's limits, mods and visibility, and the tools to run again (``run_tools``).
+    """Settings of a replay: the network's limits, mods and visibility, and the tools that run again (``run_tools``).
 
-    Other tools return their recorded results.
+    All other tools return their recorded results.
 
-    With ``is_lenient``, a changed prompt is reported but does not end the replay.
+    With ``is_lenient``, a changed prompt is reported but does not stop the replay.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -62,7 +62,8 @@ class ReplayOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """Result of a replay. ``played`` names the agents that ran; rows of the agents in ``recorded`` came from the log."""
+    """Result of a replay. ``played`` lists the agents that ran. The rows of the agents in ``recorded`` came from the
+    log."""
 
     rows: int
     messages: int
@@ -92,10 +93,10 @@ def load_replay(
     recording = Recording(*read_log(ledger))
     runners = {runner.agent_id: runner for runner in _call_factory(factory)} if factory is not None else {}
     for spec in read_agents(files) if files else []:
-        # for an agent of another framework, only the adapter knows the model's name
+        # only the adapter knows the model of an agent from another framework
         runners[spec.id] = build_runner(spec, model=name_model(spec) if spec.adapter is None else None)
     called = recording.list_tools()
-    # A mistyped name would replay the recorded result and look like a tool that works.
+    # Report a mistyped tool name: otherwise the tool's recorded result would be used and the tool would seem to work.
     for name in sorted(run_tools.difference(called)):
         raise ConfigError(
             f"--run-tool {name}: nobody called that in {ledger}; called were: {', '.join(called) or 'none'}"
@@ -104,7 +105,8 @@ def load_replay(
     for file in files:
         if is_node_file(load_yaml(file)):
             config = resolve_config(file, {}, {})[0]
-            # Limits and mods of the node decide what the hub accepts and writes, so the replay needs the same.
+            # The limits and mods of the node decide what the hub accepts and writes, so the replay needs the same
+            # values.
             options = ReplayOptions(config.limits, config.mods, config.visibility, run_tools, is_lenient)
     return recording, list(runners.values()), options
 
@@ -115,7 +117,7 @@ def _call_factory(factory: str) -> list[AgentRunner]:
         if not colon:
             raise ImportError("it has no colon")
         made = getattr(import_module(module), name)()
-    except Exception as error:  # the factory is user code: importing or calling it may raise any exception
+    except Exception as error:  # the factory is user code, which may raise any exception
         raise ConfigError(
             f"--agents {factory} gives no runners ({type(error).__name__}: {error}); write module:function, "
             "importable from here"
@@ -126,7 +128,7 @@ def _call_factory(factory: str) -> list[AgentRunner]:
 
 
 def replay(recording: Recording, runners: Sequence[AgentRunner], options: ReplayOptions | None = None) -> ReplayReport:
-    """Replay a recording in a separate event loop. Raises `LedgerError` if the beginning of the log is missing."""
+    """Replay a recording in its own event loop. Raises `LedgerError` if the beginning of the log is missing."""
     if recording.head.is_excerpt:
         raise LedgerError(
             "This is a part of a log, and a replay needs all of it: export it without --thread, --root, --from and "
@@ -137,7 +139,7 @@ def replay(recording: Recording, runners: Sequence[AgentRunner], options: Replay
             "This log has lost its beginning to retention, and a replay needs all of it: take a backup or an export "
             "of before."
         )
-    # A tool that runs again takes real time, and may wait for another system.
+    # Use real time for tools that run again, because such a tool may wait for another system.
     loop = SimulationLoop(is_virtual=not (options is not None and options.run_tools))
 
     async def work() -> ReplayReport:
@@ -147,14 +149,14 @@ def replay(recording: Recording, runners: Sequence[AgentRunner], options: Replay
 
 
 class _StopReplay(Exception):
-    """Ends the replay at a difference."""
+    """Stops the replay at a difference."""
 
     def __init__(self, difference: Difference) -> None:
         self.difference = difference
 
 
 class _Replay:
-    """Run of one replay. ``_seen`` is the seq of the last row that was produced."""
+    """State of one replay. ``_seen`` is the sequence number of the last row that was produced."""
 
     def __init__(
         self, recording: Recording, runners: Sequence[AgentRunner], options: ReplayOptions, loop: SimulationLoop
@@ -163,7 +165,8 @@ class _Replay:
         self._loop = loop
         self._began_s = loop.time()
         self._is_lenient = options.is_lenient
-        # Ids are derived from the epoch, so a runner cannot produce reactions of another epoch or of another program.
+        # Reaction ids are derived from the epoch, so a runner cannot repeat reactions of another epoch or of another
+        # program.
         others = recording.find_others()
         self._runners = {runner.agent_id: runner for runner in runners if runner.agent_id not in others}
         self._notes = list(_find_left_out(recording, runners, others))
@@ -220,18 +223,17 @@ class _Replay:
             if come:
                 continue
             row = rows[place]
-            # Only when all is quiet: a runner that still works would see a clock of the future.
+            # Move the clock only when nothing is running: a working runner would otherwise see a time in the future.
             self._stage.move_to(row)
-            # Tokens have no part in a hub in memory, and a dead letter is the hub's own reaction to an agent that
-            # failed.
+            # A hub in memory has no tokens, and the hub itself writes dead letters when an agent fails.
             if row.type in ("token", "dead"):
                 self._notes.append(f"#{row.seq} ({row.type}) is not part of a replay")
             elif self._bring_about(row):
                 continue
-            elif row.actor != "mod:network":  # this mod reports refusals, but replayed tools read refusals from the log
+            elif row.actor != "mod:network":  # this mod reports refusals, which replayed tools read from the log
                 await self._wait_for(row)
                 continue
-            # The row is skipped, but its seq stays taken: all later rows must get their own.
+            # Skip the row but use up its sequence number, so that all later rows get their recorded numbers.
             self._stage.hub.state.head = row.seq
             self._saw(row.seq)
             place += 1
@@ -240,7 +242,8 @@ class _Replay:
         self._seen = self._answers.seen = seq
 
     def _bring_about(self, row: Row) -> bool:
-        """Release the held write of a row, or cause the row. Return False if a runner must still write it."""
+        """Release the held write of a row, or cause the row. Return False if a runner or the hub must still write the
+        row."""
         if row.key and self._stage.gate.release((row.actor, row.key)):
             return True
         if row.type == "registered" and row.actor in self._runners:
@@ -248,7 +251,7 @@ class _Replay:
             return True
         if not self._is_awaited(row):
             if row.seq in self._performed:
-                return False  # wait until the hub stores or refuses the write
+                return False  # wait until the hub stores or refuses the input
             self._performed.add(row.seq)
             return self._stage.hands.perform(row)
         before = self._read_after.get(row.seq)
@@ -260,35 +263,36 @@ class _Replay:
         return self._let_go_another()
 
     def _let_go_another(self) -> bool:
-        """Release a write that the log does not contain, because the hub refused it or it changed nothing.
+        """Release a write that the log does not contain, because the hub refused it or it changed nothing. In the
+        replay, the hub refuses or ignores this write too.
 
-        In the replay, the hub will refuse or ignore the write again.
         """
         for held in self._stage.gate.held.values():
-            # Its own turn comes later, or the log ended before it.
+            # Keep a write whose turn comes later, or whose reaction was still open at the end of the log.
             if held.key in self._recording.keys or self._is_over(str(held.frame.get("reaction", ""))):
                 continue
-            if not held.begins_reaction:  # a reaction that the log does not contain is reported at the end
+            if not held.begins_reaction:  # such a reaction is reported at the end
                 return self._stage.gate.release(held.key)
         return False
 
     def _is_over(self, reaction: str) -> bool:
-        """Return whether the log left a reaction open and all its recorded rows have been produced."""
+        """Return whether the log ends with this reaction open and all recorded rows of the reaction have been
+        produced."""
         found = self._recording.reactions.get(reaction)
         return found is not None and found.is_open and int(found.records[-1]["seq"]) <= self._seen
 
     async def _wait_for(self, row: Row) -> None:
-        """Let virtual time pass until a row's write arrives, at most until shortly after the recorded time of the row.
+        """Let virtual time pass until the write of a row arrives, or until shortly after the recorded time of the row.
 
         Raises `_StopReplay`.
         """
-        # The runner may have slept then, for a retry or a timer. It gets as much virtual time as had passed.
+        # In the recording, the runner may have waited for a retry or a timer. Allow the same amount of virtual time.
         behind_s = (row.at - self._recording.rows[0].at) / 1000 - (self._loop.time() - self._began_s)
         allowed_s = max(0.0, behind_s) + PATIENCE_S
         passed_s = 0.0
         head, held = self._stage.hub.state.head, self._stage.gate.held
         while passed_s < allowed_s:
-            # Growing steps: a wait of hours would need many thousand small ones.
+            # Increase the steps: a wait of hours would need many thousand small steps.
             step_s = min(max(0.5, passed_s / 4), allowed_s - passed_s)
             await asyncio.sleep(step_s)
             passed_s += step_s
@@ -296,7 +300,7 @@ class _Replay:
             self._look_at_requests()
             if self._stage.hub.state.head > head or (row.actor, row.key) in held:
                 return
-        # The most useful reason comes first: a refused input explains why nothing followed.
+        # Report a refused input first, because it explains why nothing followed.
         refused = self._stage.hands.take_error()
         if refused is not None:
             self._stop(f"{describe_row(row)}: the hub refuses it now ({refused})", row)
@@ -305,10 +309,10 @@ class _Replay:
         self._stop(f"it does not come: {describe_row(row)}{also}", row, row.stream)
 
     async def _settle(self) -> None:
-        """Wait until nothing more happens without new input. If a runner failed, raise its error."""
+        """Wait until nothing more happens without new input. Raise the error of a runner that failed."""
         await self._loop.when_quiet()
         for agent_id, task in self._tasks.items():
-            # Without its runner, each further row of this agent would be waited for in vain.
+            # Without its runner, the replay would wait in vain for the agent's rows.
             if task.done():
                 error = task.exception() if not task.cancelled() else None
                 reason = f": {error}" if error is not None else "."
@@ -317,7 +321,7 @@ class _Replay:
                 ) from error
 
     def _look_at_requests(self) -> None:
-        """Raise `_StopReplay` if a request to a model differs from the recorded one. All earlier rows have been
+        """Raise `_StopReplay` if a request to a model differs from the recorded request. All earlier rows have been
         compared.
         """
         if self._answers.drifts and not self._is_lenient:
@@ -335,7 +339,7 @@ class _Replay:
     async def _look_at_the_end(self) -> None:
         """Check the writes that remain after the last row of the log.
 
-        A reaction that the log does not contain is a difference, unless the log simply ended before it.
+        A reaction that the log does not contain is a difference, unless the log ended before that reaction.
         """
         await self._settle()
         self._look_at_requests()
@@ -345,7 +349,7 @@ class _Replay:
             agent_id, trigger = held.key[0], int(held.frame["body"]["trigger"])
             message = self._recording.message(trigger)
             said = f' ("{shorten(message.text)}" of {message.sender_id})' if message is not None else ""
-            # A later reaction in the log shows that the agent had passed this message over.
+            # A reaction to a later message shows that the agent skipped this message in the recording.
             if any(it.agent_id == agent_id and it.trigger > trigger for it in self._recording.reactions.values()):
                 text = f"{agent_id} reacts to #{trigger}{said} now, and did not then"
                 raise _StopReplay(Difference(text, trigger, agent_id))
@@ -354,10 +358,10 @@ class _Replay:
     # --- sources of rows
 
     def _is_awaited(self, row: Row) -> bool:
-        """Return whether a row must come from a runner or a mod. The player causes all other rows."""
+        """Return whether a runner or a mod must write a row. The player causes all other rows."""
         if is_decision_told(row):
             return False  # a person called network.decide
-        # Mods are part of the hub, which runs here too.
+        # Mods are part of the hub, which also runs in the replay.
         if row.actor.startswith("mod:"):
             return True
         if row.actor not in self._runners:
@@ -375,7 +379,7 @@ class _Replay:
 
     def _start(self, runner: AgentRunner) -> None:
         client = self._stage.make_client(runner)
-        # Do not limit parallel reactions, because the order of the log already reflects the limit.
+        # Remove the limit of parallel reactions, because the order of the log already reflects it.
         runner.playback = self._answers
         runner.policy = replace(runner.policy, max_parallel_reactions=1_000_000)
 
@@ -386,7 +390,7 @@ class _Replay:
         self._tasks[runner.agent_id] = asyncio.create_task(serve(), name=f"replay-{runner.agent_id}")
 
     def _cancel(self, reaction: RecordedReaction, row: Row) -> bool:
-        """Stop a reaction that a person stopped in the recording. Return True the first time."""
+        """Stop a reaction that a person stopped in the recording. Return True only the first time."""
         body: Mapping[str, Any] = self._recording.bodies[row.seq]
         is_stop = row.label == "stopped" or body.get("status") == "cancelled"
         if not is_stop or reaction.reaction in self._cancelled:
@@ -398,11 +402,10 @@ class _Replay:
 
 
 def replace_limits(limits: Limits) -> Limits:
-    """Return the limits for a replay: the limits of conversations stay, and rate limits are removed."""
+    """Return the limits for a replay. Limits of conversations remain, and rate limits are removed."""
     unbounded = ("sends_per_s", "root_messages_per_s", "bytes_per_day", "messages_per_day", "max_uncaused_answers")
-    # the log contains the end of each takeover, so no timer may end a takeover
-    # The log contains the end of each takeover, so no timer may end one. No batches: the gate releases each write when
-    # its row is next.
+    # The log contains the end of each takeover, so no timer may end one. Disable batches: the gate releases each write
+    # when its row is next.
     return limits.model_copy(update={**dict.fromkeys(unbounded, NO_RATE), "takeover_ms": 0, "max_batch": 1})
 
 
@@ -419,10 +422,11 @@ def _find_left_out(recording: Recording, runners: Sequence[AgentRunner], others:
 
 
 def _find_read_after(recording: Recording) -> dict[int, Key]:
-    """Return the keys of the records whose answers must be held, by the seq of the record that follows each.
+    """Return the records whose answers from the hub must be held, by the sequence number of the record that follows
+    each.
 
     A reaction that read new messages while it ran must read them again at the same point. Therefore the hub's answer to
-    the record before is held until these messages have arrived.
+    the preceding record is held until these messages have arrived.
     """
     found: dict[int, Key] = {}
     for reaction in recording.reactions.values():

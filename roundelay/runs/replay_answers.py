@@ -1,4 +1,4 @@
-"""Answers for models, tools and reviewers in a replay from the records, and collects changed requests (drifts)."""
+"""Answer for models, tools and reviewers in a replay from the records, and collect changed requests (drifts)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from roundelay.runs.replay_compare import Difference
 
 
 class RecordedAnswers:
-    """`Playback` that answers from records.
+    """`Playback` that returns recorded results.
 
-    ``drifts`` lists requests that differ from the recorded requests. A strict replay ends at the first drift. ``seen``
-    is the seq of the last produced row. ``run_tools`` names the tools to run again.
+    ``drifts`` lists requests that differ from the recorded requests; a strict replay ends at the first drift. ``seen``
+    is the sequence number of the last produced row. ``run_tools`` names the tools that run again.
     """
 
     def __init__(self, recording: Recording, *, run_tools: Collection[str], is_lenient: bool) -> None:
@@ -37,10 +37,11 @@ class RecordedAnswers:
         self._run_tools = run_tools
         self._is_lenient = is_lenient
         self._shortened: dict[str, Difference] = {}
-        """Reactions that must shorten their prompt, with the recorded error."""
+        """Reactions that must shorten their prompt, each with the difference to report if the shorter prompt also
+        differs."""
 
     def is_made(self, place: CallPlace) -> bool:
-        """Return whether a tool call must run again because it had an effect in the network. Other calls use recorded
+        """Return whether a tool call must run again because it affected the network. Other calls use their recorded
         results.
         """
         recorded = self._recording
@@ -76,7 +77,7 @@ class RecordedAnswers:
             await _never()
         drift = self._find_drift(model, request, path) if reply is not None else None
         if drift is not None and reaction not in self._shortened and not self._is_lenient:
-            # The prompt was too long in the recording. The reaction asks again with a shorter prompt.
+            # In the recording, the prompt may have been too long. Make the reaction try again with a shorter prompt.
             self._shortened[reaction] = drift
             raise _fail("The recorded request may have been shortened.", "context_too_long")
         if drift is not None:
@@ -90,11 +91,11 @@ class RecordedAnswers:
         raise _fail(failed.reason, failed.failure)
 
     def _notice_further_turn(self, request: ModelRequest, run: Recorded) -> None:
-        """Handle a turn that the recording does not contain. It is a difference unless the recording left the reaction
-        open.
+        """Handle a turn that the recording does not contain. The turn is a difference unless the recording left the
+        reaction open.
         """
         end = run.finished
-        # A stop came from outside at a moment of its own, so one turn more or less is no difference.
+        # A person may stop a reaction at any moment, so one turn more or less is no difference.
         if end is not None and end.status != "cancelled":
             trigger = self._recording.reactions[request.reaction].trigger
             then = f"then it had {end.status} after turn {end.turns} ({end.reason})"
@@ -191,9 +192,9 @@ async def _never() -> NoReturn:
 
 
 def _fail(reason: str, kind: ModelFailure) -> ModelError:
-    """Return a model error that is not retried."""
+    """Return a model error that causes no retry."""
     error = ModelError(reason, reason=kind)
-    # The recorded failure is the last of its turn, after all retries; another one would ask for a reply that does not
-    # exist.
+    # The recorded failure is the last one of its turn, after all retries. Another retry would need a reply that does
+    # not exist.
     error.retryable = False
     return error

@@ -1,4 +1,4 @@
-"""Compares recorded rows with replayed rows, and describes the differences. Does no IO."""
+"""Compare recorded rows with replayed rows, and describe the differences. No IO."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from roundelay.network.text import shorten
 from roundelay.runs.reactions import describe_record
 
 _NOT_COMPARED: Mapping[str, frozenset[str]] = {
-    "started": frozenset({"config_hash", "prompt_hash"}),  # the prompt is compared when the model is asked
-    "model_reply": frozenset({"request", "used"}),  # calls of middleware are not repeated
+    "started": frozenset({"config_hash", "prompt_hash"}),  # the replay compares prompts when it asks the model
+    "model_reply": frozenset({"request", "used"}),  # the replay does not repeat the model calls of middleware
     "waiting": frozenset({"until"}),
     "tool_started": frozenset({"once"}),  # older logs do not have this field
     "finished": frozenset(
         {"tool_calls", "usage", "used"}
-    ),  # Skip usage too. A call that a restart interrupted is not counted, and a replay has no interruptions.
+        # Calls that a restart interrupted are not counted, but a replay has no interruptions, so skip the usage too.
+    ),
 }
 MAX_WORDS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference: its seq in the log, its agent, and its description."""
+    """One difference between the recording and the replay: its sequence number in the log, its agent, and its
+    description."""
 
     text: str
     seq: int | None = None
@@ -45,7 +47,7 @@ class Difference:
 
 
 def compare_rows(recorded: Row, now: Row, *, is_input: bool) -> str | None:
-    """Return the difference between a row and its replay, or None.
+    """Return the difference between a recorded row and its replay, or None.
 
     The send time is not compared. For input, the id is not compared either, because a call may replace the message.
     """
@@ -73,7 +75,7 @@ def _compare_messages(
         if then.get(field) != present.get(field):
             what = "is another text" if field == "content" else f"has another {field}"
             return f"{_name_message(recorded)} {what}: {_tell_apart(then.get(field), present.get(field))}"
-    # Those left out of a broadcast stand beside the body, so the comparison above does not see them.
+    # The recipients excluded from a broadcast are stored outside the body, so compare them separately.
     if recorded.excluded != now.excluded:
         return f"{_name_message(recorded)} leaves out others: {_tell_apart(recorded.excluded, now.excluded)}"
     return None
@@ -106,7 +108,7 @@ def _compare_manifests(was: Any, now: Any) -> str:
 
 
 def describe_row(row: Row) -> str:
-    """Return a row in a few words."""
+    """Describe a row in a few words."""
     body = decode_json(row.data)
     match row.type:
         case "message":
@@ -123,7 +125,7 @@ def describe_row(row: Row) -> str:
 
 
 def describe_frame(frame: Mapping[str, Any]) -> str:
-    """Return a frame in a few words."""
+    """Describe a frame in a few words."""
     match frame["type"]:
         case "send":
             text = frame.get("text_representation") or frame.get("content")
@@ -141,12 +143,12 @@ def _name_message(row: Row) -> str:
 
 
 def _tell_apart(was: Any, now: Any) -> str:
-    """Return the parts of two values around their first difference."""
+    """Show the parts of two values around their first difference."""
     then, present = (it if isinstance(it, str) else json.dumps(it, ensure_ascii=False) for it in (was, now))
     same = 0
     while same < min(len(then), len(present)) and then[same] == present[same]:
         same += 1
-    # Some words before the difference show where it is; the common beginning may be long.
+    # Skip the beginning that both values share, except a few words before the difference.
     start = max(0, same - 20)
     lead = "..." if start else ""
     return f'was "{lead}{shorten(then[start:], MAX_WORDS)}", is "{lead}{shorten(present[start:], MAX_WORDS)}"'

@@ -1,7 +1,7 @@
-"""The stage of a replay: a hub in memory on the log's clock, and the connections to it.
+"""The environment of a replay: a hub in memory on the log's clock, and the connections to the hub.
 
-A gate holds each write of an agent until its row is next. An `InputPlayer` repeats the recorded input of participants
-that do not run.
+A gate holds each write of an agent until the row of that write is next. An `InputPlayer` repeats the recorded input of
+participants that do not run.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from roundelay.network.visibility import Visibility
 from roundelay.runs.recording import Recording
 
 Key = tuple[str, str]
-"""Writer and idempotency key of a row: ``m:``, ``r:`` or ``c:`` and the client's id."""
+"""Writer and idempotency key of a row. The key is ``m:``, ``r:`` or ``c:``, followed by the client's id."""
 
 _stored_message = msgspec.json.Decoder(WireMessage)
 
 
 class ReplayStage:
-    """Network of a replay. The hub's answers to the records ``held_answers`` wait for `WriteGate.release_answer`."""
+    """Network of a replay. The hub's answers to the records in ``held_answers`` wait for `WriteGate.release_answer`."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ReplayStage:
         self._stamp = recording.rows[0].at if recording.rows else 0
         self._ids = 0
         loaded = load_mods(list(mods), OWN_MODS)
-        # Calls that only read may pass at any time, and a runner that waits for one would never become quiet.
+        # Let calls that only read pass at any time: a runner waiting for such a call would keep the replay waiting.
         changes = frozenset(op for op, operation in list_operations(loaded).items() if operation.is_change)
         self.gate = WriteGate(changes, frozenset(held_answers))
         self.ledger = MemoryLedger(epoch=recording.head.epoch, name=recording.head.name)
@@ -74,20 +74,21 @@ class ReplayStage:
         self.hands = InputPlayer(self.hub, recording, self._new_id)
 
     def move_to(self, row: Row) -> None:
-        """Set the clock and the next seq to the values of a row. Seqs that the log skips stay unused."""
-        # Never back: the stamps of a hub do not go back either.
+        """Set the clock and the next sequence number to the values of a row. Numbers that the log skips remain
+        unused."""
+        # Never set the clock back, because a hub's timestamps never decrease.
         self._stamp = max(self._stamp, row.at)
         self.hub.state.head = max(self.hub.state.head, row.seq - 1)
 
     def make_client(self, runner: AgentRunner) -> NetworkClient:
-        """Return a client for an agent, whose writes wait at the gate."""
+        """Return a client for an agent. The client's writes wait at the gate."""
         return NetworkClient(
             runner.agent_id,
             kind="agent",
             role="reactor",
             card=runner.describe_card(),
             new_id=self._new_id,
-            # A random delay would make each replay another one.
+            # A random delay would make every replay different.
             jitter=lambda: 1.0,
             transport=_GatedTransport(self.hub, self.gate, runner.agent_id),
         )
@@ -99,7 +100,7 @@ class ReplayStage:
 
 @dataclass(frozen=True, slots=True)
 class HeldWrite:
-    """Frame that waits at the gate."""
+    """Frame of an agent that waits at the gate."""
 
     key: Key
     frame: dict[str, Any]
@@ -111,7 +112,7 @@ class HeldWrite:
 
 
 class WriteGate:
-    """Holds the write frames of agents, in order. ``changes`` names the operations that write."""
+    """Gate that holds the write frames of agents, in order. ``changes`` names the operations that write."""
 
     def __init__(self, changes: Collection[str], held_answers: Collection[Key]) -> None:
         self.held: dict[Key, HeldWrite] = {}
@@ -120,7 +121,7 @@ class WriteGate:
         self._answers: dict[Key, Callable[[], None]] = {}
 
     def hold(self, agent_id: str, frame: dict[str, Any], send: Callable[[], None]) -> bool:
-        """Hold a frame until `release`. If the frame writes nothing, return False and do not hold it."""
+        """Hold a frame until `release` is called with its key. Return False for a frame that writes nothing."""
         match frame["type"]:
             case "send":
                 client_id = f"m:{frame['message_id']}"
@@ -135,15 +136,15 @@ class WriteGate:
         return True
 
     def release(self, key: Key) -> bool:
-        """Send the held frame with this key. Return False if no frame with the key is held."""
+        """Send the held frame with this key. Return False if there is none."""
         held = self.held.pop(key, None)
         if held is not None:
             held.send()
         return held is not None
 
     def hold_answer(self, agent_id: str, payload: bytes, write: Callable[[], None]) -> bool:
-        """Hold a frame that answers a record of ``held_answers``. Return False for any other frame."""
-        # By the first bytes, so that the other answers need no decoding.
+        """Hold a frame that answers a record in ``held_answers``. Return False for any other frame."""
+        # Check the first bytes, so that other frames need no decoding.
         if not payload.startswith(b'{"type":"stored"'):
             return False
         key = (agent_id, f"r:{msgspec.json.decode(payload).get('record_id')}")
@@ -161,7 +162,7 @@ class WriteGate:
 
 
 class _GatedTransport:
-    """Transport of an agent that passes its frames through the gate."""
+    """Transport of an agent that sends all its frames through the gate."""
 
     def __init__(self, hub: Hub, gate: WriteGate, agent_id: str) -> None:
         self._hub, self._gate, self._agent_id = hub, gate, agent_id
@@ -187,12 +188,12 @@ class _GatedConnection(LocalConnection):
 
 
 def is_decision_told(row: Row) -> bool:
-    """Return whether a row is the network's report about a decision by ``network.decide``."""
+    """Return whether a row is the network's report of a decision that was made with ``network.decide``."""
     return row.type == "message" and row.actor == "mod:network" and row.key.startswith("c:")
 
 
 class _Hand(LocalConnection):
-    """Connection of a participant that does not run. Frames from the hub are dropped, except for errors."""
+    """Connection of a participant that does not run. The connection drops frames from the hub, except errors."""
 
     def __init__(self, hub: Hub, agent_id: str, kind: Kind) -> None:
         super().__init__(hub)
@@ -207,7 +208,7 @@ class _Hand(LocalConnection):
 
 
 class InputPlayer:
-    """Repeats the recorded input of people, programs and agents that do not run, each over a separate connection."""
+    """Repeats the recorded input of people, programs, and agents that do not run. Each has its own connection."""
 
     def __init__(self, hub: Hub, recording: Recording, new_id: Callable[[], str]) -> None:
         self._hub = hub
@@ -237,7 +238,7 @@ class InputPlayer:
                 self._call(row, "network.remove", {"agent_id": body["agent_id"]})
             case "left" if body.get("event") == "removed":
                 self._call(row, "channels.remove", {"name": body["channel"], "agent_id": body["agent_id"]})
-            # Who did not leave by themselves was removed from the network, which takes them out of all channels.
+            # This participant did not leave the channel but was removed from the network, which includes all channels.
             case "left" if body["agent_id"] != row.actor:
                 self._call(row, "network.remove", {"agent_id": body["agent_id"]})
             case "left":
@@ -266,12 +267,12 @@ class InputPlayer:
 
     def cancel(self, by: str, reaction: str) -> None:
         """Stop a reaction on behalf of a participant."""
-        # The record may not name a participant, and somebody must send the stop.
+        # The record may not name a participant, but one must send the stop. Use any participant that is not an agent.
         person = by if by in self._kinds else next((it for it, kind in self._kinds.items() if kind != "agent"), by)
         self._send_call(person, self._new_id(), "network.cancel", {"reaction": reaction})
 
     def take_error(self) -> str | None:
-        """Return the hub's last error, and forget it."""
+        """Return and remove the hub's last error."""
         for hand in self._hands.values():
             if hand.errors:
                 return hand.errors.pop()
@@ -283,7 +284,7 @@ class InputPlayer:
             op = "channels.invite" if event == "invited" else "channels.remove"
             self._call(row, op, {"name": name, "agent_id": body["agent_id"]})
             return
-        # Older logs do not name the access: channels were open then.
+        # Rows of older logs do not contain the access, because all channels were open.
         then = {"access": "open", **body}
         if event == "created":
             self._call(
@@ -300,7 +301,7 @@ class InputPlayer:
         self._call(row, f"channels.set_{field}", {"name": name, "agent_id" if field == "owner" else field: then[field]})
 
     def _call(self, row: Row, op: str, args: dict[str, Any]) -> None:
-        # The same id gives the same key, by which the rows are compared.
+        # Reuse the recorded id, because rows are compared by the key that is derived from it.
         call_id = row.key[2:] if row.key.startswith("c:") else self._new_id()
         self._send_call(row.actor, call_id, op, args)
 
@@ -317,7 +318,7 @@ def _read_send(row: Row) -> SendFrame:
     """Return the ``send`` frame of a message row."""
     message = _stored_message.decode(row.data)
     shared = (name for name in SendFrame.__struct_fields__ if name in WireMessage.__struct_fields__)
-    # The hub takes the list for broadcasts only.
+    # The hub accepts this list only for broadcasts.
     excluded = list(row.excluded) if row.excluded and message.to == "broadcast" else UNSET
     conversation = conversation_of(row.stream) or UNSET
     given = {name: getattr(message, name) for name in shared}

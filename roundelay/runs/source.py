@@ -1,7 +1,8 @@
-"""Sources of a run: a node, under the caller's rights (`node_source`), or a ledger's file (`file_source`).
+"""Sources from which a run can be read: a node, with the caller's rights (`node_source`), or a ledger file
+(`file_source`).
 
-Both kinds of sources provide the causes and effects of a message, reactions with their records, messages, and the log.
-A node also yields new messages.
+All sources provide the causes and effects of a message, reactions with their records, messages, and the log. A node
+also provides new messages.
 """
 
 from __future__ import annotations
@@ -13,4 +14,4 @@ from roundelay.runs.node_source import LiveSource, NodeSource
 
 Source: TypeAlias = LiveSource | FileSource
 ReadableSource: TypeAlias = NodeSource | FileSource
-"""Enough to explain messages and add up costs."""
+"""Source that can explain messages and sum costs."""

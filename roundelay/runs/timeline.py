@@ -1,4 +1,4 @@
-"""Converts the records of a reaction into timed steps, each with a beginning and an end. Does no IO.
+"""Convert the records of a reaction into timed steps, each with a start and an end. No IO.
 
 A step is a model call, a tool call, a wait for agents, an approval, a review or a failed model call. The module `work`
 lists the same work without times, in the format of `roundelay why --json`.
@@ -18,7 +18,8 @@ StepKind: TypeAlias = Literal["model", "tool", "wait", "approval", "review", "fa
 
 @dataclass(slots=True)
 class TimedStep:
-    """One step. Times are in milliseconds since the Unix epoch. ``ended_at`` is None while the step runs."""
+    """One step of a reaction. Times are in milliseconds since the Unix epoch. ``ended_at`` is None while the step
+    runs."""
 
     kind: StepKind
     seq: int
@@ -28,9 +29,9 @@ class TimedStep:
     started_at: int
     ended_at: int | None = None
     details: dict[str, Any] = field(default_factory=dict)
-    """Further fields that depend on the step's kind; see `_Steps`."""
+    """Additional fields, depending on the step's kind; see `_Steps`."""
     usage: Usage | None = None
-    """Tokens of a model call."""
+    """Token usage of a model call, or None for other steps."""
 
     def to_json(self) -> dict[str, Any]:
         place = {"kind": self.kind, "seq": self.seq, "path": self.path, "turn": self.turn}
@@ -39,7 +40,7 @@ class TimedStep:
 
 
 def list_steps(reaction: RecordedReaction) -> list[TimedStep]:
-    """Return the steps of a reaction and of the runs inside it, ordered by their recorded beginning."""
+    """Return the steps of a reaction and of the runs inside it, ordered by their recorded start."""
     steps = _Steps(reaction)
     for record in reaction.readable:
         steps.add(record)
@@ -47,15 +48,15 @@ def list_steps(reaction: RecordedReaction) -> list[TimedStep]:
 
 
 class _Steps:
-    """Builds the steps from one record after another, oldest first."""
+    """Builds the list of steps from records, oldest first."""
 
     def __init__(self, reaction: RecordedReaction) -> None:
         self.steps: list[TimedStep] = []
         self._reaction = reaction
         self._open: dict[tuple[StepKind, str, int, int], TimedStep] = {}
-        """Steps without an end, by kind and place."""
+        """Steps without an end, by kind and position."""
         self._last_at: dict[str, int] = {}
-        """When each run last recorded something, by path."""
+        """Time of the last record of each run, by path."""
 
     def add(self, record: Record) -> None:
         body, at = record["body"], int(record["at"])
@@ -81,10 +82,10 @@ class _Steps:
         self._last_at[read_path(record)] = at
 
     def _find_start(self, record: Record) -> int:
-        """Return the start time of a step whose beginning was not recorded.
+        """Return the start time of a step whose start was not recorded.
 
-        A model is asked as soon as its run has finished all earlier steps. The first turn of a run inside a call begins
-        when the call begins.
+        A run asks its model as soon as all earlier steps are finished. The first turn of a run inside a call starts
+        when the call starts.
         """
         path = read_path(record)
         if path in self._last_at:
@@ -112,7 +113,7 @@ class _Steps:
         if _find_place("tool", record) not in self._open:  # the call was refused before it started
             details = {"tool": str(body.get("tool", "")), "arguments": "", **result}
             self._begin(record, "tool", details, self._find_start(record), int(record["at"]))
-        # A result ends all that its call waited for: after a time-out nothing else says so.
+        # A result ends all waits of its call: after a timeout, no other record ends them.
         for kind in ("wait", "approval"):
             self._end(record, kind, {})
         self._end(record, "tool", result)
@@ -123,7 +124,8 @@ class _Steps:
         if not record["body"].get("is_approval"):
             self._open_step(record, "wait", details)
         elif (step := self._open.get(_find_place("approval", record))) is not None:
-            # One of two people has approved, or other people are asked now. Both belong to the same approval.
+            # Another person's approval is still needed, or other people are asked. Both belong to the same approval
+            # step.
             step.details |= details
         else:
             self._open_step(record, "approval", details)
@@ -165,7 +167,7 @@ def _find_call(path: str) -> tuple[str, int, int]:
 
 def _describe_approval(body: Mapping[str, Any]) -> dict[str, Any]:
     votes: Sequence[Mapping[str, Any]] = body.get("votes") or ()
-    # A denial is one person's, even if others had approved before.
+    # One person denies a request, even if other people have approved it.
     people = [vote["by"] for vote in votes] if body["is_approved"] and votes else [body["by"]]
     words = [vote for vote in (votes or [{"by": body["by"], "said": body.get("said", "")}]) if vote.get("said")]
     return {

@@ -1,7 +1,7 @@
-"""Explains why a message was sent, up to the root of its conversation, and what followed from the message.
+"""Explain why a message was sent, up to the root of its conversation, and list what followed from the message.
 
 `explain` and `follow` read from a source and return values. `why_text` formats these values for people, and `to_json`
-for programs. Anything that the caller may not see is left out.
+for programs. Data that the caller may not see is omitted.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from roundelay.runs.source import ReadableSource
 from roundelay.runs.work import choose_earlier, exchange_to_json, list_messages, work_to_json
 
 MAX_DEPTH = 50
-"""Maximum depth of a tree of effects: deeper trees are all indentation, and JSON parsers give up on them."""
+"""Maximum depth of a tree of effects. A deeper tree would be unreadable, and JSON parsers limit the depth."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendOrigin:
-    """Origin of a message inside a reaction: the answer or tool call that sent it, and the model's reply."""
+    """Origin of a message inside a reaction: the answer or tool call that sent it, and the model's reply with that
+    call."""
 
     how: str
     path: str = ""
@@ -41,7 +42,7 @@ class SendOrigin:
 class CauseStep:
     """One step of an explanation: a message, and the reaction that sent it, if any.
 
-    ``messages`` holds the visible messages of the reaction's prompt and work, by seq.
+    ``messages`` contains the visible messages of the reaction's prompt and work, by sequence number.
     """
 
     message: BaseMessage
@@ -71,15 +72,17 @@ class CauseStep:
         if self.reaction is None or self.is_hidden:
             return ()
         if self.sent is None:
-            # The call is unknown, so the order in the log is all there is. It may include work of a parallel call.
+            # The call that sent the message is unknown, so use the order in the log. The result may include work of a
+            # parallel call.
             return [it for it in self.reaction.work if it.seq < self.message.seq]
-        # An answer is written after the calls of its turn, and may repeat their results. A call is sent before them.
+        # An answer is written after the calls of its turn, so their results may appear in it. A call is sent before
+        # they have results.
         is_answer = self.sent.tool_call is None
         return choose_earlier(self.reaction.work, self.sent.path, self.sent.turn + is_answer, self.sent.call)
 
     @property
     def prompt(self) -> KeptPrompt | None:
-        """The exact prompt of the turn that sent the message, if the agent keeps prompts."""
+        """Exact prompt of the turn that sent the message, if the agent stores prompts."""
         if self.reaction is None or self.sent is None or self.is_hidden:
             return None
         run = self.reaction.runs.get(self.sent.path)
@@ -87,7 +90,7 @@ class CauseStep:
 
     @property
     def sending_call(self) -> RecordedCall | None:
-        """The call that sent the message, or that the message asked people to approve."""
+        """Call that sent the message. For an approval request, the call to approve."""
         if self.reaction is None or self.sent is None:
             return None
         place = (self.sent.path, self.sent.turn, self.sent.call)
@@ -122,13 +125,14 @@ class CauseStep:
 
 
 async def explain(source: ReadableSource, seq: int) -> list[CauseStep]:
-    """Return the steps from a message up to its root that the caller may see. Raises `UnknownMessage`."""
+    """Return the steps from a message up to its root, without steps that the caller may not see. Raises
+    `UnknownMessage`."""
     entries = await source.chain(seq)
     return [await explain_step(source, message, sent_in) for message, sent_in in pair_with_reactions(entries)]
 
 
 def pair_with_reactions(entries: Sequence[Mapping[str, Any]]) -> list[tuple[BaseMessage, Mapping[str, Any] | None]]:
-    """Pair each message of a ``network.why`` chain with the entry of the reaction that sent it."""
+    """Pair each message in the result of ``network.why`` with the entry of the reaction that sent it."""
     pairs: list[tuple[BaseMessage, Mapping[str, Any] | None]] = []
     for entry, following in zip(entries, [*entries[1:], {}], strict=True):
         if "message_id" in entry:
@@ -139,7 +143,8 @@ def pair_with_reactions(entries: Sequence[Mapping[str, Any]]) -> list[tuple[Base
 
 
 async def explain_step(source: ReadableSource, message: BaseMessage, sent_in: Mapping[str, Any] | None) -> CauseStep:
-    """Explain one message. ``sent_in`` is the reaction that sent it, as ``network.why`` names it."""
+    """Explain one message. ``sent_in`` is the entry of the reaction that sent it, from the result of
+    ``network.why``."""
     if sent_in is None:
         return CauseStep(message)
     reaction = await source.reaction(message.sender_id, str(sent_in["reaction"]))
@@ -155,10 +160,10 @@ async def explain_step(source: ReadableSource, message: BaseMessage, sent_in: Ma
 def trace_message(reaction: RecordedReaction, message_id: str) -> SendOrigin | None:
     """Find the answer or call of a reaction that sent a message.
 
-    Message ids are derived from the call, or for answers from the reaction alone.
+    Message ids are derived from the call. The id of an answer is derived from the reaction alone.
     """
     if message_id == derived_id(reaction.reaction, "", 0, "answer"):
-        # The answer is what the last turn wrote.
+        # The last turn writes the answer.
         turn = max(reaction.recorded.replies, default=0)
         reply = reaction.recorded.replies.get(turn)
         return SendOrigin("its answer", turn=turn, reply=reply, agent_id=_find_author(reaction, "", turn))
@@ -177,16 +182,17 @@ def trace_message(reaction: RecordedReaction, message_id: str) -> SendOrigin | N
 
 
 def _find_author(reaction: RecordedReaction, path: str, turn: int) -> str:
-    """Return the agent whose model replied in a turn. After a handoff, it is not the agent that owns the reaction."""
+    """Return the agent whose model replied in a turn. After a handoff, this agent is not the owner of the reaction."""
     record = reaction.find_reply(path, turn)
     return str(record["body"].get("agent", "")) if record is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
 class ReactionEffect:
-    """One reaction to a message, with its end and its work. Both are empty if the caller may not see them.
+    """One reaction to a message, with its final status and its work. Both are empty if the caller may not see the
+    records.
 
-    ``messages`` holds the messages that belong to the work, by seq.
+    ``messages`` contains the messages that belong to the work, by sequence number.
     """
 
     agent_id: str
@@ -195,18 +201,18 @@ class ReactionEffect:
     work: Sequence[RecordedWork] = ()
     messages: Mapping[int, BaseMessage] = field(default_factory=dict)
     sent: frozenset[tuple[str, int, int | None]] = frozenset()
-    """Positions of the calls whose messages are shown as followers."""
+    """Positions of the calls that sent messages which the tree shows as followers."""
 
     def to_json(self) -> dict[str, Any]:
         work = [work_to_json(it, self.messages) for it in self.work]
         return {"agent_id": self.agent_id, "reaction": self.reaction, "status": self.status, "work": work}
 
     def list_further_work(self) -> list[RecordedWork]:
-        """Return the work without the calls that only sent a message, because that message is shown anyway."""
+        """Return the work except for calls that only sent a message, because the tree shows that message anyway."""
         return [it for it in self.work if not self._is_shown_by_message(it)]
 
     def _is_shown_by_message(self, work: RecordedWork) -> bool:
-        # Questions and approvals are not in the message, so such a call still has something to tell.
+        # The message does not show questions and approvals, so keep calls that have them.
         if not isinstance(work, RecordedCall) or work.questions or work.request or work.approval:
             return False
         return (work.path, work.turn, work.call) in self.sent
@@ -214,18 +220,19 @@ class ReactionEffect:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """A message, the reactions to it, and the messages (``followers``) that it caused."""
+    """A message, the reactions to it, and the messages that it caused (``followers``)."""
 
     message: BaseMessage
     reactions: tuple[ReactionEffect, ...]
     followers: tuple[Effect, ...]
     count: int = 0
-    """Number of messages that followed, at any depth."""
+    """Number of messages in the tree below this message."""
     has_more: bool = False
-    """Whether a limit left out messages that followed."""
+    """Whether ``limit`` left out messages."""
 
     def to_json(self, depth: int = 0) -> dict[str, Any]:
-        """Return JSON. At `MAX_DEPTH`, ``more`` is the number of omitted messages below. Ask again from that message."""
+        """Return the tree as JSON. At `MAX_DEPTH`, ``more`` is the number of omitted messages below; request them from
+        that message."""
         value: dict[str, Any] = {
             "message": self.message.model_dump(mode="json", exclude_none=True),
             "reactions": [it.to_json() for it in self.reactions],
@@ -236,7 +243,8 @@ class Effect:
 
 
 async def follow(source: ReadableSource, seq: int, limit: int | None = None) -> Effect:
-    """Return the tree of what followed from a message: at most ``limit`` messages that the caller may see.
+    """Return the tree of everything that followed from a message, with at most ``limit`` messages that the caller may
+    see.
 
     Raises `UnknownMessage`.
     """
@@ -245,7 +253,7 @@ async def follow(source: ReadableSource, seq: int, limit: int | None = None) -> 
     seqs = {start.seq, *(message.seq for message in messages)}
     by_cause: dict[int, list[BaseMessage]] = {}
     for message in messages:
-        # If the cause of a message is hidden, attach the message to the root of the tree. Otherwise it would be lost.
+        # Attach a message with a hidden cause to the root of the tree. Otherwise the tree would not contain it.
         cause = message.cause if message.cause in seqs and message.cause else seq
         by_cause.setdefault(cause, []).append(message)
     reactions = {}
@@ -253,7 +261,8 @@ async def follow(source: ReadableSource, seq: int, limit: int | None = None) -> 
         sent = by_cause.get(message.seq, [])
         found = await source.reactions_to(message)
         reactions[message.seq] = tuple([await describe_reaction(source, it, sent) for it in found])
-    # Build from the newest message backward. Followers have higher seqs, so they are complete before their cause.
+    # Build the tree from the newest message backward. Effects come after their cause, so they are complete when the
+    # cause is built.
     effects: dict[int, Effect] = {}
     for message in sorted((start, *messages), key=lambda message: message.seq, reverse=True):
         followers = tuple(effects[it.seq] for it in by_cause.get(message.seq, ()))
@@ -265,7 +274,7 @@ async def follow(source: ReadableSource, seq: int, limit: int | None = None) -> 
 async def describe_reaction(
     source: ReadableSource, reaction: RecordedReaction, caused: Sequence[BaseMessage]
 ) -> ReactionEffect:
-    """Describe a reaction. ``caused`` are its messages, which are shown as followers."""
+    """Describe a reaction. ``caused`` lists the messages of the reaction that the tree shows as followers."""
     if reaction.run is None:
         return ReactionEffect(reaction.agent_id, reaction.reaction)
     work = reaction.work

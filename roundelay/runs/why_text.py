@@ -1,4 +1,4 @@
-"""Formats the results of `why` and `impact` as lines for a terminal. Sanitizes participants' text. Does no IO."""
+"""Format the results of `why` and `impact` as lines for a terminal. Sanitizes participants' text. No IO."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def describe_steps(steps: list[CauseStep], *, paint: Paint = PLAIN) -> list[str]
     for place, step in enumerate(steps):
         lines.append(format_message(step.message, paint=paint))
         lines += [paint.dim("    ") + line for line in _describe_step(step)]
-        # The way ends before the root. Without this line it would look as if the conversation began here.
+        # The visible steps end before the root. Without this line, the conversation would seem to begin here.
         if place + 1 == len(steps) and step.message.seq != step.message.root:
             lines.append(f"    You may not see the messages above it, up to the root #{step.message.root}.")
     return lines
@@ -71,7 +71,7 @@ def _describe_origin(step: CauseStep, sent: SendOrigin) -> list[str]:
             lines += describe_exchange(step.sending_call, step.messages)
     if sent.reply is not None:
         reply, usage = sent.reply, sent.reply.usage
-        # Only a handoff makes the author another one than the sender, and only then is the name news.
+        # Name the author only if a handoff made another agent the author.
         owner = f" of {sanitize(sent.agent_id)}" if sent.agent_id and sent.agent_id != step.message.sender_id else ""
         calls = f" requested {count(len(reply.tool_calls), 'call')}" if sent.tool_call is not None else " replied"
         text = f", and wrote: {quote(reply.text)}" if reply.text and sent.tool_call is not None else ""
@@ -82,7 +82,7 @@ def _describe_origin(step: CauseStep, sent: SendOrigin) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Lines of the tree, and the branches below them."""
+    """A branch of the tree: its own lines, and the branches below it."""
 
     lines: list[str]
     children: list[_Branch] = field(default_factory=list)
@@ -108,7 +108,7 @@ def _grow(effect: Effect, paint: Paint, depth: int) -> list[_Branch]:
         head = f"{paint.name(reaction.agent_id)} reacted{f' ({sanitize(reaction.status)})' if reaction.status else ''}"
         work = [_Branch(describe_work(it, reaction.messages)) for it in reaction.list_further_work()]
         branches.append(_Branch([head], [*work, *map(grow_one, sent)]))
-    # People and programs send without a reaction, so their messages hang directly below the cause.
+    # People and programs send messages without a reaction, so attach these messages directly to their cause.
     return branches + [grow_one(follower) for follower in effect.followers if id(follower) not in placed]
 
 

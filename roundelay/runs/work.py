@@ -1,7 +1,8 @@
-"""Selects the work of a reaction that influenced a message, lists the work's messages, and makes JSON. Does no IO.
+"""Select the work of a reaction that influenced a message, list the messages of the work, and convert it to JSON. No
+IO.
 
 `RecordedReaction.work` lists the work: tool calls with their results, questions to agents with the answers, approvals,
-reviews and handoffs. `work_text` formats work for people.
+reviews and handoffs. `work_text` formats the work for people.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from roundelay.network.messages import BaseMessage
 from roundelay.runs.reading import RecordedCall, RecordedHandoff, RecordedReview, RecordedWork
 
 Messages = Mapping[int, BaseMessage]
-"""Messages that the caller may see, by seq."""
+"""Messages that the caller may see, by sequence number."""
 
 
 def choose_earlier(work: Iterable[RecordedWork], path: str, turn: int, call: int | None = None) -> list[RecordedWork]:
-    """Return the work that was done before the model of the run at ``path`` wrote its reply in this turn.
+    """Return the work that was done before the model wrote its reply in this turn of the run at ``path``.
 
-    Only this work can have influenced the reply. Reviews of the messages that ``call`` sends are also included.
+    Only this work can have influenced the reply. Reviews of messages that ``call`` sends are also included.
     """
     place = _find_place(path, turn)
 
@@ -34,9 +35,9 @@ def choose_earlier(work: Iterable[RecordedWork], path: str, turn: int, call: int
 
 
 def _find_place(path: str, turn: int) -> list[tuple[int, ...]]:
-    """Return (turn, call, run) of each call around a run, outermost first, followed by the turn.
+    """Return (turn, call, run) for each call around a run, outermost first, followed by the turn.
 
-    Another program may have recorded any text as the path. Text that is not a path counts as the empty path.
+    Another program may record any text as the path. Text that is not a path is treated as the empty path.
     """
     parts = path.split("/") if path and is_path(path) else []
     return [*(tuple(map(int, part.split("."))) for part in parts), (turn,)]
@@ -55,7 +56,7 @@ def _is_before(place: list[tuple[int, ...]], other: list[tuple[int, ...]]) -> bo
 
 
 def list_messages(work: Iterable[RecordedWork]) -> set[int]:
-    """Return the seqs of the work's messages: questions, answers, approval requests and decisions."""
+    """Return the sequence numbers of the work's messages: questions, answers, approval requests and decisions."""
     seqs: set[int] = set()
     for it in work:
         if isinstance(it, RecordedCall):
@@ -68,7 +69,7 @@ def list_messages(work: Iterable[RecordedWork]) -> set[int]:
 def find_answer(call: RecordedCall, question: int, messages: Messages) -> BaseMessage | None:
     """Return the answer that a call received to a question, if the caller may see it."""
     answers = (messages[seq] for seq in call.replies if seq in messages)
-    # One call may ask several agents, and its answers come in any order.
+    # One call may ask several agents, whose answers arrive in any order.
     return next((answer for answer in answers if answer.reply_to == question), None)
 
 
@@ -106,7 +107,7 @@ def work_to_json(work: RecordedWork, messages: Messages) -> dict[str, Any]:
 
 
 def exchange_to_json(call: RecordedCall, messages: Messages) -> dict[str, Any]:
-    """Return as JSON the questions of a call with their answers, and the people's decision on the call."""
+    """Return the questions of a call with their answers, and people's decision on the call, as JSON."""
     approval = None
     if call.request is not None or call.approval is not None:
         decision: dict[str, Any] = {}

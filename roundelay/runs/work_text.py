@@ -1,4 +1,4 @@
-"""Formats the work of a reaction as lines for a terminal. Sanitizes participants' text. Does no IO."""
+"""Format the work of a reaction as lines for a terminal. Sanitizes participants' text. No IO."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_QUOTE_CHARS = 300
 
 
 def describe_work(work: RecordedWork, messages: Messages) -> list[str]:
-    """Return lines about one piece of work. All lines after the first are indented."""
+    """Describe one piece of work in lines. All lines after the first are indented."""
     where = f"{f'[{sanitize(work.path)}] ' if work.path else ''}turn {work.turn}"
     match work:
         case RecordedCall():
@@ -46,7 +46,7 @@ def _describe_review(work: RecordedReview, where: str) -> list[str]:
 
 
 def describe_exchange(call: RecordedCall, messages: Messages) -> list[str]:
-    """Return lines about the people and agents that a call asked, with their answers."""
+    """Describe the people and agents that a call asked, with their answers, in lines."""
     lines = []
     if call.request is not None or call.approval is not None:
         request = f" (#{call.request})" if call.request is not None else ""
@@ -55,7 +55,7 @@ def describe_exchange(call: RecordedCall, messages: Messages) -> list[str]:
         question, answer = messages.get(seq), find_answer(call, seq, messages)
         lines.append(f"Asked {sanitize(agent_id)} (#{seq})" + (f": {quote(question.text)}" if question else ""))
         if answer is None:
-            # A call with a result has stopped waiting; one without may still get its answer.
+            # A call with a result no longer waits. A call without a result may still receive its answer.
             lines.append("Got no answer" if call.result is not None else "Has no answer yet")
         elif is_declined(answer):
             lines.append(f"{sanitize(answer.sender_id)} declined (#{answer.seq})")
@@ -72,7 +72,7 @@ def _describe_decision(call: RecordedCall) -> str:
     reason = f": {quote(approval.reason)}" if approval.reason else ""
     verb = "approved" if approval.is_approved else "denied"
     votes = []
-    # The line above already names a single person, and the seq of that decision.
+    # With only one vote, the line above already names the person and the decision.
     if len(approval.votes) > 1:
         votes = [f"{sanitize(vote.by)} (#{vote.seq}: {quote(vote.said)})" for vote in approval.votes]
     said = f"; their words: {', '.join(votes)}" if votes else ""

@@ -286,8 +286,8 @@ async def test_a_line_that_cannot_be_obeyed_is_told_and_the_rest_goes_on(node: N
         "There is no message 999 that mia may read. /history shows their numbers.",
         "There is no message 999 that mia may read. /history shows their numbers.",
         "'De v' is not a channel name. Use lower-case letters, digits, '.', '_' and '-'.",
-        "There is no thread 'nope' that mia may read. /threads lists those that there are.",
-        "There is no thread 'nope' that mia may read. /threads lists those that there are.",
+        "There is no thread 'nope' that mia may read. /threads lists the threads.",
+        "There is no thread 'nope' that mia may read. /threads lists the threads.",
     )  # fmt: skip
     for line, said in zip(errors, expected, strict=True):
         assert line.startswith("! ")

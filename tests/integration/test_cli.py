@@ -576,7 +576,7 @@ async def test_a_refusal_names_what_a_person_types_and_no_operation(node: Node) 
         (
             "history",
             "dev",
-        ): "There is no thread 'dev' that you may read. `roundelay threads` lists those that there are.",
+        ): "There is no thread 'dev' that you may read. `roundelay threads` lists the threads.",
         ("why", "#999"): "There is no message 999 that you may read. `roundelay tail --last 20` shows their numbers.",
         ("send", "nobody", "hi"): "Nobody is registered as 'nobody'. `roundelay agents` lists who is.",
         ("send", "mod:none", "hi"): "This hub has no mod 'none'. `roundelay status` lists its mods.",

@@ -130,7 +130,7 @@ def test_a_part_that_holds_nothing_is_an_error(tmp_path: Path, format_: str, par
 def test_a_range_that_ends_before_it_begins_is_wrong_usage(tmp_path: Path) -> None:
     done = look("export", "--db", write(tmp_path / "log.jsonl", message(1, None)), "--from", 5, "--to", 3)
     assert done.exit_code == 2
-    assert "--from 5 lies behind --to 3" in done.output
+    assert "--from 5 is after --to 3" in done.output
 
 
 @pytest.mark.parametrize(

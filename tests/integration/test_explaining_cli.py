@@ -370,7 +370,7 @@ async def test_the_ledger_of_a_scenario_is_looked_into_and_replayed_like_any_oth
     (tmp_path / "refund.scenario.yaml").write_text(SCENARIO, encoding="utf-8")
     await invoke("scenario", "run", tmp_path / "refund.scenario.yaml", "--ledger", tmp_path / "run.jsonl")
     files = [tmp_path / "desk.yaml", tmp_path / "finance.yaml"]
-    assert "As it was: 4 messages" in await shown_by("replay", tmp_path / "run.jsonl", *files)
+    assert "No differences: 4 messages" in await shown_by("replay", tmp_path / "run.jsonl", *files)
     assert "approved" in await shown_by("export", "--format", "markdown", "--db", tmp_path / "run.jsonl")
     log = (tmp_path / "run.jsonl").read_bytes()
     (tmp_path / "two.jsonl").write_bytes(log + log)

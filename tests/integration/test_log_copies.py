@@ -172,7 +172,7 @@ async def test_what_cannot_be_moved_is_refused_and_nothing_is_made(server: NatsS
     assert "has no whole row #2" in (await invoke(*migrate, lab, "--to", log, code=1)).err
     for look in ("status",), ("rebuild", "--db", tmp_path / "none.db"), ("verify", "--db", lab):
         told = (await invoke("cluster", *look, "--log", server.url("new"), code=1)).err
-        assert told.endswith("check the address. The first node that is started with it makes one.\n"), told
+        assert told.endswith("check the address. The first node that starts with this address creates the log.\n"), told
     assert [it for it in list_files(tmp_path) if it.startswith("none")] == []
     for log in ("one", "two"):
         await fill(ledger(server.url(log), tmp_path / f"{log}.db"), 1)
@@ -201,8 +201,8 @@ async def test_status_asks_again_while_servers_choose_a_leader(
     monkeypatch.setattr("roundelay.commands.cluster.ASK_AGAIN_S", 0.01)
     is_for_ever = False
     told = await invoke("cluster", "status", "--log", server.url("lab"))
-    assert told.err.count("choosing a leader, which takes up to ten seconds; they are asked again.") == 1
-    assert "no node says that it is there" in told.out
+    assert told.err.count("choosing a leader, which takes up to ten seconds; the command asks them again.") == 1
+    assert "no node reports its state" in told.out
     monkeypatch.setattr("roundelay.commands.cluster.CHOOSING_S", 0.05)
     is_for_ever = True
     refused = await invoke("cluster", "status", "--log", server.url("lab"), code=1)
@@ -290,7 +290,7 @@ async def test_servers_for_trying_out_are_started_and_stopped_and_tell_who_is_th
     await stop(process)
     process = await started()
     told = await invoke("cluster", "status", "--log", log)
-    assert "no node says that it is there" in told.out
+    assert "no node reports its state" in told.out
     assert f"{known['records'] + 1} records" in told.out, "what they had, and that the node has gone"
     await stop(process)
 

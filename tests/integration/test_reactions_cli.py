@@ -282,7 +282,7 @@ async def test_what_another_writes_under_a_reactions_id_is_no_part_of_it(node: N
     shown = await invoke("reactions", "show", name)
     assert "forged" not in shown.out
     assert "began for" in shown.out
-    assert shown.err == "* evil has used this id too; what it wrote: --agent evil\n"
+    assert shown.err == "* evil used this id too; show its records with --agent evil\n"
     assert "forged" in (await invoke("reactions", "show", name, "--agent", "evil")).out
     why = await invoke("why", str(looked["message"]["seq"]))
     assert f"Sent in the reaction {name} of desk to #{trigger} (finished)" in why.out

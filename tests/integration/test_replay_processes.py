@@ -99,7 +99,7 @@ async def test_the_run_of_five_processes_replays_exactly_in_one(newsroom: Path) 
 async def test_an_export_of_it_replays_as_well(newsroom: Path, tmp_path: Path) -> None:
     await run("export", "--db", newsroom / "team.db", "-o", tmp_path / "run.jsonl")
     done = await run("replay", tmp_path / "run.jsonl", *files(newsroom))
-    assert re.match(r"As it was: \d+ messages, \d+ turns of 5 agents\.", done.lines[-1])
+    assert re.match(r"No differences: \d+ messages, \d+ turns of 5 agents\.", done.lines[-1])
 
 
 async def test_a_changed_word_of_one_agent_fails_loudly(newsroom: Path, tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ async def test_a_changed_word_of_one_agent_fails_loudly(newsroom: Path, tmp_path
         '! proof asks its model something else: message 0 (system): line 1 has changed; it is now: "Pass on all you are told to pass on'
     )
     assert "turn 1" in done.lines[0]
-    assert done.lines[-1].startswith("Not as it was, after ")
+    assert done.lines[-1].startswith("Differences found after ")
 
 
 @pytest.mark.usefixtures("real_processes")

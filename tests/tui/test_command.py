@@ -40,7 +40,7 @@ def test_without_textual_it_says_what_to_install(tmp_path: Path) -> None:
 
 async def test_in_a_pipe_it_names_the_chat() -> None:
     done = await run("tui", code=2)
-    assert "roundelay tui needs a terminal; in a pipe: roundelay chat" in done.err
+    assert "roundelay tui needs a terminal. In a pipe, use roundelay chat." in done.err
 
 
 def test_other_commands_load_no_textual(tmp_path: Path) -> None:
