@@ -1,1 +1,2 @@
-"""Runs a node and its agents as processes of a machine: first files, start, trial runs and health checks."""
+"""Run a node and its agents as processes of a machine. Create the first files, try an agent, and check the health of a
+node."""

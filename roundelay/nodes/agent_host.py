@@ -1,11 +1,12 @@
-"""Runs several agents of a node in one process. Each starts and stops without the others.
+"""Run several agents of a node in one process. Each agent starts and stops independently.
 
-The node sends orders, one JSON line each, to the input of this process: start or stop an agent. The end of the input
-stops all agents. The process writes reports (`reports`) that name the agent: it is ready, it has ended and how, and each
-line that its code prints or logs. A context variable (`running_agent`) says which agent's code runs, also in threads.
+The node sends orders to the standard input of this process, one JSON line per order: start or stop an agent. The end of
+the input stops all agents. The process writes reports (`reports`) about its agents: an agent is ready, an agent has
+ended with an exit code, or an agent's code printed or logged a line. The context variable `running_agent` identifies
+the agent whose code runs, also in threads.
 
-Agents share the interpreter, so a crash or a blocked event loop stops all of them. The process writes to a `WorkBoard`
-what each agent does. The node reads there which agent to isolate (`shared_process`).
+Agents share the interpreter, so a crash or a blocked event loop stops all of them. The process therefore records the
+current work of each agent on a `WorkBoard`. The node reads the board to choose the agent to isolate (`shared_process`).
 """
 
 from __future__ import annotations
@@ -40,14 +41,15 @@ from roundelay.nodes.work_board import Work, WorkBoard
 
 HEARTBEAT_S = 1.0
 LEFTOVERS_S, LEFTOVER_CHECKS = 1.0, 20
-"""Time that threads of a stopped agent may take to end, in seconds, and checks during this time."""
+"""Maximum time for the threads of a stopped agent to end, in seconds, and the number of checks during this time."""
 STACK_LINES = 5
 END_S = 0.05
 """Time after which a finished reaction no longer counts as work, in seconds."""
 
 
 class AgentOrder(TypedDict):
-    """Order of the node. ``as_loaded`` is a copy of an older version of ``file``, to be used instead; or empty."""
+    """Order from the node. ``as_loaded`` is the path of a copy of an older version of ``file`` that replaces it, or
+    empty."""
 
     order: Literal["start", "stop"]
     agent_id: str
@@ -64,9 +66,9 @@ async def host_agents(
     log: ProcessLog,
     begin_log: Callable[[], None],
 ) -> None:
-    """Run agents by the node's orders until the input ends, or SIGTERM.
+    """Run agents as the node orders until the input ends or SIGTERM arrives.
 
-    ``begin_log`` lets the log write to the standard error of this moment.
+    ``begin_log`` starts logging to the standard error that this function has installed.
     """
     output = AgentOutput(sys.stdout)
     sys.stdout = sys.stderr = cast(TextIO, output)
@@ -83,11 +85,12 @@ async def host_agents(
 
 
 class AgentOutput(io.TextIOBase):
-    """Standard output of all agents. A line that an agent's code writes becomes a report that names the agent."""
+    """Standard output of all agents in this process. Each line that an agent's code writes becomes a report with the
+    agent's id."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._begun: dict[str, str] = {}  # incomplete lines, by agent
+        self._begun: dict[str, str] = {}  # incomplete last line of each agent
         self._lock = threading.RLock()
 
     @property
@@ -129,7 +132,7 @@ class AgentOutput(io.TextIOBase):
 
 
 class _Host:
-    """The agents of this process."""
+    """Agents of this process, and the orders that control them."""
 
     def __init__(
         self,
@@ -147,12 +150,13 @@ class _Host:
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._slots: dict[str, int] = {}
         self._works: dict[str, _AgentWork] = {}
-        self._specs: dict[str, dict[str, AgentSpec]] = {}  # of each file as it was first read here
+        # agents of each file, as the file was when this process first read it
+        self._specs: dict[str, dict[str, AgentSpec]] = {}
         if HANG_SIGNAL is not None:
             signal.signal(HANG_SIGNAL, self._blame_running_agent)
 
     async def beat(self) -> None:
-        """Show the node that the event loop runs."""
+        """Show the node regularly that the event loop runs."""
         while True:
             self._board.beat()
             for work in self._works.values():
@@ -185,7 +189,7 @@ class _Host:
     def _start(self, order: AgentOrder) -> None:
         agent_id = order["agent_id"]
         self._slots[agent_id] = order["slot"]
-        # Set the variable around the creation: every task and thread of the agent inherits it.
+        # Set the variable while the task is created: every task and thread of the agent inherits it.
         token = running_agent.set(agent_id)
         self._tasks[agent_id] = asyncio.create_task(self._run(order), name=f"agent-{agent_id}")
         running_agent.reset(token)
@@ -226,7 +230,8 @@ class _Host:
         self._output.report({"report": "ready", "message": f"Agent {agent_id} is ready", "url": url, "agent": agent_id})
 
     def _find_spec(self, order: AgentOrder) -> AgentSpec:
-        """Return the agent as its file describes it. Parse a file of many agents only once."""
+        """Return the agent that an order names, as its file declares it. A file with many agents is parsed only
+        once."""
         version = order["as_loaded"] or order["file"]
         if version not in self._specs:
             path = Path(order["file"])
@@ -239,8 +244,8 @@ class _Host:
         return spec
 
     def _blame_running_agent(self, number: int, frame: FrameType | None) -> None:
-        """Record which agent blocks the event loop, and end this process. Python runs this handler in the context of the
-        blocking code, between two of its instructions."""
+        """Record which agent blocks the event loop, and end this process. Python runs this signal handler in the
+        context of the blocking code."""
         agent_id = running_agent.get()
         if agent_id in self._slots:
             self._board.blame(self._slots[agent_id])
@@ -249,14 +254,15 @@ class _Host:
 
 
 class _AgentWork:
-    """Shows on the board what an agent does."""
+    """Current work of an agent, as shown on the board."""
 
     def __init__(self, board: WorkBoard, slot: int, runner: SimpleAgentRunner) -> None:
         self.is_starting = True
         self._board = board
         self._slot = slot
         self._runner = runner
-        self._calls: set[tuple[str, str, int, int]] = set()  # tool calls that run, and wait for nobody
+        # running tool calls that do not wait for another agent or a person
+        self._calls: set[tuple[str, str, int, int]] = set()
         self.show()
 
     def show(self) -> None:
@@ -271,9 +277,9 @@ class _AgentWork:
                 self._calls.discard((event.reaction, event.path, event.turn, event.call))
             case Finished():
                 self._calls = {call for call in self._calls if call[0] != event.reaction}
-                # The runner still counts the reaction: this event is part of its end.
+                # The runner counts the reaction until after this event, so update the board a little later.
                 asyncio.get_running_loop().call_later(END_S, self.show)
-            case TurnStart():  # the reaction is at work
+            case TurnStart():  # the reaction has started to work
                 pass
             case _:
                 return
@@ -281,7 +287,7 @@ class _AgentWork:
 
 
 async def _wait_for_leftovers(agent_id: str) -> int:
-    """Return how many threads and tasks of a stopped agent still run after a short wait."""
+    """Return the number of threads and tasks of a stopped agent that still run after a short wait."""
     for _ in range(LEFTOVER_CHECKS):
         if not count_leftovers(agent_id):
             break

@@ -1,4 +1,4 @@
-"""`Checked`: the result of one check of ``roundelay doctor``, as a line for people or as JSON."""
+"""`Checked`: the result of one check by ``roundelay doctor``, as a line for people or as JSON."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Implements ``roundelay doctor``: checks the requirements of a node and its agents, and gives advice for each problem.
+"""Implement ``roundelay doctor``: check the requirements of a node and its agents, and give advice for each problem.
 
-The checks change nothing permanently. They write and delete a small file next to the database, and ask each model
-twice.
+The checks change nothing permanently. They write and delete a small file next to the database, and send two requests to
+each model.
 """
 
 from __future__ import annotations
@@ -63,10 +63,11 @@ SLOW_SYNC_MS = 50.0
 MAX_SKEW_S = 5.0
 LOG_TIMEOUT_S = 15.0
 LOCK_TIMEOUT_S = 1.0
-"""Timeout for a read lock on the database, in seconds. A running node never blocks readers, so a longer wait means refusal."""
+"""Timeout for a read lock on the database, in seconds. A running node never blocks readers, so a longer wait means that
+the lock is refused."""
 REMAKE = "Stop the node, delete the file and start the node: it rebuilds the file from the log, and nothing is lost."
 EARLIEST_S = 1_735_689_600
-"""The year 2025, in seconds since the Unix epoch. An earlier clock was never set."""
+"""Start of the year 2025, in seconds since the Unix epoch. A clock with an earlier time was never set."""
 
 
 async def examine(
@@ -79,9 +80,9 @@ async def examine(
     env: Mapping[str, str],
     flags: Mapping[str, object],
 ) -> list[Checked]:
-    """Run all checks, except checks that depend on a failed check.
+    """Run all checks, except those that depend on a failed check.
 
-    For an agent's file, run only the checks of agents. ``flags`` override the environment, as they do for a node.
+    For an agent's file, run only the checks of agents. ``flags`` take precedence over the environment, as for a node.
     """
     checks = [check_python(), check_packages()]
     config: NodeConfig | None = None
@@ -126,7 +127,7 @@ async def examine(
 def _is_agents(file: Path) -> bool:
     """Return whether a file declares an agent. A node's file has none of these keys."""
     value = load_yaml(file).value
-    # Look only at the keys. Otherwise one wrong field would make an agent's file look like a wrong node file.
+    # Look only at the keys: otherwise one wrong field would make an agent's file look like a wrong node file.
     return isinstance(value, dict) and not {"id", "instruction"}.isdisjoint(value)
 
 
@@ -138,7 +139,7 @@ def check_python() -> Checked:
 def check_packages() -> Checked:
     """Check the packages that the installed package requires.
 
-    Packages that only some systems need are optional. Without them the node is only slower.
+    Packages that only some systems need are optional: without them, the node is only slower.
     """
     installed, missing = [], []
     try:
@@ -163,8 +164,8 @@ def check_packages() -> Checked:
 
 
 def check_mods(config: NodeConfig, origin: str) -> Checked:
-    """Check that each mod loads and that the rights name existing operations. ``origin`` is the source of the field
-    `mods`.
+    """Check that each mod loads and that the rights name existing operations. ``origin`` is the place where `mods` was
+    set.
     """
     try:
         add_mod_folder(config.folder)
@@ -182,7 +183,7 @@ def check_database(config: NodeConfig) -> Checked:
         return Checked("database", "note", "durability is memory: nothing outlives the node.")
     db = config.db
     owner = Path(f"{db}.owner").resolve()
-    # A database that a running node has open is locked, which is correct. The reported state shows this.
+    # The database of a running node is locked, which is no problem. The result then shows that the file is in use.
     busy = next((node.url for node in running_nodes() if Path(node.owner_file) == owner), None)
     try:
         check_folder(db)
@@ -199,7 +200,7 @@ def check_database(config: NodeConfig) -> Checked:
         return Checked("database", "failed", str(explain(error, db)))
     state = f"open in the node at {busy}" if busy else f"{size // 1024} KiB" if db.exists() else "will be made"
     detail = f"{db} ({state}); a durable write takes {took_ms:.1f} ms; {free // 2**20} MiB free."
-    # Only a note, because the node works until the disk is full.
+    # This is only a note, because the node works until the disk is full.
     if free < MIN_FREE_BYTES:
         return Checked("database", "note", detail, "Make room: a full disk stops the node.")
     if took_ms > SLOW_SYNC_MS and config.durability == "full":
@@ -208,7 +209,8 @@ def check_database(config: NodeConfig) -> Checked:
 
 
 def check_shared_log(config: NodeConfig) -> list[Checked]:
-    """Check which shared log the file indexes, and up to which seq. Return nothing for a node without a shared log."""
+    """Check which shared log the file indexes, and up to which record. Return an empty list for a node without a shared
+    log."""
     db, log = config.db, None if config.log is None else hide_password(config.log)
     try:
         with open_database(db) as kept:
@@ -261,7 +263,7 @@ def check_integrity(db: Path, *, is_index: bool = False) -> Checked:
     began = time.perf_counter()
     try:
         problems = check_file(db)
-        # A damaged file may be unreadable as a log.
+        # A damaged file may be unreadable as a log, so summarize only an intact file.
         unchecked = summarize(db).unchecked if not problems else None
     except LedgerError as error:
         return Checked("integrity", "failed", str(error))
@@ -434,13 +436,13 @@ async def check_gateway(config: NodeConfig) -> Checked:
 
 
 def _find_hindrance(host: str, port: int) -> str | None:
-    """Return the reason why nothing can listen at the address, or None if the address is usable."""
+    """Return why nothing can listen at the address, or None if the address is free."""
     try:
         with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # Set the same option as the node does, so that a port that a stopped node has just left counts as free.
+            # Set the same option as the node, so that a port that a stopped node has just released counts as free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-    # A port above 65535 raises OverflowError, not OSError.
+    # A port above 65535 raises OverflowError instead of OSError.
     except (OSError, OverflowError) as error:
         return str(getattr(error, "strerror", None) or error)
     return None
@@ -452,7 +454,7 @@ async def check_clock(url: str, config: NodeConfig | None) -> Checked:
     shown = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now))
     if now < EARLIEST_S:
         return Checked("clock", "failed", f"It is {shown} here.", "Set the clock; times in the ledger would be wrong.")
-    # The hub's timestamps never decrease. If the clock went back, all new messages would get the same time.
+    # The hub's timestamps never decrease. If the clock was set back, all new messages would have the same time.
     if config is not None and config.db.exists() and config.db.stat().st_mtime > now + MAX_SKEW_S:
         detail = f"It is {shown} here, and {config.db} was written later than that."
         return Checked("clock", "note", detail, "The clock went back; stamps stand still until it has caught up.")
@@ -460,7 +462,7 @@ async def check_clock(url: str, config: NodeConfig | None) -> Checked:
         date_s = (await asyncio.to_thread(get_from_hub, url, "/healthz")).date_s
     except ConnectError:
         return Checked("clock", "ok", f"It is {shown}; no hub at {url} to compare with.")
-    # A proxy in front of the hub may remove the header. The clocks then cannot be compared.
+    # A proxy in front of the hub may remove the header, and then the clocks cannot be compared.
     skew_s = now - date_s if date_s is not None else 0.0
     if abs(skew_s) > MAX_SKEW_S:
         detail = f"It is {shown} here, {abs(skew_s):.0f} s {'after' if skew_s > 0 else 'before'} the hub's clock."
@@ -484,7 +486,7 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url:
     for spec in specs:
         name = f"agent {spec.id}"
         try:
-            # Building the agent imports the tools and creates the model. A missing package or key is found here, before
+            # Building the agent imports its tools and creates its model. This reports a missing package or key before
             # the model is asked.
             runner = build_runner(spec)
         except ConfigError as error:
@@ -496,26 +498,26 @@ async def check_agents(source: Path | Iterable[YamlNode], timeout_s: float, url:
             yield Checked(name, "ok", f"An agent elsewhere, at {spec.a2a.url}: its card is read when it starts.")
             continue
         if spec.adapter is not None:
-            # Only the agent's framework knows its model, so no model can be asked here.
+            # Only the agent's framework knows its model, so skip the request to the model.
             yield Checked(name, "ok", f"{spec.adapter} makes it; what runs it was not asked.")
             continue
         if spec.model.openai is None and spec.model.local is None:
             yield Checked(name, "ok", f"{count(len(runner.tools), 'tool')} of its own; its model is a script.")
             continue
-        settings = spec.model.model_dump_json()  # equal for equal models
+        settings = spec.model.model_dump_json()  # identical for identical models
         if settings not in checked:
             checked[settings] = await check_model(name, runner.model, timeout_s)
         yield replace(checked[settings], name=name)
 
 
 async def check_network_tools(spec: AgentSpec, runner: SimpleAgentRunner, url: str | None) -> Checked:
-    """Check that the hub at ``url`` has the operations in an agent's ``network_tools``."""
+    """Check that the hub at ``url`` has the operations that an agent's ``network_tools`` names."""
     name = f"agent {spec.id}"
     if url is None:
         unknown = "The names in network_tools are not checked: only a node knows them."
         return Checked(name, "note", unknown, "Give that node's address: --url URL")
     try:
-        # Connect with the commands' reader id, which lists of participants omit.
+        # Connect with the reader id of the commands, which is hidden in lists of participants.
         async with asyncio.timeout(TIMEOUT_S), NetworkClient(READER_ID, url, kind="service", reconnect=False) as client:
             try:
                 runner.check_network(client)

@@ -1,12 +1,13 @@
-"""Forks the processes of a node's agents from one process that has imported their code (Linux).
+"""Fork the processes of a node's agents from one process that has already imported their code (Linux).
 
-An import of all agent code takes a second of CPU and 60 MB. A forked process takes some milliseconds, and shares the
+Importing all agent code takes a second of CPU time and 60 MB. A forked process starts in milliseconds and shares the
 memory of the imports. The forking process, the *forker*, is itself forked from ``roundelay up`` before that command has
-an event loop, threads or open files. The forker starts no threads, and imports no code of users: a new process therefore
-reads the current code of an agent's tools.
+an event loop, threads or open files. The forker starts no threads and imports no code of users. Each new process
+therefore imports the current code of an agent's tools.
 
-`Forker` is the node's side. A request has the arguments of a command and the descriptors of its streams. The forker
-answers with the process id, and later with the exit code. If the forker is lost, the node starts interpreters instead.
+`Forker` is the node's side. A request contains the arguments of a command and the descriptors of its streams. The
+forker answers with the process id, and later with the exit code. If the forker fails, the node starts new interpreters
+instead.
 """
 
 from __future__ import annotations
@@ -46,11 +47,11 @@ MAX_REQUEST_BYTES = 64 * 1024
 PRELOADED = ("roundelay.nodes.agent_host", "roundelay.nodes.run_agents", "roundelay.commands.agent")
 END_CHECK_S = 0.02
 LOST = -signal.SIGTERM
-"""Exit code of a process whose end the forker could not report."""
+"""Exit code for a process whose end the forker could not report."""
 
 
 class ForkerLost(Exception):
-    """The forking process has ended."""
+    """Raised when the forking process has ended."""
 
 
 class ForkedProcess:
@@ -63,11 +64,11 @@ class ForkedProcess:
         self.stdout: asyncio.StreamReader | None = None
         self._forker = forker
         self._output: asyncio.BaseTransport | None = None
-        self._changed = asyncio.Event()  # the process has started or ended, or could not be created
+        self._changed = asyncio.Event()  # set when the process has started or ended, or could not be created
         self._errno = 0
 
     async def connect(self, stdin: IO[bytes], stdout: IO[bytes]) -> None:
-        """Connect this node's ends of the process's streams."""
+        """Connect to the process's standard input and output."""
         loop = asyncio.get_running_loop()
         transport, protocol = await loop.connect_write_pipe(
             lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()), stdin
@@ -77,7 +78,7 @@ class ForkedProcess:
         self._output, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stdout)
 
     def close(self) -> None:
-        """Close this node's ends of the streams, which a process of the ended process may still hold open."""
+        """Close this node's ends of the streams. A child of the ended process may still hold the other ends open."""
         if self._output is not None:
             self._output.close()
         if self.stdin is not None:
@@ -118,7 +119,7 @@ class ForkedProcess:
 
 
 class Forker:
-    """The node's side of the forker. ``start`` first, then ``watch`` in the event loop."""
+    """Node's side of the forker. Call `start` first, then `watch` in the event loop."""
 
     def __init__(self, sock: socket.socket, pid: int) -> None:
         self.pid = pid
@@ -130,11 +131,12 @@ class Forker:
 
     @classmethod
     def start(cls, preloaded: Sequence[str] = ()) -> Forker | None:
-        """Fork the forker from this process. Returns None where processes cannot be forked.
+        """Fork the forker from this process. Return None on systems that cannot fork processes.
 
-        Call this before the process has an event loop or threads. ``preloaded`` names further modules to import.
+        Call this before the process has an event loop or threads. ``preloaded`` names additional modules to import.
         """
-        # A forked process has only the thread that forked it. A lock that another thread held would stay locked.
+        # A forked process contains only the thread that forked it, so a lock that another thread held would stay
+        # locked.
         if not can_fork() or threading.active_count() > 1:
             return None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -154,16 +156,16 @@ class Forker:
         self._loop.add_reader(self._sock.fileno(), self._read)
 
     def close(self) -> None:
-        """End the forker. Its processes end by the end of their input. Idempotent."""
+        """End the forker. Its processes end because their input ends. Idempotent."""
         if self._loop is not None and self._sock.fileno() >= 0:
             self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
 
     def join(self) -> None:
-        """Wait for the end of the forker, after the end of its processes."""
+        """Wait until the forker has ended, which is after its processes have ended."""
         self.close()
         with suppress(ProcessLookupError, ChildProcessError):
-            signal_process(self.pid, signal.SIGTERM)  # it may still be importing
+            signal_process(self.pid, signal.SIGTERM)  # the forker may still be importing modules
             os.waitpid(self.pid, 0)
 
     async def spawn(self, arguments: Sequence[str], name: str) -> ForkedProcess:
@@ -175,7 +177,7 @@ class Forker:
             await self._request(process, {"arguments": list(arguments), "name": name})
             await process.wait_for_start()
         except BaseException:
-            process.close()  # the end of its input ends it
+            process.close()  # closing the input of the process ends the process
             raise
         return process
 
@@ -189,7 +191,7 @@ class Forker:
                 try:
                     socket.send_fds(self._sock, [data], [stdin, stdout])
                     break
-                except BlockingIOError:  # many processes start at once, and the forker is still busy with the others
+                except BlockingIOError:  # many processes start at once, and the forker is still busy
                     await asyncio.sleep(0.01)
             self._starting.append(process)
         except OSError as error:
@@ -199,17 +201,18 @@ class Forker:
             os.close(stdout)
 
     def send_signal(self, pid: int, number: int) -> None:
-        """Ask the forker to send a signal. Only the parent knows for sure that the id still belongs to the process."""
+        """Ask the forker to send a signal. As the parent, only the forker knows that the id still belongs to the
+        process."""
         try:
             self._sock.send(json.dumps({"signal": number, "pid": pid}).encode())
-        except BlockingIOError:  # many signals at once, and the forker is still busy with the others
+        except BlockingIOError:  # many signals are sent at once, and the forker is still busy
             assert self._loop is not None
             self._loop.call_later(END_CHECK_S, self._send_signal_again, pid, number)
         except OSError:
             self._lose()
 
     def _send_signal_again(self, pid: int, number: int) -> None:
-        if pid in self._running:  # another process may have the id by now
+        if pid in self._running:  # after the process has ended, the system may give its id to another process
             self.send_signal(pid, number)
 
     def _read(self) -> None:
@@ -234,7 +237,7 @@ class Forker:
                 self._running.pop(answer["pid"]).record(code=answer["code"])
 
     def _lose(self) -> None:
-        """Stop all processes, because nobody could report their end, and take them for ended."""
+        """Stop all processes and treat them as ended, because their end can no longer be reported."""
         self.is_lost = True
         self.close()
         for process in (*self._starting, *self._running.values()):
@@ -249,7 +252,7 @@ class Forker:
 
 
 class ForkingProcess(Process):
-    """Process that the node's forker starts if there is one, and otherwise a new interpreter."""
+    """Process that the node's forker starts. Without a forker, the process is a new interpreter."""
 
     _forker: Forker | None = None
 
@@ -268,21 +271,21 @@ class ForkingProcess(Process):
 
 
 def _serve_and_exit(sock: socket.socket, modules: Sequence[str]) -> NoReturn:
-    """Import the modules and fork for each request, until the node closes the socket. Never returns to the command."""
+    """Import the modules and fork a process for each request, until the node closes the socket. Never returns."""
     code = 1
     try:
         lead_session()
         name_process("forker")
         _replace_streams()
         for name in ("ROUNDELAY_TOKEN", "ROUNDELAY_URL", SUPERVISED):
-            # The token in the environment belongs to the user. An agent has its own token, in the user's folder.
+            # The token in the environment belongs to the user. Each agent has its own token in the user's folder.
             os.environ.pop(name, None)
         for module in modules:
             __import__(module)
-        with suppress(ImportError):  # for `end_with_parent`, which would load it in each process
+        with suppress(ImportError):  # preload it for `end_with_parent`, which every process needs
             __import__("ctypes")
         build_adapters()
-        # Frozen objects are not visited by collections, so their memory stays shared.
+        # The garbage collector skips frozen objects, so their memory remains shared.
         gc.collect()
         gc.freeze()
         request = _serve(sock)
@@ -291,12 +294,12 @@ def _serve_and_exit(sock: socket.socket, modules: Sequence[str]) -> NoReturn:
         traceback.print_exc()
         raise
     finally:
-        # The frames below belong to the command that was forked. Its cleanup must run only there.
+        # The calling frames belong to the command that forked this process. Only that command may run their cleanup.
         os._exit(code)
 
 
 def _replace_streams() -> None:
-    """Read from and write to nothing. The terminal belongs to the node."""
+    """Redirect standard input and output to the null device, because the terminal belongs to the node."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(nothing, number)
@@ -304,15 +307,16 @@ def _replace_streams() -> None:
 
 
 def _serve(sock: socket.socket) -> dict[str, object] | None:
-    """Fork for each request, and report each end. Return the request in a child, and None when the node closes the
-    socket."""
+    """Fork a process for each request, and report the end of each process. Return the request in the child process, and
+    None when the node closes the socket."""
     running: set[int] = set()
     waking, woken = socket.socketpair()
     for end in (waking, woken):
         end.setblocking(False)
     signal.set_wakeup_fd(waking.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # A service manager signals the whole group. The end of the forker would kill agents that are still stopping.
+    # A service manager signals the whole process group. Ignore these signals: if the forker ended, agents that are
+    # still stopping would be killed.
     stop_handlers = {number: signal.signal(number, signal.SIG_IGN) for number in list_stop_signals()}
     forker = os.getpid()
     with selectors.DefaultSelector() as selector:
@@ -336,11 +340,13 @@ def _serve(sock: socket.socket) -> dict[str, object] | None:
                     if request["pid"] in running:
                         signal_process(request["pid"], request["signal"])
                     continue
-                # A blocked signal stays pending. An ignored one, sent right after the fork, would be lost.
+                # Block the signals instead of ignoring them: an ignored signal that arrives right after the fork would
+                # be lost.
                 signal.pthread_sigmask(signal.SIG_BLOCK, stop_handlers)
                 try:
                     pid = fork_process()
-                except OSError as error:  # The system has no more processes or memory. Keep the running agents.
+                # the system has no more processes or memory, but the running agents must continue
+                except OSError as error:
                     pid, answer = -1, {"errno": error.errno or 0}
                 if pid == 0:
                     end_with_parent(forker)
@@ -375,7 +381,7 @@ def _report_ended(sock: socket.socket, running: set[int]) -> None:
 
 
 def _end_children(running: set[int], sock: socket.socket) -> None:
-    """Wait for the children, which stop at the end of their input. Kill those that do not stop in time."""
+    """Wait for the children, which stop when their input ends. Kill children that do not stop in time."""
     until = time.monotonic() + STOP_TIMEOUT_S
     while running and time.monotonic() < until:
         _report_ended(sock, running)
@@ -386,7 +392,7 @@ def _end_children(running: set[int], sock: socket.socket) -> None:
 
 
 def _report(sock: socket.socket, answer: dict[str, int]) -> None:
-    with suppress(OSError):  # the node was killed, so the end of the socket is read next
+    with suppress(OSError):  # the node was killed, and the caller reads the end of the socket next
         sock.send(json.dumps(answer).encode())
 
 

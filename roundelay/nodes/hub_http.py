@@ -1,4 +1,4 @@
-"""Plain HTTP requests to a hub's port, for health, metrics and time. The functions block, so call them in a thread."""
+"""Plain HTTP requests to a hub's port, for health, metrics and time. All functions block, so call them in a thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MAX_BODY_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class HubAnswer:
-    """HTTP response of a hub. ``date_s`` is the hub's clock in seconds since the Unix epoch, or None."""
+    """HTTP response of a hub. ``date_s`` is the hub's clock in seconds since the Unix epoch, or None if the response
+    has no time."""
 
     status: int
     body: str
@@ -29,7 +30,7 @@ class HubAnswer:
 
 
 def get_from_hub(url: str, path: str, *, accept: str = "*/*") -> HubAnswer:
-    """Fetch a page of the hub. Raises `ConnectError`."""
+    """Fetch a path from the hub's port. Raises `ConnectError`."""
     parts = urlsplit(url)
     host, is_tls = parts.hostname or "127.0.0.1", parts.scheme == "wss"
     port = parts.port or (443 if is_tls else 80)
@@ -41,7 +42,7 @@ def get_from_hub(url: str, path: str, *, accept: str = "*/*") -> HubAnswer:
     try:
         connection.request("GET", path, headers={"Accept": accept})
         response = connection.getresponse()
-        # Another program may listen at the address and send an endless response, or bytes that are not text.
+        # Another program may listen at the address. It may send an endless response, or bytes that are not text.
         body = response.read(MAX_BODY_BYTES).decode(errors="replace")
     except OSError as error:
         raise ConnectError(explain_failure(url, error)) from error

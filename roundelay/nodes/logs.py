@@ -1,6 +1,6 @@
-"""Writes logs and messages of long-running commands (a node and its agents) to standard error.
+"""Write logs and messages of long-running commands (a node and its agents) to standard error.
 
-Log lines and the commands' own sentences have the same format: text or JSON. Only this module configures logging. The
+Log lines and the commands' own sentences have the same format, text or JSON. Only this module configures logging. The
 levels ``info`` and ``debug`` apply only to this package, because below ``warning`` some libraries log prompts, requests
 and frames. This package logs no tokens, prompts or message bodies.
 """
@@ -23,22 +23,23 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asc
 
 
 class _LineFormatter(logging.Formatter):
-    """Formats a record as one line: the message and ``name=value`` for each ``extra`` field. A traceback follows below.
+    """Formats a log record as one line: the message, followed by ``name=value`` for each ``extra`` field. A traceback
+    follows in separate lines.
 
-    Control characters are removed, because an exception may quote a participant.
+    Control characters are removed, because an exception may quote a participant's text.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         line = hide_secrets(super().format(record))
         extra = " ".join(f"{name}={value!r}" for name, value in _read_extra(record).items())
-        # Put the fields after the message and before the traceback, so that one line contains both.
+        # Put the fields between the message and the traceback, so that one line contains the message and the fields.
         head, *trace = sanitize_lines(line)
         return "\n".join([f"{head} {sanitize(extra)}".rstrip(), *trace])
 
 
 class _JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object: ``at``, ``level``, ``logger``, ``message``, ``exception`` if there is one,
-    and its ``extra`` fields."""
+    """Formats a log record as one JSON object with ``at``, ``level``, ``logger``, ``message``, an optional
+    ``exception``, and the record's ``extra`` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         texts = {"message": record.getMessage()}
@@ -51,7 +52,8 @@ class _JsonFormatter(logging.Formatter):
 
 
 class ProcessLog:
-    """Writer for a command's own sentences and its processes' output, which go to standard error like the log."""
+    """Writer for a command's own sentences and for the output of its child processes. Both go to standard error, like
+    the log."""
 
     def __init__(self, log_format: LogFormat) -> None:
         self.format = log_format
@@ -62,8 +64,8 @@ class ProcessLog:
         self._print(sentence, fields)
 
     def forward(self, name: str, line: str) -> None:
-        """Write an output line of a process, after the name of the process."""
-        # A child logs in the same format. Keep the time and level of its line, instead of quoting the line as a
+        """Write an output line of a child process, prefixed with the name of the process."""
+        # The child logs in the same format. Use the time and level of its line instead of quoting the line as a
         # message.
         fields = _read_log_line(line) if self.format == "json" else {}
         fields = fields or {"at": _format_time(time.time()), "level": "info", "logger": "output", "message": line}
@@ -74,15 +76,15 @@ class ProcessLog:
 
 
 def log_to_stderr(level: str, log_format: LogFormat = "text") -> None:
-    """Log to stderr at ``level`` and above (``debug``, ``info``, ``warning``, ``error``).
+    """Log to standard error at ``level`` and above (``debug``, ``info``, ``warning``, ``error``). Libraries log only at
+    ``warning`` and above.
 
-    Libraries log at ``warning`` and above.
     """
     handler = logging.StreamHandler(sys.stderr)
     line = _LineFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
     handler.setFormatter(line if log_format == "text" else _JsonFormatter())
     root, number = logging.getLogger(), logging.getLevelNamesMapping()[level.upper()]
-    # Replace handlers that a library installed at import. Otherwise every line would appear twice.
+    # Remove handlers that a library installed when it was imported. Otherwise every line would appear twice.
     root.handlers[:] = [handler]
     root.setLevel(max(number, logging.WARNING))
     logging.getLogger(_PACKAGE).setLevel(number)
@@ -93,7 +95,7 @@ def _read_extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _hide(value: Any) -> Any:
-    """Return a value without secrets. A value that is not text becomes text if it contains a secret."""
+    """Return a log value without secrets. A value of any other type becomes text if its text contains a secret."""
     match value:
         case None | bool() | int() | float():
             return value
@@ -104,14 +106,13 @@ def _hide(value: Any) -> Any:
         case str():
             return hide_secrets(value)
         case _:
-            # An object stays unchanged unless its text contains a secret, so that JSON keeps numbers and dates of other
-            # types.
+            # Return the object itself unless its text contains a secret, so that JSON can still show numbers and dates.
             text = hide_secrets(str(value))
             return value if text == str(value) else text
 
 
 def _read_log_line(line: str) -> dict[str, Any]:
-    """Return the fields of another process's JSON log line; empty for any other line."""
+    """Return the fields of a JSON log line from another process, or an empty dictionary for any other line."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
-"""Checks of a model for ``roundelay doctor``: it calls a tool, and answers with the tool's result.
+"""Check for ``roundelay doctor`` that a model calls a tool and answers with the tool's result.
 
-Each check asks the model twice, in the shape in which an agent asks. Nothing is stored.
+Each check sends two requests to the model, in the format that an agent uses. Nothing is stored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def check_named_model(name: str, base_url: str | None, timeout_s: float) -
 async def check_model(name: str, model: Model, timeout_s: float) -> Checked:
     """Ask a model to call a tool and to answer with the result, as an agent does. Close the model afterwards.
 
-    The check needs two turns, because some servers accept the first turn and refuse the second.
+    The check needs two turns, because some servers accept the first turn but refuse the second.
     """
     try:
         return await _ask_for_call(name, model, timeout_s)
@@ -61,15 +61,15 @@ async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
         SystemMessage("You check a connection. First call the tool. Then say what it gave, in one short sentence."),
         UserMessage(f'Call the tool "confirm" with the word "{word}".'),
     ]
-    # Send the request in the same format as an agent, with the description of the turn. A server that refuses this
-    # format fails here.
+    # Use an agent's request format, including the description of the turn, so that a server that refuses the format
+    # fails here.
     request = ModelRequest(repair(messages, describe_turn(1, 3)), [tool], agent_id="doctor", turn=1)
     first = await _ask_once(name, model, request, timeout_s)
     if isinstance(first, Checked):
         return first
     reply, took = first
     call = next((it for it in reply.tool_calls if it.name == "confirm"), None)
-    # A model without tool calls can still talk, but an agent could not act with it.
+    # A model without tool calls can talk, but an agent cannot act with it.
     if call is None:
         detail = f"Model {model.name} answered {took}, but called no tool."
         return Checked(name, "failed", detail, "Choose a model that calls tools, or tool_mode: json_schema.")
@@ -79,7 +79,7 @@ async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
         given = None
     messages += [
         AssistantMessage(reply.text, tuple(map(sanitize_call, reply.tool_calls)), reply.origin),
-        # Answer every call, because servers refuse a request with an unanswered call.
+        # answer every call, because servers refuse a request with an unanswered call
         *(ToolMessage(it.id, answer) for it in reply.tool_calls),
     ]
     request = ModelRequest(repair(messages, describe_turn(2, 3)), [tool], agent_id="doctor", turn=2)
@@ -88,7 +88,7 @@ async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
         detail = f"The model called a tool {took}, and fails at the second turn, with the result: {second.detail}"
         return replace(second, detail=detail)
     last, took_again = second
-    # Only a note: the server works, and a larger model on the same server would succeed.
+    # This is only a note: the server works, and a larger model on the same server would succeed.
     if not isinstance(given, dict) or word not in str(given.get("word", "")).lower():
         detail = f"Model {model.name} called the tool {took}, but with wrong arguments: {call.arguments[:80]}"
         return Checked(name, "note", detail, "It may be too small for tools; try tool_mode: json_schema.")
@@ -108,7 +108,7 @@ async def _ask_for_call(name: str, model: Model, timeout_s: float) -> Checked:
 async def _ask_once(
     name: str, model: Model, request: ModelRequest, timeout_s: float
 ) -> tuple[ModelReply, str] | Checked:
-    """Return the model's reply and the time it took, or the failed check."""
+    """Return the model's reply and the time that it took, or the failed check."""
     began = time.perf_counter()
     try:
         async with asyncio.timeout(timeout_s):

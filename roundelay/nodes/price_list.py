@@ -1,4 +1,5 @@
-"""Prices of model calls for the node's operation `network.costs`. `roundelay cost` uses the same prices."""
+"""Compute the prices of model calls for the operation `network.costs` of a node. `roundelay cost` uses the same
+prices."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class NodePrices:
-    """Prices of a node. The model code and the price table are imported on first use."""
+    """Price list of a node. The model code and the price table are imported at the first use."""
 
     @property
     def has_table(self) -> bool:
@@ -19,7 +20,7 @@ class NodePrices:
         return has_price_table()
 
     def price(self, uses: Sequence[UsedTokens]) -> list[float | None]:
-        """Return the cost of each use in dollars, or None if its price is unknown."""
+        """Return the cost of each model usage in dollars, or None where the price is unknown."""
         from roundelay.agents.models.model import Usage
         from roundelay.agents.models.tokens import Prices
 

@@ -1,9 +1,8 @@
-"""Starts and stops child processes: a node's agents and gateway, the demo's node, and the processes of a test.
+"""Start and stop child processes: a node's agents and gateway, the demo's node, and the processes of a test.
 
 `Process` is the parent's side. It starts, stops and kills a child, and reads the child's output lines and reports
-(`reports`). The other functions are the child's side. A long-running command ends at a signal (`stop_signals`) or at
-the end of its input (`wait_for_input_end`). The parent holds the other end of that input, so no child outlives its
-parent.
+(`reports`). The other functions are for the child. A long-running child ends at a signal (`stop_signals`) or when its
+input ends (`wait_for_input_end`). The parent holds the other end of that input, so no child outlives its parent.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from roundelay.nodes.reports import SUPERVISED, Report, get_reporter, read_repor
 
 START_TIMEOUT_S, STOP_TIMEOUT_S = 30.0, 5.0
 DRAIN_TIMEOUT_S = 1.0
-"""Time to read the remaining output of a process that has ended, in seconds."""
+"""Maximum time to read the remaining output of a process that has ended, in seconds."""
 MAX_LINE_BYTES = 64 * 1024
 MAX_LAST_LINES = 20
 
 
 class Child(Protocol):
-    """Running process: of `asyncio`, or a `forker.ForkedProcess`."""
+    """Running process: an `asyncio` process or a `forker.ForkedProcess`."""
 
     @property
     def pid(self) -> int: ...
@@ -48,15 +47,17 @@ class Child(Protocol):
 
 
 class NotReady(RoundelayError):
-    """A process ended, or did not become ready in time. The error message quotes the last output of the process."""
+    """Raised for a process that ended or did not become ready in time. The error message quotes the last output of the
+    process."""
 
     code = "not_ready"
 
 
 class Process:
-    """Child process with this Python interpreter. It can run several times, one run after the other.
+    """Child process that runs this Python interpreter. The process can be started again after it has ended.
 
-    ``arguments`` follow the interpreter on the command line. ``on_line`` receives output lines that are not reports.
+    ``arguments`` are the command-line arguments of the interpreter. ``on_line`` receives output lines that are not
+    reports.
     """
 
     def __init__(
@@ -70,12 +71,12 @@ class Process:
     ) -> None:
         self.name = name
         self.url = ""
-        """Address at which the process last reported that it is ready; empty before."""
+        """Address from the last report that the process is ready; empty before the first report."""
         self.error = ""
-        """Why the current run failed, as the process reported it; empty otherwise."""
+        """Reason that the process reported for the failure of the current run, or empty."""
         self.is_ready = False
         self.settled = asyncio.Event()
-        """Set once the process was ready, or once nobody needs to wait for that any more."""
+        """Set when the process is ready, or when waiting for it has become pointless."""
         self.last_lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
         self._command = [sys.executable, *arguments]
         self._on_line = on_line
@@ -86,7 +87,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Id of the current or last process; 0 before the first run."""
+        """Id of the current or last process, or 0 before the first run."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -94,9 +95,9 @@ class Process:
         return self._process is not None and self._process.returncode is None
 
     async def run(self) -> int:
-        """Run the process to its end and return the exit code, which is negative if a signal ended the process.
+        """Run the process until it ends and return the exit code, which is negative if a signal ended the process.
 
-        On cancellation, the process is terminated, and killed after `STOP_TIMEOUT_S`.
+        Cancelling this method terminates the process, and kills it after `STOP_TIMEOUT_S`.
         """
         self.last_lines.clear()
         self.error = ""
@@ -110,37 +111,37 @@ class Process:
         finally:
             self.is_ready = False
             await _stop(process)
-            # Also read the output of the shutdown. A grandchild may hold the pipe open forever, so limit this wait.
+            # Read the output of the shutdown too. Limit this wait, because a grandchild may hold the pipe open forever.
             await asyncio.wait([reader], timeout=DRAIN_TIMEOUT_S)
             reader.cancel()
             self._release(process)
 
     async def _launch(self) -> Child:
-        """Start the child process."""
-        # The token in the environment belongs to the user. An agent has its own token, in the user's folder.
+        """Start the child process and return it."""
+        # The token in the environment belongs to the user. Each agent has its own token in the user's folder.
         user_variables = ("ROUNDELAY_TOKEN", "ROUNDELAY_URL")
         environment = {name: value for name, value in self._environment.items() if name not in user_variables}
         return await asyncio.create_subprocess_exec(
             *self._command,
-            # The child waits for the end of this pipe. The system closes the pipe even if this process is killed.
+            # The child ends when this pipe is closed. The system closes the pipe even if this process is killed.
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
-            # One stream keeps the order of reports and log lines.
+            # Use one stream for both, to keep the order of reports and log lines.
             stderr=asyncio.subprocess.STDOUT,
             env=environment | {"PYTHONUNBUFFERED": "1", SUPERVISED: str(os.getpid())},
             cwd=self._folder,
-            start_new_session=True,  # only the parent receives Ctrl-C, and then stops the child cleanly
+            start_new_session=True,  # only the parent receives Ctrl-C and then stops the child cleanly
         )
 
     def _release(self, process: Child) -> None:
-        """Release what belongs to an ended process."""
+        """Release the resources of an ended process."""
 
     async def start(self) -> str:
-        """Run the process in the background until `stop` or `kill`. Return the address at which it is ready.
+        """Run the process in the background until `stop` or `kill`. Return the address from its ready report.
 
         Raises `NotReady`.
         """
-        # A second start must not count as ready because of a report of the first start.
+        # Clear the event, so that a report of the previous run does not count for this run.
         self.settled.clear()
         self._run_task = asyncio.create_task(self.run())
         settled = asyncio.create_task(self.settled.wait())
@@ -151,28 +152,28 @@ class Process:
         if not self.settled.is_set():
             if self._run_task.done():
                 self._run_task.result()  # raises the reason why the process could not be created
-            # Otherwise a process that hangs at its start would keep running without an owner.
+            # Stop a process that hangs at its start: otherwise it would keep running without an owner.
             await self.stop()
             output = "\n".join(self.last_lines).strip()
             raise NotReady(f"The process of {self.name} did not get ready: {output or 'it printed nothing'}")
         return self.url
 
     def kill(self) -> None:
-        """End the process as a crash does (SIGKILL)."""
+        """End the process abruptly with SIGKILL, like a crash."""
         if self._process is not None and self._process.returncode is None:
             self._process.kill()
 
     async def stop(self) -> None:
-        """Stop the process that `start` began: terminate it first, then kill it. Idempotent."""
+        """Stop the process that `start` started. Terminate it, and kill it if it does not end in time. Idempotent."""
         task, self._run_task = self._run_task, None
         if task is not None:
             task.cancel()
             await asyncio.wait([task])
 
     async def wait(self) -> int:
-        """Wait for the end of the process that `start` began, and return its exit code."""
+        """Wait until the process that `start` started has ended, and return its exit code."""
         assert self._run_task is not None
-        # Cancelling this wait must not end the process.
+        # Shield the task: cancelling this wait must not end the process.
         return await asyncio.shield(self._run_task)
 
     def handle_report(self, report: Report) -> None:
@@ -187,7 +188,7 @@ class Process:
     async def _read_output(self, output: asyncio.StreamReader) -> None:
         async for line in _read_lines(output):
             report = read_report(line)
-            # Keep the report's sentence instead of its JSON, because people read these lines.
+            # Store the sentence of a report instead of its JSON, because people read these lines.
             self.last_lines.append(line if report is None else report["message"])
             if report is None:
                 self._on_line(line)
@@ -196,11 +197,11 @@ class Process:
 
 
 async def _read_lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Yield lines without their line ends. A line over `MAX_LINE_BYTES` is yielded in pieces."""
+    """Yield lines without their line ends. A line longer than `MAX_LINE_BYTES` is yielded in pieces."""
     rest = b""
     while data := await stream.read(MAX_LINE_BYTES):
         *lines, rest = (rest + data).split(b"\n")
-        # Without this limit, a process that never ends its line would fill the node's memory.
+        # Limit the buffer: a process that never ends its line would otherwise fill the node's memory.
         if len(rest) > MAX_LINE_BYTES:
             lines, rest = [*lines, rest], b""
         for line in lines:
@@ -210,7 +211,7 @@ async def _read_lines(stream: asyncio.StreamReader) -> AsyncIterator[str]:
 
 
 async def _stop(process: Child) -> None:
-    """End a process: terminate it first, and kill it after `STOP_TIMEOUT_S`."""
+    """Terminate a process, and kill it if it still runs after `STOP_TIMEOUT_S`."""
     if process.returncode is not None:
         return
     process.terminate()
@@ -227,16 +228,16 @@ async def _stop(process: Child) -> None:
 
 @contextmanager
 def stop_signals() -> Iterator[asyncio.Event]:
-    """Yield an event that the first stop signal sets.
+    """Yield an event that is set by the first stop signal.
 
-    A second signal ends the process at once, even while its shutdown hangs.
+    A second stop signal ends the process at once, even if its shutdown hangs.
     """
     stopping = asyncio.Event()
     numbers = list_stop_signals()
 
     def stop() -> None:
         stopping.set()
-        # After the first signal, restore the default handler. The second signal then works even if this program hangs.
+        # Restore the default handlers after the first signal, so that a second signal ends a program that hangs.
         remove()
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)
@@ -252,13 +253,13 @@ def end_after_supervisor() -> None:
 
 
 async def wait_for_input_end() -> None:
-    """Wait until standard input ends, because the parent closed its end or died."""
+    """Wait until standard input ends, which means that the parent closed its end or died."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
     )
     try:
-        # The parent writes nothing. A person who started the command by hand may type, so ignore the input.
+        # The parent writes nothing. Ignore any input, because a person who started the command by hand may type.
         while await reader.read(4096):
             pass
     finally:
@@ -266,12 +267,13 @@ async def wait_for_input_end() -> None:
 
 
 async def wait_for_first(*waits: Coroutine[object, object, object]) -> None:
-    """Wait until the first of these coroutines ends, and cancel the others. Raises that coroutine's exception."""
+    """Wait until the first of these coroutines ends, and cancel the others. Raises the exception of the first
+    coroutine."""
     tasks = [asyncio.ensure_future(wait) for wait in waits]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in ended:
-            # The first coroutine's end is the reason for the stop, so its exception must not be lost.
+            # The first coroutine is the reason for the stop, so its exception must not be lost.
             task.result()
     finally:
         for task in tasks:

@@ -1,4 +1,4 @@
-"""Implements ``roundelay agent run``: runs the agents of some files until the process is stopped."""
+"""Implement ``roundelay agent run``: run the agents of some files until the process is stopped."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ async def run_agents(
     reporter: Reporter,
     log: ProcessLog,
 ) -> None:
-    """Run agents until SIGTERM or SIGINT.
+    """Run agents until SIGTERM or SIGINT arrives.
 
-    A node passes ``until_input_ends``. The end of the input then also stops the agents, and they stay connected to that
-    node. Each agent that has joined is reported as ready. If another runner takes over an agent, the agent ends with a
-    line in the log. Any other failure ends all agents and is raised. `Superseded` is also raised for an agent that was
-    replaced while its node was away, because the node must then start the agent again.
+    A node sets ``until_input_ends``. In that case the end of the input also stops the agents, and the agents stay
+    connected to that node. Each agent is reported as ready when it has joined. If another runner takes over an agent,
+    the agent ends and the log says so. Any other failure ends all agents and is raised. `Superseded` is also raised for
+    an agent that was replaced while its node was disconnected, because the node must start that agent again.
     """
 
     async def run_one(runner: SimpleAgentRunner) -> None:
@@ -40,7 +40,7 @@ async def run_agents(
         async with asyncio.TaskGroup() as group:
             agents = [group.create_task(run_one(runner)) for runner in runners]
             input_end = [wait_for_input_end()] if until_input_ends else []
-            # When every agent was taken over, nothing is left to do, so end the command.
+            # End the command when all agents have been taken over, because nothing is left to do.
             await wait_for_first(asyncio.wait(agents), stopping.wait(), *input_end)
             for task in agents:
                 task.cancel()
@@ -55,10 +55,11 @@ async def run_agent(
     report_ready: Callable[[str], None],
     log: ProcessLog,
 ) -> None:
-    """Run one agent until it is cancelled, or until another runner takes over.
+    """Run one agent until it is cancelled or another runner takes over.
 
-    With ``follows_node`` the agent stays connected to the node at ``url``. ``report_ready`` gets the address at which
-    the agent has joined. Raises `Superseded` only for an agent that was replaced while its node was away.
+    With ``follows_node``, the agent stays connected to the node at ``url``. ``report_ready`` is called with the address
+    at which the agent has joined. Raises `Superseded` only for an agent that was replaced while its node was
+    disconnected.
     """
     await runner.prepare()
     joining = NetworkClient(
@@ -72,17 +73,17 @@ async def run_agent(
         goes_to_leader=not follows_node,
     )
     async with joining as client:
-        # Join the channels before reporting, because the process that waits for the report may write there at once.
+        # Join the channels before reporting: the process that waits for the report may write there at once.
         await runner.join_channels(client)
         report_ready(client.url)
         try:
             await runner.run(client)
         except Superseded as error:
-            # A normal end here would leave the agent to the process that took over. That process belongs to a node that
+            # A normal end would leave the agent to the process that took over, but that process belongs to a node that
             # no longer exists.
             if follows_node and isinstance(client.failure, Superseded) and client.failure.was_away:
                 raise Superseded(
                     f"Another process of agent {runner.agent_id} worked while the node was away; this one starts again."
                 ) from error
-            # This is no failure, so the other agents of this process continue.
+            # Do not raise: this is no failure, and the other agents of this process continue.
             log.write(str(error))

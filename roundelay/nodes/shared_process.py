@@ -1,8 +1,9 @@
-"""The node's side of a process that several agents share (`agent_host`): starts it, and decides who is to blame.
+"""The node's side of a process that several agents share (`agent_host`). Starts the process, and decides which agent
+caused a crash.
 
-The process starts with its first agent and ends with its last. If it crashes, the agents that were at work are suspects.
-The node isolates a suspect of two crashes, and an agent that blocks the event loop: such an agent gets its own process. All other agents
-start again at once, because nothing was wrong with them.
+The process starts with its first agent and ends with its last agent. After a crash, the agents that were at work are
+suspects. The node isolates an agent that was a suspect in two crashes, or that blocks the event loop: the agent then
+gets its own process. All other agents start again at once, because they did nothing wrong.
 """
 
 from __future__ import annotations
@@ -29,20 +30,21 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 MAX_CRASHES = 2
-"""Crashes of the shared process during an agent's work until the agent gets a process of its own."""
+"""Number of crashes of the shared process during an agent's work after which the agent gets its own process."""
 UNEXPLAINED_S = 60.0
-"""Time in seconds. After two crashes without a suspect within this time, every agent is isolated."""
+"""Period in seconds. Two crashes without a suspect within this period isolate every agent."""
 HANG_CHECK_S, MAX_MISSED_CHECKS = 2.0, 5
-"""Interval between checks of the heartbeat, in seconds, and checks without one until the process counts as hanging."""
+"""Interval between heartbeat checks in seconds, and the number of checks without a heartbeat after which the process
+counts as hanging."""
 MAX_LOAD_CHECKS = 30
-"""Checks without a heartbeat while an agent's code is imported, until the process counts as hanging."""
+"""Number of checks without a heartbeat after which the process counts as hanging while it imports an agent's code."""
 HANG_ANSWER_S = 2.0
-"""Time for a hanging process to name the blocking agent before it is killed, in seconds."""
+"""Maximum time for a hanging process to name the blocking agent before the process is killed, in seconds."""
 HANG_S = HANG_CHECK_S * MAX_MISSED_CHECKS
 
 
 class HostedAgent(Protocol):
-    """An agent in a shared process."""
+    """Agent that runs in a shared process."""
 
     name: str
 
@@ -51,7 +53,8 @@ class HostedAgent(Protocol):
 
 
 class _Run:
-    """One run of an agent in the process. ``ended`` gets the exit code, or None for an agent that is not to blame."""
+    """One run of an agent in the shared process. The result of ``ended`` is the agent's exit code, or None if the agent
+    did not cause the end."""
 
     def __init__(self, agent: HostedAgent, slot: int) -> None:
         self.agent = agent
@@ -64,7 +67,7 @@ class _Run:
 
 
 class SharedProcess(ForkingProcess):
-    """Process of several agents of one folder."""
+    """Process that the agents of one folder share."""
 
     def __init__(
         self,
@@ -98,9 +101,9 @@ class SharedProcess(ForkingProcess):
         self._hang_s = HANG_S
 
     async def run_agent(self, agent: HostedAgent, file: Path, as_loaded: Path | None) -> int | None:
-        """Run an agent until it ends. Return its exit code, or None if it ended through no fault of its own.
+        """Run an agent until it ends. Return its exit code, or None if the agent did not cause its end.
 
-        On cancellation the agent is stopped. An agent that does not stop ends the process.
+        Cancelling this method stops the agent. If the agent does not stop, the process is killed.
         """
         await self._ensure_up()
         run = self._runs[agent.name] = _Run(agent, self._slots[agent.name])
@@ -120,7 +123,7 @@ class SharedProcess(ForkingProcess):
                 self._close_input()
 
     async def close(self) -> None:
-        """End the process."""
+        """End the process and wait until it has ended."""
         self._ended_on_purpose = True
         if self._main is not None:
             self._close_input()
@@ -141,7 +144,8 @@ class SharedProcess(ForkingProcess):
                     run.agent.handle_report({"report": "error", "message": report["message"], "url": ""})
                 run.end(report.get("code", 1))
                 if report.get("leftovers") and not self.is_closing:
-                    # A thread cannot be stopped from outside. If it went on, a stopped agent could still do harm.
+                    # A thread cannot be stopped from outside. Kill the process, because the tool of a stopped agent
+                    # could still do harm.
                     self._end_for(run, "a tool of it still ran when it was stopped")
             case _:
                 run.agent.handle_report(report)
@@ -149,7 +153,7 @@ class SharedProcess(ForkingProcess):
     # --- the process
 
     async def _ensure_up(self) -> None:
-        """Start the process if it does not run."""
+        """Start the process if it is not running. Raises `OSError` if the process cannot be created."""
         while self._main is not None and (self._is_ending or (self._launched.is_set() and not self._accepts_orders)):
             await asyncio.wait({self._main})
         if self._main is None:
@@ -182,13 +186,13 @@ class SharedProcess(ForkingProcess):
     async def _launch(self) -> Child:
         process = await super()._launch()
         if self._ended_on_purpose and process.stdin is not None:
-            process.stdin.close()  # the node has stopped meanwhile
+            process.stdin.close()  # the node has been stopped meanwhile
         self._launched.set()
         return process
 
     def _order(self, order: str, run: _Run, file: Path | None = None, as_loaded: Path | None = None) -> None:
         if self._main is None or not self._accepts_orders:
-            run.end(None)  # the process has just ended, or will end
+            run.end(None)  # the process has just ended or is about to end
             return
         line = {
             "order": order,
@@ -203,8 +207,8 @@ class SharedProcess(ForkingProcess):
 
     @property
     def _accepts_orders(self) -> bool:
-        """Whether the input of the current or last process is open. It is closed after the forker was lost, while the
-        agents still end. A write to it would raise `RuntimeError` in uvloop."""
+        """Whether the input of the current or last process is open. After the forker was lost, the input is closed
+        while the agents are still ending. Writing to a closed input would raise `RuntimeError` in uvloop."""
         return self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing()
 
     def _close_input(self) -> None:
@@ -212,14 +216,14 @@ class SharedProcess(ForkingProcess):
             self._process.stdin.close()
 
     async def _watch_heartbeat(self, board: WorkBoard) -> None:
-        """End the process if its event loop stands still."""
+        """Kill the process if its event loop hangs."""
         last, missed, missed_in_load = 0, 0, 0
         while True:
             await asyncio.sleep(HANG_CHECK_S)
             is_loading = any(board.get_work(run.slot) is Work.LOADS for run in self._runs.values())
             stands_still = board.heartbeat == last and last > 0
-            # Importing a large library may take longer than a loop may stand still. But an import that never ends would
-            # stop all agents for good. Two counters: the first check after a long import must not end the process.
+            # Importing a large library may block the loop for longer than other work may. But an endless import would
+            # stop all agents. Use two counters, so that the first check after a long import does not kill the process.
             missed = missed + 1 if stands_still and not is_loading else 0
             missed_in_load = missed_in_load + 1 if stands_still and is_loading else 0
             last = board.heartbeat
@@ -246,7 +250,7 @@ class SharedProcess(ForkingProcess):
             self.kill()
 
     def _handle_end(self, code: int | None) -> None:
-        """Decide which agents are to blame for the end of the process, and end all runs."""
+        """Decide which agents caused the end of the process, and end all runs."""
         runs = [run for run in self._runs.values() if not run.ended.done()]
         blamed = [] if self._ended_on_purpose or not runs else self._find_blamed(runs, code)
         for run in runs:
@@ -256,7 +260,7 @@ class SharedProcess(ForkingProcess):
         board = self._board
         assert board is not None
         ending = "could not start" if code is None else f"ended with {describe_code(code)}"
-        # No run has the slot if its agent has just ended, or if the crash has overwritten the board.
+        # No run uses the blamed slot if its agent has just ended, or if the crash has overwritten the board.
         if culprits := [run for run in runs if run.slot == board.blamed]:
             for run in culprits:
                 reason = f"it blocked the event loop of a shared process for {self._hang_s:g} s"
@@ -279,10 +283,10 @@ class SharedProcess(ForkingProcess):
 
 
 def group_agents(specs: Sequence[AgentSpec]) -> dict[str, list[str]]:
-    """Return the agents that share a process, by the name of the process.
+    """Return the ids of agents that share a process, by the name of the process.
 
-    The agents of a folder share one, because the folder is in the import path: modules of equal names in two folders
-    would be mixed up. An agent that is alone needs no shared process.
+    Agents of the same folder share a process. Their folder is in the import path, so agents of two folders could import
+    each other's modules with the same name. A single agent needs no shared process.
     """
     folders: dict[Path, list[str]] = {}
     for spec in specs:
@@ -294,7 +298,7 @@ def group_agents(specs: Sequence[AgentSpec]) -> dict[str, list[str]]:
 
 @asynccontextmanager
 async def closing_processes(processes: Collection[SharedProcess]) -> AsyncIterator[None]:
-    """End the processes at the end, after all of their agents."""
+    """End the shared processes when the block ends, after all of their agents."""
     try:
         yield
     finally:
@@ -310,7 +314,8 @@ def describe_code(code: int) -> str:
 
 
 def _pick(runs: Sequence[_Run], get_work: Callable[[_Run], Work]) -> list[_Run]:
-    """Return the runs that most probably ended the process: those that loaded code, else ran tools, else reacted."""
+    """Return the runs that most probably ended the process: runs that loaded code, or else ran tools, or else
+    reacted."""
     for work in (Work.LOADS, Work.CALLS, Work.REACTS):
         if picked := [run for run in runs if get_work(run) is work]:
             return picked

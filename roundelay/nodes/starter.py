@@ -1,8 +1,8 @@
-"""Writes the first files of a new user for `roundelay init`: a node, a team from a template, and a test of the team.
+"""Write the first files of a new user for `roundelay init`: a node, a team from a template, and a test of the team.
 
 The templates are the folders in `starters/`. Their agents follow rules, so they work without a model. If the user
-chooses a provider, a model replaces the rules. The rules move into the scenario, so that the test needs no API key.
-Either all files are written or none, and no file is overwritten.
+chooses a provider, a model replaces the rules, and the rules move into the scenario, so that the test needs no API key.
+Either all files are written or none. No file is overwritten.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from roundelay.network.core.reserved_ids import describe_reserved
 STARTERS = Path(__file__).with_name("starters")
 
 HELLO = "hello"
-"""The template of a single agent with a name of the user's choice."""
+"""Name of the template with a single agent, whose name the user chooses."""
 
 RULES_NOTE = """\
 # Without a model: the first rule that fits gives the answer. Texts are templates over the message.
@@ -32,7 +32,7 @@ MODEL_NOTE = """\
 
 
 class Template(NamedTuple):
-    """Purpose of a template, and the agent that people write to."""
+    """Summary of a template, the agent that people write to, and an example of a first message."""
 
     summary: str
     agent: str
@@ -51,7 +51,8 @@ TEMPLATES = {
 
 
 class Provider(NamedTuple):
-    """Model server with the OpenAI API. ``base_url`` is empty for OpenAI. ``key`` is empty for a server without a key."""
+    """Model server with an OpenAI-compatible API. ``base_url`` is empty for OpenAI. ``key`` is the variable of the API
+    key, or empty for a server without a key."""
 
     title: str
     model: str
@@ -81,11 +82,11 @@ PROVIDERS = {
 
 
 YAML_WORDS = frozenset({"false", "n", "no", "null", "off", "on", "true", "y", "yes"})
-"""Ids that YAML reads as a value of another type."""
+"""Ids that YAML would read as values of another type."""
 
 
 class AgentIdError(ValueError):
-    """The agent's name is not a valid id, or could be mistaken for another participant."""
+    """Raised for an agent's name that is not a valid id, or that could be mistaken for another participant."""
 
 
 def write_starter(
@@ -98,28 +99,28 @@ def write_starter(
 ) -> list[Path]:
     """Write the files of a template and return their paths, with the node's file first.
 
-    ``agent`` names the agent of the template `hello`. Other templates name their own agents. ``command`` is how comments
-    call this program. Raises `FileExistsError`
-    if one of the files exists, before anything is written. Also raises `AgentIdError` and `OSError`.
+    ``agent`` names the agent of the template `hello`. Other templates name their own agents. ``command`` is the name of
+    this program in comments. Raises `FileExistsError` before anything is written if one of the files exists. Also
+    raises `AgentIdError` and `OSError`.
     """
     files = make_files(template, agent or name_agent(template, provider), provider)
     for name, text in files.items():
         files[name] = _COMMAND.sub(command, text)
-        # A broken symbolic link counts as a file, because writing through it would create a file elsewhere.
+        # A broken symbolic link counts as an existing file, because writing through it would create a file elsewhere.
         if os.path.lexists(folder / name):
             raise FileExistsError(errno.EEXIST, "File exists", str(folder / name))
-    for name in files:  # create all folders first, so that no file is written if a folder fails
+    for name in files:  # create all folders first, so that no file is written if a folder cannot be created
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
     written: list[Path] = []
     try:
         for name, text in files.items():
             with (folder / name).open(
                 "x", encoding="utf-8"
-            ) as file:  # create exclusively, because another process may write the same file
+            ) as file:  # create exclusively, because another process may create the same file
                 written.append(folder / name)
                 file.write(text)
-    # Clean up even at Ctrl-C. Half of a team would not start, and the next `roundelay init` would refuse to overwrite
-    # it.
+    # Clean up even after Ctrl-C: half a team could not start, and the next `roundelay init` would refuse to overwrite
+    # its files.
     except BaseException:
         for path in written:
             path.unlink(missing_ok=True)
@@ -128,7 +129,7 @@ def write_starter(
 
 
 _COMMAND = re.compile(r"(?<![\w./])roundelay(?= (?:up|chat|init|doctor|config|scenario)\b)")
-"""Commands in the comments of a template."""
+"""Matches commands in the comments of a template."""
 
 
 def name_agent(template: str, provider: Provider | None) -> str:
@@ -137,13 +138,13 @@ def name_agent(template: str, provider: Provider | None) -> str:
 
 
 def check_agent_id(name: str) -> str:
-    """Return the agent's name if a hub accepts it and YAML needs no quotes for it. Raises `AgentIdError`."""
+    """Return the agent's name if it is valid for a hub and YAML needs no quotes for it. Raises `AgentIdError`."""
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", name):
         raise AgentIdError(
             f"{name!r} cannot be an agent's name. Use up to 63 lowercase letters, digits, '_' or '-', and begin with a "
             "letter."
         )
-    # A new node has these two mods, so their ids are not available.
+    # A new node loads these two mods, so their ids are reserved.
     reason = describe_reserved(name, ["channels", "discovery"])
     if name in YAML_WORDS:
         reason = "means something else in YAML"
@@ -171,7 +172,8 @@ def make_files(template: str, agent: str, provider: Provider | None) -> dict[str
             text, rules[path.stem.replace("AGENT", agent)] = _choose_model(text, provider)
             agents.append(name)
         files[f"agents/{name}" if path.suffix != ".md" or "/" in name else name] = text
-    first = f"{TEMPLATES[template].agent or agent}.yaml"  # commands suggest writing to the first agent of a node
+    # commands suggest the first agent of a node, so list this agent first
+    first = f"{TEMPLATES[template].agent or agent}.yaml"
     node = (STARTERS / "roundelay.yaml").read_text(encoding="utf-8")
     node = node.replace(
         "AGENTS\n", "".join(f"  - agents/{name}\n" for name in sorted(agents, key=lambda name: name != first))
@@ -186,17 +188,17 @@ def make_files(template: str, agent: str, provider: Provider | None) -> dict[str
 
 
 def _place(name: str) -> str:
-    """Return the path of a file. Scenarios are in the folder of the node's file, where `roundelay scenario run` and
-    pytest look.
+    """Return the path of a file. Scenarios go next to the node's file, where `roundelay scenario run` and pytest look
+    for them.
     """
     return name.removeprefix("agents/") if name.endswith(".scenario.yaml") else name
 
 
 def _choose_model(text: str, provider: Provider | None) -> tuple[str, str]:
-    """Return an agent's file with its model, and separately the agent's rules."""
+    """Return an agent's file with the chosen model inserted, and the agent's rules separately."""
     before, rest = text.split("MODEL\n")
     match = re.match(r"model:\n(?:  .*\n|\n(?=  ))*", rest)
-    # The template in the package is wrong, not the user's input.
+    # A failure here means that the template in the package is wrong, not the user's input.
     assert match is not None, "a template's rules follow MODEL"
     rules, after = match[0], rest[match.end() :]
     model = RULES_NOTE + rules if provider is None else MODEL_NOTE + provider.describe()

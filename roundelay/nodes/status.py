@@ -1,4 +1,5 @@
-"""Reads the state of a hub and describes it for ``roundelay status``. Figures have the same names as in ``/metrics``."""
+"""Read the state of a hub and describe it for ``roundelay status``. The figures have the same names as in
+``/metrics``."""
 
 from __future__ import annotations
 
@@ -26,16 +27,17 @@ from roundelay.runs.lists import list_participants
 Figures = Mapping[str, float]
 
 SHOWN_FROM, MAX_SHOWN = 0.5, 5
-"""Smallest used share of a quota to show, and the maximum number of participants."""
+"""Minimum used share of a quota to show, and the maximum number of participants to show."""
 _COUNTED = ("messages", "deliveries", "commits")
 
 
 async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[str, Any]:
-    """Return the hub's state, figures and rates over ``over_s`` seconds that the hub shows to this caller.
+    """Return the state, the figures and the rates that the hub shows to this caller. Rates are measured over ``over_s``
+    seconds.
 
     ``urls`` lists the client's nodes, separated by commas.
     """
-    # The hub only counts totals, so a rate needs two readings.
+    # The hub counts only totals, so a rate needs two measurements.
     before = await _read_figures(client)
     began = time.perf_counter()
     await asyncio.sleep(over_s)
@@ -47,7 +49,7 @@ async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[s
     gateway, told = await asyncio.gather(
         asyncio.to_thread(describe_gateway, client.url), asyncio.to_thread(read_shared_log, urls)
     )
-    # The client connects to the leader, but the first node that answered is a follower. Show which node the figures
+    # The client is connected to the leader, but the first node that answered is a follower. Show which node the figures
     # belong to.
     if told and urlsplit(told["url"]).netloc != urlsplit(client.url).netloc:
         told["shared_log"]["rest_told_by"] = client.url
@@ -69,7 +71,7 @@ async def read_status(client: NetworkClient, urls: str, over_s: float) -> dict[s
 
 
 def read_alone(urls: str) -> dict[str, Any] | None:
-    """Return the state of the first node that answers and shares its log, even if the node accepts no sessions."""
+    """Return the state of the first reachable node that uses a shared log, even if that node accepts no sessions."""
     told = read_shared_log(urls)
     try:
         return told | {"figures": _fetch_metrics(told["url"])} if told else None
@@ -78,14 +80,14 @@ def read_alone(urls: str) -> dict[str, Any] | None:
 
 
 def read_shared_log(urls: str) -> dict[str, Any]:
-    """Return the address of the first node that answers and shares its log, and the node's state in that log.
+    """Return the address of the first reachable node that uses a shared log, and the node's state in that log.
 
-    Both are empty if no node matches.
+    Return an empty dictionary if there is no such node.
     """
     for url in urls.split(","):
         with suppress(ConnectError):
             readiness = fetch_readiness(url)
-            # A node that is starting does not know its position in the log yet.
+            # A starting node does not know its position in the log yet.
             if readiness is not None and readiness.shared_log is not None and readiness.state != "starting":
                 shared = msgspec.structs.asdict(readiness.shared_log)
                 return {"url": url, "shared_log": shared | {"answered_s": _fetch_metrics(url).get("log_age_seconds")}}
@@ -93,7 +95,7 @@ def read_shared_log(urls: str) -> dict[str, Any]:
 
 
 def describe_status(status: Mapping[str, Any]) -> list[str]:
-    """Return the state as lines for a terminal."""
+    """Describe the state in lines for a terminal."""
     parts = dict(status)
     if (shared := parts.pop("shared_log", None)) is not None:
         told = describe_shared_log(shared)
@@ -129,7 +131,7 @@ def describe_shared_log(shared: Mapping[str, Any]) -> str:
 def describe_gateway(url: str) -> str:
     """Describe the gateway of a node on this machine: its address, whether it answers, and its stopped webhooks.
 
-    Return "" for a node on another machine.
+    Return an empty text for a node on another machine.
     """
     node = node_at(url)
     if node is None or not node.gateway:
@@ -152,7 +154,7 @@ def describe_gateway(url: str) -> str:
 
 
 async def _ask(client: NetworkClient, op: str, otherwise: dict[str, Any]) -> dict[str, Any]:
-    """Call an operation. Return ``otherwise`` if the hub is too old or the caller may not call the operation."""
+    """Call an operation. Return ``otherwise`` if the hub is too old or refuses the call."""
     try:
         answer: dict[str, Any] = await client.call(op)
     except (UnknownOperation, Forbidden):
@@ -161,7 +163,7 @@ async def _ask(client: NetworkClient, op: str, otherwise: dict[str, Any]) -> dic
 
 
 async def _read_figures(client: NetworkClient) -> dict[str, float]:
-    """Return the hub's figures from its operation, or else from ``/metrics``."""
+    """Return the hub's figures from `network.status`, or else from ``/metrics``."""
     return await _ask(client, "network.status", {}) or await asyncio.to_thread(_fetch_metrics, client.url)
 
 
@@ -172,7 +174,8 @@ def _fetch_metrics(url: str) -> dict[str, float]:
 
 
 def compute_rates(before: Figures, after: Figures, passed_s: float) -> dict[str, float]:
-    """Return the rates per second between two readings. If the hub was restarted in between, its totals start at zero."""
+    """Return the rates per second between two measurements. If the hub was restarted in between, its totals start at
+    zero."""
     rates = {"over_s": round(passed_s, 3)}
     for name in _COUNTED:
         key = f"{name}_total"
@@ -184,7 +187,7 @@ def compute_rates(before: Figures, after: Figures, passed_s: float) -> dict[str,
 def describe_figures(figures: Figures, rates: Figures) -> dict[str, str]:
     """Return the lines of the status by name. Lines about problems appear only if problems exist."""
     commits = figures["commits_total"]
-    # A new node has committed nothing, so a mean cannot be computed.
+    # A new node has no commits, so it has no mean.
     mean = f"{figures['rows_total'] / commits:.1f}" if commits else "no"
     lines = {
         "sessions": f"{figures['sessions']:.0f}, {figures['sessions_behind']:.0f} of them behind; "
@@ -212,7 +215,8 @@ def describe_figures(figures: Figures, rates: Figures) -> dict[str, str]:
 
 
 def describe_quotas(quotas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Describe the participants that have nearly used up a quota (``network.quotas``). Empty without such participants."""
+    """Describe participants that have nearly used up a quota, from the result of ``network.quotas``. Empty if there are
+    none."""
     near = [quota for quota in quotas if quota["used"] >= SHOWN_FROM]
     shown = ", ".join(f"{quota['agent_id']} {quota['used']:.0%} ({_describe_use(quota)})" for quota in near[:MAX_SHOWN])
     more = f" and {len(near) - MAX_SHOWN} more" if len(near) > MAX_SHOWN else ""
@@ -220,8 +224,8 @@ def describe_quotas(quotas: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def describe_stopped(stopped: Mapping[str, Any]) -> dict[str, str]:
-    """Describe the conversations and agents that stopped at a limit (``network.stopped``). Empty if nothing has
-    stopped.
+    """Describe conversations and agents that a limit has stopped, from the result of ``network.stopped``. Empty if
+    there are none.
     """
     shown = [
         f"#{entry['root']} of {entry['began_by'] or 'somebody'} ({entry['limit']}; {entry['used_by'] or 'nobody'} sent most, "

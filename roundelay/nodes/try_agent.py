@@ -1,7 +1,7 @@
-"""Implements ``roundelay agent try``: sends one message to one agent in a temporary network, and shows what happens.
+"""Implement ``roundelay agent try``: send one message to one agent in a temporary network, and show what happens.
 
-`try_agent` runs the agent, and a `Show` prints: `ShowText` for people, `ShowJson` for programs. The output contains the
-events of `roundelay.agents.events` and the sent messages, in the order in which they happened.
+`try_agent` runs the agent, and a `Show` prints the output: `ShowText` for people, `ShowJson` for programs. The output
+contains the events of `roundelay.agents.events` and the sent messages, in chronological order.
 """
 
 from __future__ import annotations
@@ -52,11 +52,12 @@ from roundelay.network.text import count
 from roundelay.runs.node_source import HubLog, LiveSource
 
 _Happened = asyncio.Queue[tuple[Event | None, int]]
-"""An event and the last seq of the ledger at that time; None once the agent's reaction has ended and is recorded."""
+"""Queue of an agent's events, each with the last sequence number of the ledger at that time. The event None means that
+the agent's reaction has ended and is recorded."""
 
 
 class Show(Protocol):
-    """Prints events and messages as they happen."""
+    """Printer of events and messages."""
 
     def event(self, event: Event) -> None: ...
 
@@ -68,16 +69,16 @@ class Show(Protocol):
 
 
 async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, show: Show) -> bool:
-    """Let the agent react to a person's message, and return whether the reaction finished.
+    """Let the agent react to a person's message. Return whether the reaction finished normally.
 
-    ``approves`` decides whether requests for approval are approved or denied. Raises the error that ends the agent,
-    such as a wrong file or an unusable model. Raises `RoundelayError` if the agent failed before its reaction began.
+    ``approves`` decides whether calls are approved or denied. Raises the error that ends the agent, for example a wrong
+    file or an unusable model. Raises `RoundelayError` if the agent failed before its reaction began.
     """
     if person == spec.id:
         raise ConfigError(f"The person cannot be {person}, the agent's own id; choose another one with --as.")
     happened = _Happened()
     async with Network.open() as network:
-        # The log's head at the moment of the event shows which messages came before the event.
+        # Store the end of the log with each event, to find the messages that came before the event.
         runner = build_runner(spec, on_event=lambda event: happened.put_nowait((event, network.hub.state.head)))
         runner.agent = _let_one_person_approve(runner.agent)
         client = await network.join(person, kind="human")
@@ -101,7 +102,7 @@ async def try_agent(spec: AgentSpec, text: str, *, person: str, approves: bool, 
 
 
 def _let_one_person_approve(agent: Agent) -> Agent:
-    """Remove the approvers that the author named, because only the person who writes is in this network."""
+    """Remove the approvers that the author named, because this network has only one person."""
     return replace(
         agent,
         tools=tuple(replace(as_tool(it), approval=ApprovalRule()) for it in agent.tools),
@@ -111,7 +112,7 @@ def _let_one_person_approve(agent: Agent) -> Agent:
 
 
 class _Trial:
-    """One message and the agent's reaction, followed to the end."""
+    """One message and the agent's reaction to it."""
 
     def __init__(
         self,
@@ -131,7 +132,8 @@ class _Trial:
         self._unshown: list[AnyMessage] = []
 
     async def watch(self) -> None:
-        """Watch for the end of the agent's work until cancelled. If the agent's code fails, no last event is emitted."""
+        """Watch until cancelled, and queue the end of the agent's work. An agent whose code fails emits no last
+        event."""
         async for event in self._client.events():
             match event:
                 case Signal(kind="thinking", sender_id=self._runner.agent_id, body={"active": False}):
@@ -140,17 +142,18 @@ class _Trial:
                     continue
 
     async def follow(self, text: str) -> Finished | None:
-        """Send the message and show what follows. Return the end, or None if no reaction began."""
+        """Send the message and show what follows. Return the end of the reaction, or None if no reaction began."""
         self._trigger = (await self._client.send_text(self._runner.agent_id, text)).seq
         answer: str | None = None
         while True:
             event, head = await self._happened.get()
             if event is None:
                 break
-            # Streamed text arrives many times per second. Asking the hub for each piece would slow down the display.
+            # Skip streamed text, which arrives many times per second: a request to the hub for each piece would slow
+            # down the display.
             if not isinstance(event, ModelOutput):
                 await self._show_messages(head)
-            # Show this event last, because only the hub's record shows whether the answer was accepted.
+            # Show this event last, because only the hub's record says whether the answer was accepted.
             if isinstance(event, Finished) and not event.path:
                 answer = event.answer
             else:
@@ -160,20 +163,21 @@ class _Trial:
         return end
 
     async def read_cost(self) -> Decimal | None:
-        """Return the cost, including agents inside calls, or None if any price is unknown."""
+        """Return the cost in dollars, including agents inside calls, or None if a price is unknown."""
         spent = (await self._client.call("network.spent", {"seq": self._trigger}))["of_root"]
         prices, total = Prices(), Decimal(0)
         for model, used in spent.items():
             usage = Usage(used["prompt_tokens"], used["completion_tokens"], used["cached_tokens"])
             cost = prices.cost(model, usage, used["calls"])
-            # An incomplete sum would look like the total price.
+            # Return nothing instead of an incomplete sum, which would look like the total.
             if cost is None:
                 return None
             total += cost
         return total if spent else None
 
     async def _show_messages(self, up_to: int | None = None) -> None:
-        """Show the messages since the previous call of this method, up to a seq. Decide requests for approval at once."""
+        """Show the messages since the previous call, up to the sequence number ``up_to``. Decide requests for approval
+        at once."""
         async for message in self._log.read_to_end():
             self._unshown.append(message)
             # Decide on the request before showing it, because the agent waits for the decision.
@@ -183,7 +187,8 @@ class _Trial:
             self._show.message(self._unshown.pop(0))
 
     async def _read_end(self, answer: str | None) -> Finished | None:
-        """Return the recorded end of the reaction. It can differ from the agent's event if the hub refused the answer."""
+        """Return the recorded end of the reaction. The record can differ from the agent's event if the hub refused the
+        answer."""
         reaction = reaction_id(self._runner.agent_id, self._trigger, self._client.welcome.network.epoch)
         end = (await LiveSource(self._client).reaction(self._runner.agent_id, reaction)).recorded.finished
         if end is None:
@@ -192,7 +197,7 @@ class _Trial:
 
 
 class ShowJson:
-    """Prints events and messages as JSON lines. Messages have the ``type`` ``message``."""
+    """Prints events and messages as JSON lines. The ``type`` of a message is ``message``."""
 
     def __init__(self, write: Callable[[str], object]) -> None:
         self._write = write
@@ -209,18 +214,18 @@ class ShowJson:
 
 
 class ShowText:
-    """Prints lines for people, and streams replies. Wraps lines itself, so that no text can forge a line."""
+    """Prints lines for people, and streams replies. Lines are wrapped here, so that no text can forge a line."""
 
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._text: StreamedText | None = None
         self._shown: tuple[str, int] | None = None
-        """Path of the agent and turn whose text was streamed last."""
+        """Path and turn of the text that was streamed last."""
         self._unsent: tuple[str, str] | None = None
-        """Path of an agent and its text of a turn that nobody has received yet."""
+        """Path of an agent, and the text of its last turn if no message contains that text yet."""
         self._trigger: AnyMessage | None = None
         self._has_spoken = False
-        """Whether anybody but the person has sent a message."""
+        """Whether any participant other than the person has sent a message."""
 
     def event(self, event: Event) -> None:
         if isinstance(event, ModelOutput | ToolRequests) and event.text:
@@ -229,7 +234,7 @@ class ShowText:
             self._stream(event.text)
             return
         self._end_text()
-        # The streamed text is already on the screen.
+        # Text that was streamed is already on the screen.
         if isinstance(event, TurnEnd) and event.text and self._shown != (event.path, event.turn):
             self._unsent = (event.path, event.text)
         elif isinstance(event, TurnStart) and self._unsent is not None and self._unsent[0] == event.path:
@@ -255,7 +260,7 @@ class ShowText:
             self._say(f"{short_address(self._trigger.to)} finished without an answer: nobody was sent anything")
 
     def _say_unsent(self) -> None:
-        """Show text that a model wrote in a turn that sent no message, because no message shows the text."""
+        """Show text of a turn that sent no message, because no message shows this text."""
         if self._unsent is not None:
             path, text = self._unsent
             self._say(f"{f'[{path}] ' if path else ''}wrote, and it was not sent: {text}")
@@ -279,7 +284,7 @@ class ShowText:
 
 
 def describe_event(event: Event) -> str | None:
-    """Describe an event for people. Return None if the events around it already show the same."""
+    """Describe an event for people. Return None for an event that other events already describe."""
     match event:
         case Resumed():
             return f"goes on after {count(event.turns, 'turn')}"
@@ -324,13 +329,13 @@ def describe_event(event: Event) -> str | None:
 
 
 def describe_tokens(usage: Usage) -> str:
-    """Return token counts as a short phrase."""
+    """Describe token counts in a short phrase."""
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     return f"{usage.prompt_tokens} prompt{cached} + {usage.completion_tokens} completion tokens"
 
 
 def make_show(*, as_json: bool) -> Show:
-    """Return the printer for stdout."""
+    """Return the printer for standard output."""
     screen = Screen(sys.stdout)
     return ShowJson(screen.write) if as_json else ShowText(screen)
 

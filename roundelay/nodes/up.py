@@ -1,8 +1,8 @@
-"""Implements ``roundelay up``: runs a node with a supervised process for each agent and for the gateway.
+"""Implement ``roundelay up``: run a node, with supervised processes for its agents and for the gateway.
 
-A supervised process starts again when it fails (`supervised`). It ends with the node, through SIGTERM, or after a crash
-of the node through the end of its input. Its output goes to stderr, after the agent's id. Standard output has only the
-ready line.
+A supervised process is started again when it fails (`supervised`). When the node stops, it stops the process with
+SIGTERM. When the node crashes, the process stops because its input ends. The output of a process goes to standard
+error, prefixed with the agent's id. Standard output contains only the ready line.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _logger = logging.getLogger(__name__)
 READY_TIMEOUT_S = 30.0
 FEW_FILES = 1024
 NEEDED = ("network.window", "network.records", "network.history")
-"""Operations that an agent needs to read its work, and to resume it after a crash."""
+"""Operations that an agent needs to read its work, and to resume the work after a crash."""
 
 Write = Callable[[str], None]
 
@@ -79,14 +79,15 @@ async def run_node(
     person_id: str | None = None,
     forker: Forker | None = None,
 ) -> None:
-    """Run a node with its agents until SIGTERM or SIGINT, or with ``until_input_ends`` until its input ends.
+    """Run a node with its agents until SIGTERM or SIGINT arrives. With ``until_input_ends``, the end of the input also
+    stops the node.
 
-    ``announce_ready`` is called as soon as every agent has joined or failed. It gets the ready line, the node's address
-    and, with ``person_id``, a link that logs that person in to the page. If another node already listens at the
-    address, ``operator_id`` is used to ask for that node's name. Raises the errors of `serve`, `ConfigError` for a
-    wrong agent file, and `InternalError` if the hub fails.
+    ``announce_ready`` is called when every agent has joined or failed. Its arguments are the ready line, the node's
+    address and, if ``person_id`` is set, a link that logs that person in to the page. If another node already listens
+    at the address, ``operator_id`` is used to ask that node for its name. Raises the errors of `serve`, `ConfigError`
+    for a wrong agent file, and `InternalError` if the hub fails.
     """
-    # Check first, so that a start in a wrong folder fails without leaving files.
+    # Check the folder first, so that a start in a wrong folder leaves no files.
     check_folder(config.db)
     write = log.write
     tls, certificate = load_tls(config)
@@ -149,7 +150,7 @@ async def run_node(
                         announcement.add_gateway(gateway.url)
                         served = " ".join(config.interop.serve)
                         line += f"\nRoundelay's gateway to {url} is ready on {gateway.url} ({served})"
-                    # Create the link only now, because its lifetime begins here and the start may have taken long.
+                    # Create the link late: its lifetime begins now, and the start may have taken long.
                     link = None if person_id is None else await _make_link(node.hub, url, person_id, write)
                     announce_ready(line, node.url, link)
 
@@ -179,13 +180,13 @@ async def _listening(
     stopping: asyncio.Event,
     write: Write,
 ) -> AsyncIterator[Node]:
-    """Serve as `serve` does, with better errors.
+    """Run a node as `serve` does, with more helpful errors.
 
     If another node listens at the address, the `ConnectError` names that node. If the shared log cannot be reached, for
-    example because of a mistyped address, delete the files that this start created.
+    example because of a mistyped address, the files of this start are deleted.
     """
     index = (Path(f"{config.db}{it}") for it in ("", "-wal", "-shm", ".head", ".owner"))
-    # Delete only files that did not exist before, because an index of an earlier start is valuable.
+    # Delete only files that this start created, because an index from an earlier start is valuable.
     new = [] if config.log is None else [it for it in index if not it.exists()]
     async with AsyncExitStack() as stack:
         try:
@@ -198,7 +199,7 @@ async def _listening(
             raise
         except ConnectError as error:
             url = listening_url(config)
-            # Another program uses the port, so advice about nodes would be misleading.
+            # If another program uses the port, advice about nodes would be misleading.
             if await asyncio.to_thread(is_hub_ready, url) is None:
                 raise
             name = await _name_node(url, operator_id)
@@ -209,7 +210,7 @@ async def _listening(
 
 
 def describe_other_node(url: str, network: str | None, config: NodeConfig) -> str:
-    """Return whose node uses the address, and what to do. ``network`` is None if this user does not own the node."""
+    """Describe which node uses the address, and what to do. ``network`` is None if this user does not own that node."""
     command = name_command(Path.cwd())
     if network is None:
         return f"somebody else's Roundelay node listens there already. Choose another port: {command} up --port PORT"
@@ -225,7 +226,7 @@ def describe_other_node(url: str, network: str | None, config: NodeConfig) -> st
 
 
 async def _name_node(url: str, operator_id: str) -> str | None:
-    """Return the name of the network at an address. None if the owner's token is not on this machine."""
+    """Return the name of the network at an address, or None if the owner's token is not on this machine."""
     try:
         async with (
             asyncio.timeout(TIMEOUT_S),
@@ -249,7 +250,7 @@ async def _announce_when_settled(
                 await process.settled.wait()
     except TimeoutError:
         missing = (process.name for process in processes if not process.settled.is_set())
-        # Announce the node anyway, because one slow agent must not keep people from the other agents.
+        # Announce the node anyway: one slow agent must not keep people from the other agents.
         write(f"Not ready yet: {', '.join(missing)}.")
     ready = [process.name for process in processes if process.is_ready and isinstance(process, AgentProcess)]
     await announce(describe_node(node, config, ready))
@@ -264,8 +265,8 @@ async def _make_link(hub: Hub, url: str, person_id: str, write: Write) -> str | 
 
 
 def check_folder(db: Path) -> None:
-    """Raise `LedgerError` if the folder of the database is not writable. Creates nothing, so a failed start leaves no
-    files.
+    """Raise `LedgerError` if the folder of the database is not writable. Creates nothing, so that a failed start leaves
+    no files.
     """
     try:
         if db.is_dir():
@@ -273,7 +274,7 @@ def check_folder(db: Path) -> None:
         if db.is_symlink() and not db.resolve().parent.is_dir():
             raise FileNotFoundError(
                 errno.ENOENT, ""
-            )  # the node creates the folder of ``db``, but not the folder of a symbolic link's target
+            )  # the node creates missing folders for ``db``, but not for the target of a symbolic link
         folder = next(parent for parent in db.resolve().parents if parent.exists())
         if not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "")
@@ -284,11 +285,11 @@ def check_folder(db: Path) -> None:
 
 
 def place_mod_error(error: ModError, origin: str) -> ConfigError:
-    """Return the error of a mod with the file and line that name the mod.
+    """Return a mod's error with the file and line that name the mod.
 
-    ``origin`` is the source of the field `mods`, as `resolve_config` returns it.
+    ``origin`` is the place where `mods` was set, as `resolve_config` returns it.
     """
-    # Only a file has lines. An origin without a line is a flag, an environment variable or the default.
+    # Only an origin in a file has a line. Other origins are a flag, an environment variable or the default.
     kind, _, place = origin.partition(" ")
     if kind != "file":
         return ConfigError(f"{place}: {error}" if place else str(error))
@@ -296,7 +297,7 @@ def place_mod_error(error: ModError, origin: str) -> ConfigError:
     root = load_yaml(Path(path)).value
     listed = root["mods"].value if isinstance(root, dict) and "mods" in root else None
     items = listed if isinstance(listed, list) else []
-    # Use the line of the mod's name, because a list may have many lines. Otherwise use the line of the field.
+    # A list may span many lines, so use the line of the mod's name if it is found.
     mod_line = next((item.line for item in items if item.value == error.mod), int(line))
     return ConfigError(str(error), path=path, line=mod_line)
 
@@ -315,7 +316,7 @@ def load_tls(config: NodeConfig) -> tuple[ssl.SSLContext | None, str]:
 def find_exposed(config: NodeConfig) -> list[Path]:
     """Return the files with a node's secrets that other users of this machine may read.
 
-    Checks the key, the owner's token, the database and the webhooks.
+    Checks the key, the owner's token, the database and the webhook registrations.
     """
     files = [config.tls_key, Path(f"{config.db}.owner"), config.db, webhooks_file(config)]
     return [path for path in files if path is not None and _mode_of(path) & 0o044]
@@ -326,9 +327,9 @@ def describe_exposed(paths: Sequence[Path]) -> str:
 
 
 def describe_locked_out(rights: Rights | None, agent_ids: Sequence[str]) -> Iterator[str]:
-    """Yield a warning for each of the node's agents that the rights make useless.
+    """Yield a warning for each of the node's agents that the configured rights make useless.
 
-    Such an agent may not read its work, or may not write to anybody.
+    Such an agent may not read its work, or may not write to any participant.
     """
     if rights is None:
         return
@@ -338,7 +339,7 @@ def describe_locked_out(rights: Rights | None, agent_ids: Sequence[str]) -> Iter
         if refused is not None:
             sentence = f"{agent_id} may not call {NEEDED[refused]}: {calls[refused].rule}."
             yield f"{sentence} Without it, every message to {agent_id} becomes a dead letter."
-        # The recipients of answers are not known yet, so only an agent without any right to write is sure to fail.
+        # The recipients of answers are unknown now, so only an agent without any right to write is sure to fail.
         if not any(rights.list_rules(verb, agent_id, "agent") for verb in ("send", "broadcast", "write")):
             yield f"{agent_id} may write to nobody, by `rights` in the node's file: its answers are refused."
 
@@ -351,14 +352,14 @@ def _mode_of(path: Path) -> int:
 
 
 def warn_of_few_files(write: Write) -> None:
-    """Write a warning if this process may open only few files, because each connection needs a file."""
+    """Warn if this process may open only few files, because each connection needs an open file."""
     limit = raise_file_limit()
     if limit < FEW_FILES:
         write(f"This process may open {limit} files, and each connection takes one; raise the limit: ulimit -Hn 65536")
 
 
 def describe_node(node: Node, config: NodeConfig, agent_ids: Sequence[str]) -> str:
-    """Return the ready line."""
+    """Return the line that reports that the node is ready."""
     database = "none" if config.durability == "memory" else str(config.db)
     parts = [f"network {node.hub.name}", f"database {database}"]
     if config.log is not None:
@@ -370,7 +371,7 @@ def describe_node(node: Node, config: NodeConfig, agent_ids: Sequence[str]) -> s
 
 
 def listening_url(config: NodeConfig) -> str:
-    """Return the URL, for clients on this machine, of the node that listens at the configured address."""
+    """Return the URL with which clients on this machine reach the node that listens at the configured address."""
     host = f"[{config.host}]" if ":" in config.host else config.host
     url = reachable_url(f"{'ws' if config.tls_cert is None else 'wss'}://{host}:{config.port}/")
     node = node_at(url)
@@ -378,15 +379,15 @@ def listening_url(config: NodeConfig) -> str:
 
 
 def reachable_url(url: str) -> str:
-    """Return the node's URL for clients on this machine. If the node listens on all addresses, use the loopback
-    address.
+    """Return the URL with which clients on this machine reach a node. A node that listens on all addresses is reached
+    at the loopback address.
     """
     host = urlsplit(url).hostname
     return {"0.0.0.0": url.replace("0.0.0.0", "127.0.0.1"), "::": url.replace("[::]", "[::1]")}.get(host or "", url)
 
 
 class _OwnAgents:
-    """Agents that a node runs, and their tokens."""
+    """Agents that a node runs, with their tokens."""
 
     def __init__(self, specs: Sequence[AgentSpec], config: NodeConfig, write: Write) -> None:
         self.specs = list(specs)
@@ -397,17 +398,17 @@ class _OwnAgents:
         """Bind the agents' tokens before another client can use the agents' ids.
 
         Raises `ConfigError` for an id that belongs to another participant. With a shared log, the node starts without
-        that agent instead. Tokens are stored per hub address, so an agent has a different token on each port. With a
+        that agent instead. Tokens are stored per hub address, so an agent has a different token for each port. With a
         shared log, an agent also has a token derived from the owner's token, so that every node can run the agent.
         """
-        # A copy, because the loop may remove from the list.
+        # Iterate over a copy, because the loop removes items from the list.
         for spec in list(self.specs):
             try:
                 await self._let_in(hub, url, spec.id)
             except (ConfigError, LogFull) as error:
                 if self._config.log is None:
                     raise
-                # A leader serves the whole network, so a conflict about one agent's id must not stop it.
+                # A leader serves the whole network, so a conflict about one agent's id must not stop the leader.
                 self._write(f"{error} This node leads without {spec.id}.")
                 self.specs.remove(spec)
 
@@ -415,14 +416,15 @@ class _OwnAgents:
         tokens = []
         if self._config.log is not None:
             tokens.append(derive_agent_token(owner_token(self._config.db), agent_id))
-        # A stored token stays valid. Only a new token is derived, so that the agent needs no second token.
+        # A stored token remains valid. Derive the token only if none is stored, so that the agent needs no second
+        # token.
         tokens.insert(0, agent_token(url, agent_id, (lambda: tokens[0]) if tokens else make_token))
         hashes = dict.fromkeys(map(hash_token, tokens))
         unknown = [token_hash for token_hash in hashes if hub.state.get("token", token_hash) is None]
-        # If one token of the id is known, the id belongs to this user, even if other tokens of the id exist.
+        # If one token of the id is known, the id belongs to this user, even if the id has other tokens.
         if len(unknown) == len(hashes):
             _check_own(hub, agent_id, self._config)
-        # Warn only for a new id. At later starts everybody knows the name, so the warning would be useless.
+        # Warn only about a new id: at later starts, people already know the agent, and the warning would be useless.
         if unknown and hub.state.participant(agent_id) is None and not hub.state.has_token(agent_id):
             confusion = describe_reserved(agent_id, hub.view.mod_ids) or describe_look_alike(hub.state, agent_id)
             if confusion is not None:
@@ -434,11 +436,11 @@ class _OwnAgents:
 
 
 def _check_own(hub: Hub, agent_id: str, config: NodeConfig) -> None:
-    """Raise `ConfigError` if an id belongs to a person or service, or is bound to a token that this user does not have."""
+    """Raise `ConfigError` if an id belongs to a person or a service, or to a token that this user does not have."""
     participant = hub.state.participant(agent_id)
     if participant is not None and participant.kind != "agent":
         raise ConfigError(f"Agent {agent_id}: the network knows {agent_id} as {participant.kind}; choose another id.")
-    # A revoked token admits nobody, so the id is free.
+    # A revoked token admits no client, so the id is free.
     valid = {key for key, token in hub.state.tokens(agent_id).items() if not token.revoked}
     if valid and valid.isdisjoint(hash_token(token) for token in saved_tokens(agent_id)):
         revoke = (
@@ -456,7 +458,7 @@ def _check_own(hub: Hub, agent_id: str, config: NodeConfig) -> None:
 
 
 class _Announcement:
-    """File through which commands on this machine find the node while it listens."""
+    """File in which commands on this machine find the address of the node while it listens."""
 
     def __init__(self, config: NodeConfig, certificate: str, write: Write) -> None:
         self._owner = Path(f"{config.db}.owner")
@@ -477,7 +479,7 @@ class _Announcement:
         self.add_gateway("")
 
     def add_gateway(self, gateway: str) -> None:
-        """Rewrite the file with the gateway's address."""
+        """Write the file again, with the gateway's address."""
         try:
             self._path = announce_node(self._url, self._owner, certificate=self._certificate, gateway=gateway)
         except (OSError, ConfigError) as error:

@@ -1,6 +1,6 @@
-"""Implements ``roundelay view``: shows a ledger's file on a page, and leaves the file unchanged.
+"""Implement ``roundelay view``: show a ledger file on a page, and leave the file unchanged.
 
-While the page is open, a temporary folder contains a complete, checked copy of the file. A read-only hub on the copy
+While the page is open, a temporary folder contains a complete, checked copy of the file. A read-only hub on this copy
 lets people log in and read.
 """
 
@@ -26,19 +26,19 @@ from roundelay.nodes.processes import stop_signals, wait_for_first
 
 
 async def show_file(path: Path, port: int, person_id: str, announce: Callable[[str, bool], None]) -> None:
-    """Show a file until SIGTERM or SIGINT.
+    """Show a ledger file until SIGTERM or SIGINT arrives.
 
-    ``announce`` gets the login link, and whether another program has the file open. Later writes of that program are
-    not shown. Raises `ConnectError`, and `LedgerError` if the file is damaged or is not a node's database.
+    ``announce`` receives the login link, and whether another program has the file open. Later writes of that program
+    are not shown. Raises `ConnectError`, and `LedgerError` if the file is damaged or is not a node's database.
     """
     if not await asyncio.to_thread(is_database, path):
         raise LedgerError(
             f"{path} is no node's database. To make a page of an export: roundelay export --format html --db {path}"
         )
-    # SQLite deletes this file when the last program closes the database.
+    # SQLite deletes this file when the last program closes the database, so the file shows that the database is open.
     is_open = await asyncio.to_thread(Path(f"{path}-wal").exists)
     with stop_signals() as stopping, tempfile.TemporaryDirectory(prefix="roundelay-view-") as folder:
-        # Even a read-only hub writes, because it binds the person's login. The original file must stay unchanged.
+        # Even a read-only hub writes, because it stores the person's login. The original file must stay unchanged.
         copy = Path(folder) / path.name
         await asyncio.to_thread(partial(back_up, path, copy, with_blobs=False))
         await asyncio.to_thread(_link_blobs, path, copy)
@@ -51,17 +51,17 @@ async def show_file(path: Path, port: int, person_id: str, announce: Callable[[s
 
 
 def _link_blobs(path: Path, copy: Path) -> None:
-    """Let the copy use the contents of files beside the original, which may be large."""
-    with suppress(OSError):  # Windows may refuse links; then the page shows no contents
+    """Link the copy to the original's stored files, which may be too large to copy."""
+    with suppress(OSError):  # Windows may refuse links, and then the page shows no file contents
         blob_folder(copy).symlink_to(blob_folder(path.resolve()), target_is_directory=True)
 
 
 def _choose_person(state: State, person_id: str) -> str:
-    """Return the id to log in with: ``person_id``, unless it belongs to a program or was removed."""
+    """Return the id with which to log in: ``person_id``, unless it belongs to a program or was removed."""
 
     def is_free(agent_id: str) -> bool:
         participant = state.participant(agent_id)
-        # An unused id would exist only in the copy, where nobody else sees it.
+        # An unused id would be registered only in the copy, where nobody else sees it.
         return participant is None or (participant.kind == "human" and participant.removed_seq is None)
 
     return next(filter(is_free, _list_names(person_id)))

@@ -529,7 +529,7 @@ async def test_tail_of_a_thread_that_does_not_exist_says_so_and_waits(node: Node
     await node.agent("ann")
     bob = await node.agent("bob")
     async with command("tail", "--thread", "direct:ann~bob", "--count", "1", *last) as tail:
-        await tail.error("There is no thread direct:ann~bob yet that you may read; this waits")
+        await tail.error("You may read no thread direct:ann~bob yet; the command waits")
         await bob.send("agent:ann", "the first one")
         await tail.line("the first one")
         await tail.end()

@@ -83,7 +83,7 @@ def test_a_number_that_no_computer_holds_hides_no_log(tmp_path: Path) -> None:
         found = look("tapes", source, tmp_path / "tapes")
         assert "no JSON" not in str(found.exception)
         replayed = look("replay", source, team)
-        assert "Nothing was run again: none of these agents has a part" in replayed.output
+        assert "Nothing was run again: this ledger has no part of these agents" in replayed.output
 
 
 def test_an_export_over_its_own_source_loses_nothing(tmp_path: Path) -> None:

@@ -201,12 +201,12 @@ async def test_status_asks_again_while_servers_choose_a_leader(
     monkeypatch.setattr("roundelay.commands.cluster.ASK_AGAIN_S", 0.01)
     is_for_ever = False
     told = await invoke("cluster", "status", "--log", server.url("lab"))
-    assert told.err.count("choosing a leader, which takes up to ten seconds; the command asks them again.") == 1
+    assert told.err.count("electing a leader, which takes up to ten seconds; the command asks them again.") == 1
     assert "no node reports its state" in told.out
     monkeypatch.setattr("roundelay.commands.cluster.CHOOSING_S", 0.05)
     is_for_ever = True
     refused = await invoke("cluster", "status", "--log", server.url("lab"), code=1)
-    assert refused.err.endswith("choosing a leader, which takes up to ten seconds: ask again.\n")
+    assert refused.err.endswith("electing a leader, which takes up to ten seconds. Ask again.\n")
 
 
 @pytest.mark.full

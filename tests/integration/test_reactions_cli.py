@@ -218,7 +218,7 @@ async def test_reactions_are_listed_shown_and_cancelled(node: Node, file: Path) 
         await invoke("reactions", "cancel", second["reaction"])
         assert (await list_until("cancelled"))[1]["reaction"] == second["reaction"]
         assert await list_reactions("--open") == []
-        assert "No reaction" in (await invoke("reactions", "cancel", first["reaction"], code=1)).err
+        assert "no open reaction" in (await invoke("reactions", "cancel", first["reaction"], code=1)).err
     assert "There is no reaction 'r0'" in (await invoke("reactions", "show", "r0", code=1)).err
 
 

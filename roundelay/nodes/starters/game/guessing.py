@@ -1,4 +1,4 @@
-"""Tools of the guessing game. The secret number depends on the first message, so a replay plays the same game."""
+"""Tools of the guessing game. The secret number depends on the first message, so every replay has the same number."""
 
 import hashlib
 
