@@ -185,7 +185,7 @@ def status(log_url: str, as_json: bool) -> None:
             except LogElectionPending as error:
                 choosing = f"{error} They may be electing a leader, which takes up to ten seconds"
                 if time.monotonic() > until:
-                    raise LogElectionPending(f"{choosing} Ask again.") from error
+                    raise LogElectionPending(f"{choosing}. Ask again.") from error
                 # Print this line once: the log is polled every second.
                 if not is_told:
                     click.echo(f"* {choosing}; the command asks them again.", err=True)
