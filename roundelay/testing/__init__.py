@@ -1,9 +1,9 @@
-"""Tests teams of agents with networks in Python tests (`networks`), and with scenarios.
+"""Test teams of agents, either with networks in Python tests (`networks`) or with scenarios.
 
-A scenario runs in a simulation or on a live network. `run` runs it in these steps: `file` reads the scenario file into
-the models of `form`, `agents` builds the agents, and `steps` performs the steps on a stage (`stage`, `live_stage`).
-`judge` compares the resulting `record` with the expectations, and `report` reports the result. docs/scenarios.md
-explains both kinds of tests.
+A scenario runs in a simulation or on a live network. `run` controls a run in these steps: `file` reads the scenario
+file into the models of `form`, `agents` builds the agents, and `steps` performs the steps on a stage (`stage`,
+`live_stage`). `judge` compares the resulting `record` with the expectations, and `report` reports the result.
+docs/scenarios.md explains both kinds of tests.
 """
 
 from __future__ import annotations

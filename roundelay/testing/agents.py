@@ -1,6 +1,6 @@
-"""Plans the agents of a test, from agent files or scripts. A scenario can replace the model of a file.
+"""Plan the agents of a test from agent files or scripts. A scenario can replace the model that an agent file declares.
 
-A plan builds the agent's runner for each start. Real models are refused unless the caller allows them.
+For each start of an agent, its plan builds a new runner. Real models are refused unless the caller allows them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from roundelay.testing.form import AgentChoice
 
 @dataclass(frozen=True)
 class AgentPlan:
-    """Plan to build one agent. ``tape`` is the file with recorded model replies, if the agent uses a tape.
+    """Plan for building one agent. ``tape`` is the file with recorded model replies, if the agent uses a tape.
 
     ``choice`` is the agent's entry in the scenario, and ``node`` is the YAML node of that entry.
     """
@@ -36,7 +36,7 @@ class AgentPlan:
 def plan_agents(
     scenario: Scenario, *, allows_real_models: bool = False, ignores_tapes: bool = False, is_live: bool = False
 ) -> dict[str, AgentPlan]:
-    """Plan the agents. Raises `ConfigError`.
+    """Plan the agents of a scenario. Raises `ConfigError`.
 
     With ``ignores_tapes``, each agent asks the model in its own file, so that new tapes can be written. With
     ``is_live``, a real model is refused only when its agent starts, because the agent may already be online.
@@ -78,7 +78,7 @@ def plan_agent(
         if not ignores_tapes:
             model = _open_tape(tape, node)
     elif choice.model is not None:
-        # The scenario's model wins over the file's, so that a test needs no other agent file.
+        # The scenario's model takes precedence over the file's, so that a test needs no separate agent file.
         spec = spec.model_copy(update={"model": choice.model})
     elif spec.model.replay is not None:  # all restarts of the agent share one tape
         model = _open_tape(spec.path.parent / spec.model.replay, node)
@@ -93,7 +93,7 @@ def plan_agent(
             )
         return build_runner(spec, model=model)
 
-    # Built once on trial, so that a refusal comes before the scenario runs and not in its middle.
+    # Build the agent once now, so that a refused model is reported before the scenario runs.
     if is_refused and not is_live:
         make()
     return AgentPlan(agent_id, make, choice, node, tape, model)
@@ -131,7 +131,7 @@ def _open_tape(path: Path, node: YamlNode) -> TapeModel:
 
 
 def _is_real(choice: ModelChoice) -> bool:
-    # A script with a real model behind it may ask that model at any time.
+    # A script with a real model as its fallback may ask that model at any time.
     if choice.fallback is not None and _is_real(choice.fallback):
         return True
     return choice.openai is not None or choice.local is not None

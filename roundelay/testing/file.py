@@ -1,4 +1,4 @@
-"""Reads scenario files strictly: every step and expectation records its line, and every name must exist.
+"""Read scenario files strictly. Every step and expectation records its line, and every name must exist.
 
 `load_scenario` reads a file, and `make_scenario` reads a Python mapping. An unknown key, a wrong value or an unknown
 name raises a `ConfigError` with the file, the line and the nearest known name. This module only reads; `run` runs
@@ -33,9 +33,9 @@ from roundelay.testing.form import (
 
 @dataclass(frozen=True)
 class PlacedStep:
-    """A step, its position in the file, and the lists of steps inside the step.
+    """A step, its position in the file, and the lists of steps inside it.
 
-    `repeat` has one list, `if` has two lists, and `parallel` has one list for each branch.
+    `repeat` has one list, `if` has one or two lists, and `parallel` has one list for each branch.
     """
 
     step: Step
@@ -51,9 +51,10 @@ class PlacedExpectation:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Scenario that was read from a file. ``node`` is the root of the file's YAML.
+    """Scenario as read from a file. ``node`` is the root of the file's YAML.
 
-    If the scenario names a node's file, ``config`` is that file's configuration and ``specs`` are the node's agents.
+    If the scenario names a node's file, ``config`` is the configuration in that file and ``specs`` are the node's
+    agents.
     """
 
     head: ScenarioHead
@@ -77,7 +78,7 @@ class Scenario:
 
     @property
     def programs(self) -> dict[str, Kind]:
-        """Participants that act by steps, with their kinds."""
+        """Participants that act only through steps, with their kinds."""
         head = self.head
         groups: tuple[tuple[Kind, tuple[str, ...]], ...] = (
             ("human", head.people),
@@ -87,8 +88,8 @@ class Scenario:
         return {name: kind for kind, names in groups for name in names}
 
     def find_node(self, key: Literal["agents", "threads"], name: str) -> YamlNode:
-        """Return the YAML node of an agent or a thread. An agent that only the node's file declares has the field
-        `node`.
+        """Return the YAML node of an agent or a thread. For an agent that only the node's file declares, return the
+        field `node`.
         """
         root = self.node.value if isinstance(self.node.value, dict) else {}
         named = root[key].value if key in root else None
@@ -110,10 +111,10 @@ def make_scenario(value: Mapping[str, Any], path: Path = Path("scenario.yaml")) 
 
 
 def read_scenario(root: YamlNode) -> Scenario:
-    """Read a scenario from a node. Raises `ConfigError`."""
+    """Read a scenario from the root of its YAML. Raises `ConfigError`."""
     if not isinstance(root.value, dict):
         raise root.error("a scenario is a mapping: `scenario: its name`, agents, people, steps, expect")
-    # Steps and expectations are bound one by one, each with its own line for errors.
+    # Steps and expectations are validated one by one, so that each error names its own line.
     rest = {key: node for key, node in root.value.items() if key not in ("steps", "expect")}
     head = bind(ScenarioHead, YamlNode(rest, root.path, root.line))
     steps = tuple(_read_steps(root.value["steps"])) if "steps" in root.value else ()
@@ -124,7 +125,7 @@ def read_scenario(root: YamlNode) -> Scenario:
     if not expectations:
         raise root.error('a scenario has "expect": without an expectation it could not fail')
     config, specs = _read_node(head.node, root.value["node"]) if head.node is not None else (None, {})
-    # The scenario's own entries win, so that a single agent of the node can get another model.
+    # The scenario's own entries take precedence, so that one agent of the node can get another model.
     agents = {**{agent_id: AgentChoice() for agent_id in specs}, **head.agents}
     head = head.model_copy(update={"agents": agents})
     scenario = Scenario(head, steps, expectations, root, config, specs)
@@ -162,7 +163,7 @@ def _read_step(node: YamlNode) -> PlacedStep:
             tuple(_read_steps(branch)) if isinstance(branch.value, list) else (_read_step(branch),)
             for branch in branches
         )
-        # The branches are read already. The mark keeps the step's own form complete.
+        # The branches have been read already. The value True marks the step as `parallel`.
         keys["parallel"] = YamlNode(True, node.path, node.line)
     elif "repeat" in keys and isinstance(keys["repeat"].value, dict):
         repeat = dict(keys["repeat"].value)
@@ -179,7 +180,7 @@ def _read_step(node: YamlNode) -> PlacedStep:
 
 
 def as_node(value: Any, path: Path) -> YamlNode:
-    """Return plain values as a YAML node, for functions that read YAML nodes."""
+    """Convert plain values to a YAML node, for functions that read YAML nodes."""
     if isinstance(value, Mapping):
         return YamlNode({str(key): as_node(item, path) for key, item in value.items()}, path, 1)
     if isinstance(value, list | tuple):
@@ -231,7 +232,7 @@ def _all_steps(steps: Iterable[PlacedStep]) -> Iterator[PlacedStep]:
 
 
 def _all_models(value: object) -> Iterator[Strict]:
-    """Yield the models in a value, including the value itself."""
+    """Yield all models in a value, including the value itself."""
     if isinstance(value, Strict):
         yield value
         for name in type(value).model_fields:
@@ -239,9 +240,9 @@ def _all_models(value: object) -> Iterator[Strict]:
 
 
 class _Names:
-    """Checks the names in a scenario. An unknown name raises a `ConfigError` with its line.
+    """Check of all names in a scenario. An unknown name raises a `ConfigError` with its line.
 
-    A name with ``{{`` is checked when it is rendered.
+    A name with ``{{`` is checked later, when it is rendered.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -305,7 +306,7 @@ class _Names:
 
     def _need_places(self, place: YamlNode, *names: str | None) -> None:
         for name in names:
-            # A full address, such as `channel:x`, may name what only exists later in the run.
+            # A full address, such as `channel:x`, may name something that is created later in the run.
             if name != BROADCAST and ":" not in (name or ""):
                 self._need(name, [*self._participants, *self._threads], place, "participant or thread")
 

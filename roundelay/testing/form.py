@@ -31,7 +31,7 @@ from roundelay.agents.policy import AgentLimits, OnNewMessage, OnText
 from roundelay.agents.team import ModelChoice
 
 ENVIRONMENT = BoundedEnvironment(undefined=StrictUndefined, autoescape=False)
-"""Jinja environment of a scenario's texts and expressions."""
+"""Jinja environment for a scenario's texts and expressions."""
 
 MAX_SECONDS = 366 * 86_400
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
@@ -46,7 +46,7 @@ def read_duration(value: object) -> object:
         if match is None:
             raise ValueError(f'must be a time like "500ms", "60s" or "5m", not "{value}"')
         seconds = float(match[1]) * _UNITS_S[match[2]]
-    # In Python True is an integer, and YAML's `yes` would become one second.
+    # Exclude Booleans: True is an integer in Python, so YAML's `yes` would become one second.
     elif isinstance(value, int) and not isinstance(value, bool):
         seconds = float(value)
     if isinstance(seconds, int | float) and not 0 <= seconds <= MAX_SECONDS:
@@ -67,13 +67,13 @@ def _which_form(value: object) -> str:
 Short = TypeVar("Short")
 Long = TypeVar("Long")
 Either = Annotated[Annotated[Short, Tag("short")] | Annotated[Long, Tag("long")], Discriminator(_which_form)]
-"""A short form (a text or a number) or a long one. An error mentions only the form that was written."""
+"""Value in a short form (a text or a number) or in a long form. An error mentions only the form that was used."""
 
 Agents = Either[Id, list[Id]]
-"""One agent, or several: the expectation then applies to each."""
+"""One agent or several agents. An expectation with several agents applies to each of them."""
 
 HUB = "hub"
-"""Name of the hub in `kill` and `restart`."""
+"""Name of the hub in the steps `kill` and `restart`."""
 
 
 def need_one(value: BaseModel, names: Iterable[str]) -> None:
@@ -85,9 +85,9 @@ def need_one(value: BaseModel, names: Iterable[str]) -> None:
 
 
 class MessagePattern(Strict):
-    """Filter for messages. A message must match all keys.
+    """Filter for messages. A message must match all keys that are set.
 
-    ``to`` and ``in`` accept a participant, a thread of the scenario or an address.
+    ``to`` and ``in`` accept a participant, a thread of the scenario, or an address.
     """
 
     sender: Text | None = Field(None, alias="from")
@@ -98,7 +98,7 @@ class MessagePattern(Strict):
 
 
 class Bound(Strict):
-    """Range for a count. ``str`` describes the range in words."""
+    """Range for a count. Its text describes the range in words."""
 
     exactly: Count | None = None
     at_least: Count | None = None
@@ -120,7 +120,7 @@ Counted = Either[Count, Bound]
 
 
 class MessageExpectation(MessagePattern):
-    """Messages that must exist: at least one unless the expectation gives a count."""
+    """Expectation that messages exist. Without a count, one message is enough."""
 
     count: Counted | None = None
 
@@ -131,8 +131,8 @@ class CountExpectation(MessagePattern, Bound):
 
 
 class WithinExpectation(Strict):
-    """Deadline for the first matching message, counted from the first message that matches ``after``, or from the
-    start.
+    """Maximum time until the first matching message. The time starts at the first message that matches ``after``, or at
+    the start of the run.
     """
 
     at_most: Seconds
@@ -155,15 +155,15 @@ class ToolExpectation(Strict):
 
 
 class InPrompts(Strict):
-    """Texts that prompts must or must not contain. ``when`` selects the prompts of reactions to matching messages."""
+    """Selection of prompts. ``when`` selects the prompts of reactions to matching messages."""
 
     agent: Agents | None = None
     when: MessagePattern | None = None
 
 
 class PromptsExpectation(Strict):
-    """Texts of ``marks`` that the prompts of each agent must contain in total. The other texts of ``marks`` must not
-    occur.
+    """Expectation about the texts in ``marks``: for each agent, ``hold`` lists the texts that its prompts must contain.
+    The agent's prompts must not contain the other texts.
 
     ``when`` selects prompts as in `InPrompts`.
     """
@@ -190,7 +190,8 @@ class NeverInPrompt(InPrompts):
 
 
 class CausedBy(Strict):
-    """Root that every matching message must have. ``root`` is the root's sender, or a filter for the root message."""
+    """Expectation about the root of every matching message. ``root`` is the root's sender, or a filter for the root
+    message."""
 
     message: MessagePattern
     root: Either[Text, MessagePattern]
@@ -216,7 +217,8 @@ class ReactionExpectation(Strict):
 
 
 class ModExpectation(Strict):
-    """Result of a read operation at the end of the run. ``as`` is the caller, by default an operator."""
+    """Expectation about the result of a read operation at the end of the run. ``as`` is the caller, by default an
+    operator."""
 
     op: Text
     asker: Id | None = Field(None, alias="as")
@@ -232,9 +234,9 @@ class ModExpectation(Strict):
 
 
 class StateExpectation(Strict):
-    """State of the tools at the end of the run: the whole state, one value, or the changed paths.
+    """Expectation about the state of the tools at the end of the run: the whole state, one value, or the changed paths.
 
-    ``path`` names one value, such as ``orders.12.status``. ``changed`` lists exactly the paths that changed.
+    ``path`` names one value, such as ``orders.12.status``. ``changed`` lists all paths that changed, and no others.
     """
 
     path: Text | None = None
@@ -253,7 +255,7 @@ class StateExpectation(Strict):
 
 
 class Expectation(Strict):
-    """One expectation with exactly one key."""
+    """One expectation. Exactly one key must be set."""
 
     message: MessageExpectation | None = None
     never: MessagePattern | None = None
@@ -273,7 +275,7 @@ class Expectation(Strict):
     state: StateExpectation | None = None
     no_dead_letters: Literal[True] | None = None
     quiet: Either[Literal[True], MessagePattern] | None = None
-    """Nothing is open in any conversation, or in the conversations of matching messages."""
+    """Expectation that nothing is open in any conversation, or in the conversations of matching messages."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -288,9 +290,11 @@ class Expectation(Strict):
 
 
 class AgentChoice(Strict):
-    """Choice of one agent: an agent `file`, a `script` of rules, or by default the agent of the scenario's node.
+    """Definition of one agent: an agent `file`, a `script` of rules, or by default the agent in the scenario's node
+    file.
 
-    `model` replaces the model. A `script` is written inline, in a file of rules, or as ``module:function``.
+    `model` replaces the model in the file. A `script` is a list of rules, the path of a file of rules, or
+    ``module:function``.
     """
 
     SCRIPTED: ClassVar = (
@@ -303,20 +307,20 @@ class AgentChoice(Strict):
         "on_new_message",
         "limits",
     )
-    """Keys that an agent file has too, in the format of that file."""
+    """Keys that an agent file also has, in the same format."""
 
     file: Path | None = None
     script: Either[Text, list[ScriptRule]] | None = None
     model: ModelChoice | None = None
     starts: bool = True
-    """False if a step `join` starts the agent."""
+    """Whether the agent starts with the scenario. If false, a step `join` starts the agent."""
     instruction: Text = "You act by a script."
     description: str = ""
     tools: tuple[Text, ...] = ()
     network_tools: tuple[Text, ...] | None = None
     react_to: ReactTo = "mentions"
     visibility: Visibility | None = None
-    """If a `file` is given too, this value overrides the value in the file."""
+    """Visibility of the agent's work. This value takes precedence over the value in the agent's `file`."""
 
     on_text: OnText = "auto"
     on_new_message: OnNewMessage = "queue"
@@ -326,7 +330,7 @@ class AgentChoice(Strict):
     def _check(self) -> Self:
         if self.file is not None:
             need_one(self, ("file", "script"))
-        # One place for each setting: a test that quietly overrode its agent file would test another agent.
+        # Allow each setting in one place only: a test that overrides its agent file would test a different agent.
         if self.script is None and (wrong := sorted(self.model_fields_set.intersection(self.SCRIPTED))):
             raise ValueError(f"has {wrong[0]}, which the agent file says")
         if self.script is not None and self.model is not None:
@@ -335,14 +339,14 @@ class AgentChoice(Strict):
 
 
 class ThreadChoice(Strict):
-    """Thread with a list of members: a channel of the same name."""
+    """Thread with a list of members. The thread is a channel of the same name."""
 
     members: list[Id] = Field(min_length=1)
     history: Literal["since_join", "members"] = "since_join"
 
 
 class ScenarioLimits(Strict):
-    """Limits of a run. The hub limits ``hops`` and ``messages`` per conversation. ``tokens`` is the total for all
+    """Limits of a run. The hub limits ``hops`` and ``messages`` per conversation. ``tokens`` limits the total of all
     models.
     """
 
@@ -352,8 +356,8 @@ class ScenarioLimits(Strict):
 
 
 class FaultChoice(Strict):
-    """Random faults from the seed, during the first ``within``. ``model_failures`` is the fraction of model calls that
-    fail.
+    """Random faults, derived from the seed, in the first ``within`` seconds. ``model_failures`` is the fraction of
+    model calls that fail.
     """
 
     drops: Count = 0
@@ -368,7 +372,8 @@ _Span = Either[Seconds, tuple[Seconds, Seconds]]
 
 
 class DelayChoice(Strict):
-    """Random delays of links and model calls. One value is the maximum; two values are the minimum and the maximum."""
+    """Random delays of links and model calls, in seconds. One value is the maximum. Two values are the minimum and the
+    maximum."""
 
     link: _Span | None = None
     model: _Span | None = None
@@ -378,11 +383,11 @@ class DelayChoice(Strict):
 
 
 def _check_expression(text: str) -> str:
-    # Inside of braces an expression would be a text, and a text is always true.
+    # With braces, the expression would be a text, and a text is always true.
     if "{{" in text or "{%" in text:
         raise ValueError(f"is an expression already; write it without braces, not {text!r}")
     try:
-        # Compiled here for its errors alone, so that they come with a line and before anything runs.
+        # Compile the expression now, so that an error is reported with its line before anything runs.
         ENVIRONMENT.compile_expression(text)
     except TemplateError as error:
         raise ValueError(
@@ -393,12 +398,12 @@ def _check_expression(text: str) -> str:
 
 
 Condition = Either[Annotated[Text, AfterValidator(_check_expression)], Expectation]
-"""A condition: an expression over the variables, or an expectation."""
+"""Condition of a step: an expression over the variables, or an expectation."""
 
 
 class WaitStep(Strict):
-    """Wait until nothing is in flight (``until: idle``), until no conversation has open items (``until: quiet``), until
-    a message arrives, or ``for`` a time."""
+    """Wait until nothing is in progress (``until: idle``), until no conversation has open items (``until: quiet``),
+    until a message arrives, or for a duration (``for``)."""
 
     until: Literal["idle", "quiet"] | None = None
     message: MessagePattern | None = None
@@ -414,8 +419,8 @@ class WaitStep(Strict):
 class RepeatStep(Strict):
     """Repeat steps ``times`` times, or once for ``each`` value. ``var`` names the variable for the number or the value.
 
-    ``until`` ends the repetition when its condition is true. If the condition is never true within ``times``, the run
-    fails.
+    The repetition ends when the condition ``until`` is true. If the condition is still false after ``times``
+    repetitions, the run fails.
     """
 
     times: Annotated[int, Field(ge=0, le=100_000)] | None = None
@@ -425,7 +430,7 @@ class RepeatStep(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        # Without a number a condition that never holds would repeat for ever.
+        # Without a maximum, a condition that never becomes true would repeat the steps forever.
         if self.until is not None and self.times is None:
             raise ValueError("has until, and needs times: after how many the run fails if it is still not so")
         need_one(self, ("times", "each"))
@@ -433,7 +438,7 @@ class RepeatStep(Strict):
 
 
 class DecideStep(Strict):
-    """Wait for the first undecided request for approval from this agent and for this tool, and decide it."""
+    """Wait for the first open request for approval from this agent and for this tool, and decide it."""
 
     approve: Literal[True, "once", "thread", "always"] | None = None
     deny: Text | None = None
@@ -486,7 +491,7 @@ _BELONGS = {
 
 
 class Step(Strict):
-    """One step: exactly one key of `ACTIONS`, with the further keys of that action."""
+    """One step. Exactly one key of `ACTIONS` must be set. The other keys belong to that action."""
 
     sender: Text | None = Field(None, alias="as")
     to: Either[Text, list[Text]] | None = None
@@ -524,7 +529,7 @@ class Step(Strict):
         action = self.action
         if not action:
             raise ValueError(f"must be exactly one of {', '.join(ACTIONS)}")
-        # A key of another action would be ignored, and its author would think that it works.
+        # A key of another action would be ignored, but its author would believe that it works.
         foreign = self.model_fields_set - {_FIELDS.get(action, action)} - _BELONGS.get(action, set())
         if foreign:
             wrong = min(type(self).model_fields[name].alias or name for name in foreign)
@@ -539,15 +544,15 @@ class Step(Strict):
 
 
 class ScenarioHead(Strict):
-    """All fields of a scenario except the steps and the expectations.
+    """Fields of a scenario except the steps and the expectations.
 
-    ``services`` and ``programs`` join at the start like `people` and act through steps. ``programs`` are agents without
-    a runner. ``operators`` names the participants with an operator's rights. ``node`` is a node's file, which supplies
+    ``people``, ``services`` and ``programs`` join at the start and act through steps. ``programs`` are agents without a
+    runner. ``operators`` lists the participants with an operator's rights. ``node`` is a node's file, which supplies
     limits, mods, visibility, rights and agents. All tools share ``state``.
     """
 
     OF_NODE: ClassVar = ("visibility", "mods")
-    """Keys that a node's file has too, in the format of that file."""
+    """Keys that a node's file also has, in the same format."""
 
     scenario: Text
     description: str = ""
@@ -568,7 +573,7 @@ class ScenarioHead(Strict):
     vars: dict[Name, JsonValue] = Field({})
     state: dict[str, JsonValue] | None = None
     steps: None = None
-    """The module `file` reads this field, and `expect` too, because each item needs its line."""
+    """The module `file` reads the fields `steps` and `expect`, because each of their items needs its line."""
 
     expect: None = None
 

@@ -1,4 +1,4 @@
-"""Evaluates the expectations of a scenario. A failed expectation reports the actual result. Does no IO."""
+"""Evaluate the expectations of a scenario. A failed expectation reports the actual result. No IO."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from roundelay.testing.form import (
 from roundelay.testing.record import RunRecord, describe_message
 
 Render = Callable[[str], str]
-"""Renders a text with its variables."""
+"""Function that replaces the variables in a text."""
 
 MAX_SHOWN = 5
 MAX_COMPARED = 1000
-"""Characters of a message that are compared with a missing text."""
+"""Maximum number of characters of a message that are compared with a missing text."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Result of one expectation. ``found`` describes the actual result, and ``seqs`` are the related messages."""
+    """Result of one expectation. ``found`` describes the actual result, and ``seqs`` lists the related messages."""
 
     place: YamlNode
     name: str
@@ -55,7 +55,7 @@ class Verdict:
 
 
 class _Wrong(Exception):
-    """An expectation failed. The exception carries the actual result and the related messages."""
+    """Raised for a failed expectation, with the actual result and the related messages."""
 
     def __init__(self, found: str, *seqs: int) -> None:
         super().__init__(found)
@@ -64,7 +64,7 @@ class _Wrong(Exception):
 
 
 class Matcher:
-    """Matches messages with filters. ``threads`` names the threads that the scenario declares."""
+    """Matches messages against filters. ``threads`` lists the names of the threads that the scenario declares."""
 
     def __init__(self, threads: Iterable[str] = (), render: Render = str) -> None:
         self.threads = frozenset(threads)
@@ -86,7 +86,8 @@ class Matcher:
 
 
 class Judge:
-    """Evaluates the expectations of one scenario for one run. Each key of an expectation has a method of the same name."""
+    """Evaluates the expectations of one scenario for one run. For each key of an expectation, a method has the same
+    name."""
 
     def __init__(self, run: RunRecord, matcher: Matcher | None = None) -> None:
         self._run = run
@@ -95,7 +96,8 @@ class Judge:
         self._values = iter(run.values)
 
     def judge(self, placed: PlacedExpectation) -> Verdict:
-        """Evaluate an expectation. Evaluate `mod` expectations in the order of the scenario."""
+        """Evaluate an expectation. Call this for `mod` expectations in the order of the scenario, because their results
+        are stored in that order."""
         expectation = placed.expectation
         [name] = [name for name in type(expectation).model_fields if getattr(expectation, name) is not None]
         described = describe_plain(placed.place)
@@ -116,8 +118,8 @@ class Judge:
     def _near(self, pattern: MessagePattern) -> list[AnyMessage]:
         """Return the messages that are most similar to a missing message.
 
-        They have the same sender and recipient, or else the same sender or text. The messages that share the longest
-        part of the missing text come first.
+        The result has messages with the same sender and recipient, or else with the same sender or text. Messages that
+        share the longest part of the missing text come first.
         """
         loose = [
             {"contains": None, "regex": None},
@@ -128,11 +130,11 @@ class Judge:
         ]
         for left_out in loose:
             relaxed = pattern.model_copy(update=left_out)
-            # A filter without any key matches everything, which is near to nothing.
+            # Skip a filter without any key, because it would match every message.
             if any(getattr(relaxed, name) is not None for name in ("sender", "to", "place", "contains", "regex")):
                 near = self._matching(relaxed)
                 if near and pattern.contains is not None:
-                    # `autojunk` would leave out frequent letters of a long text, and with them the likeness.
+                    # `autojunk` would ignore frequent letters of a long text, which would distort the similarity.
                     alike = SequenceMatcher(None, "", self._render(pattern.contains).casefold(), autojunk=False)
                     near.sort(key=lambda message: -_count_in_a_row(alike, message.text))
                 if near:
@@ -170,11 +172,11 @@ class Judge:
             raise _Wrong(f"{count} {expect.of}, expected {bound}")
 
     def _order(self, hops: Sequence[str]) -> None:
-        """Check that each hop has a separate message, which is later than the message of the previous hop.
+        """Check that each hop has its own message, which is later than the message of the previous hop.
 
-        Other messages may come between.
+        Other messages may come between these messages.
         """
-        # One iterator for all hops: each search goes on behind the message that the last one took.
+        # All hops share one iterator, so each search continues after the message of the previous hop.
         messages, last = iter(self._run.messages), None
         for number, hop in enumerate(hops, 1):
             sender, _, rest = hop.partition(" -> ")
@@ -183,7 +185,7 @@ class Judge:
             match = next((message for message in messages if self._matcher.fits(pattern, message)), None)
             if match is None:
                 after = f" after {describe_message(last)}" if last is not None else ""
-                # The usual reason is a wrong order, so what came too early is the best hint.
+                # The usual reason is a wrong order, so show the messages that came too early.
                 earlier = [it for it in self._matching(pattern) if last is not None and it.seq <= last.seq]
                 told = _with_messages(f'no "{hop}" (number {number}){after}', "earlier", earlier)
                 raise _Wrong(told, *([last.seq] if last is not None else []))
@@ -251,7 +253,7 @@ class Judge:
         return expect.arguments is None or _contains(call.parsed(), map_texts(expect.arguments, self._render))
 
     def _readings(self, text: str, agent_id: str | None, when: MessagePattern | None) -> list[tuple[str, AnyMessage]]:
-        """Return the agents that read a text, with the trigger of each reaction."""
+        """Return the agents whose prompts contained a text, each with the trigger of the reaction."""
         triggers = {found.reaction: found.trigger for found in self._run.reactions}
         found = []
         for reader, reaction in self._run.prompts_with(text, agent_id):
@@ -322,7 +324,7 @@ class Judge:
     # --- the rest
 
     def _mod(self, expect: ModExpectation) -> None:
-        # The operations were called at the end of the run, in the order of the expectations.
+        # The results are in the order of the expectations, because the operations were called in that order.
         self._need_value(next(self._values), expect)
 
     def _state(self, expect: StateExpectation) -> None:
@@ -363,12 +365,12 @@ class Judge:
 
 
 def describe_plain(node: YamlNode) -> str:
-    """Format an item of the scenario file in one line."""
+    """Format an item of the scenario file on one line."""
     return re.sub(r'"([A-Za-z_]\w*)": ', r"\1: ", json.dumps(node.plain(), ensure_ascii=False, default=str))[1:-1]
 
 
 def map_texts(value: Any, change: Callable[[str], Any]) -> Any:
-    """Return a JSON value with a function applied to each text. Keys stay unchanged."""
+    """Apply a function to each text in a JSON value, and return the new value. Keys stay unchanged."""
     match value:
         case str():
             return change(value)
@@ -396,7 +398,7 @@ def _each_agent(expected: Any) -> Iterator[Any]:
 
 
 def _one(agent: str | list[str] | None) -> str | None:
-    """Return the only agent of an expectation from `_each_agent`."""
+    """Return the agent of an expectation that names at most one agent."""
     assert not isinstance(agent, list)
     return agent
 
@@ -417,7 +419,7 @@ def find_in(value: Any, path: str) -> Any:
 
 
 def list_changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
-    """Yield the paths at which two JSON values differ. Compares nested values only where both are mappings."""
+    """Yield the paths at which two JSON values differ. Nested values are compared only where both are mappings."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for name in (*before, *(name for name in after if name not in before)):
             inside = f"{path}.{name}" if path else str(name)
@@ -430,8 +432,8 @@ def list_changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
 
 
 def _bound(count: int | Bound | None) -> Bound:
-    """Return the range for a count. The default is at least one."""
-    # An expectation without a number says that there is such a message, not how many.
+    """Return the range for a count. Without a count, the range is at least one."""
+    # An expectation without a count means that a matching message exists.
     if count is None or count == Bound():
         return Bound(at_least=1)
     return Bound(exactly=count) if isinstance(count, int) else count
@@ -459,8 +461,8 @@ def _describe_call(call: RecordedCall) -> str:
 def _contains(value: Any, expected: Any) -> bool:
     """Return whether a JSON value contains another value.
 
-    A mapping must have all keys, a list must have a matching item for each item, and a text must contain the other
-    text.
+    A mapping must contain all keys, a list must contain a matching item for each item, and a text must contain the
+    other text.
     """
     match expected, value:
         case Mapping(), Mapping():

@@ -1,11 +1,11 @@
-"""Stage on a live network: people join over WebSocket, and an operator's connection reads the ledger.
+"""Stage on a live network. People join over WebSocket, and an operator's connection reads the ledger.
 
-Agents that are online are used as they are. The stage starts the other agents. Steps that need a simulation are
-refused: killing the hub, killing an agent that runs elsewhere, and cutting a connection. Only messages since the start
-are considered. Manifests replace prompts.
+Agents that are already online are used without changes. The stage starts the other agents. The stage refuses steps that
+need a simulation: killing the hub, killing an agent that runs elsewhere, and cutting a connection. Only messages since
+the start of the run are considered. Manifests replace prompts.
 
-The stage follows the hub's log with `network.log`, which waits for new messages. Because acks are not in the log, the
-stage also asks the hub whether everything has settled, after each answer and several times per second.
+The stage follows the hub's log with `network.log`, which waits for new messages. Acks are not in the log. Therefore the
+stage also asks the hub several times per second whether all messages have been handled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from roundelay.testing.record import RunRecord
 from roundelay.testing.stage import READER_ID
 
 WAIT_MS = 250
-"""Maximum time that the hub holds a read of its log, in milliseconds."""
+"""Maximum time that the hub waits for new rows before it answers a read of the log, in milliseconds."""
 _DONE = ("handled", "in_prompt", "dead")
 
 
@@ -41,7 +41,7 @@ class LiveStage:
     """Network at ``url``, read from the current end of its log.
 
     ``token`` is the owner's token. The default is the token of this machine's owner. All other participants join with
-    tokens derived from the owner's token. Participants in ``operators`` join as operators.
+    tokens that are derived from the owner's token. Participants in ``operators`` join as operators.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class LiveStage:
         await self._client.connect()
         try:
             self._source, self._log = LiveSource(self._client), HubLog(self._client, await self._read_head())
-            # Once at once, so that missing rights end the start instead of a task in the background.
+            # Read once now, so that missing rights end the start. Otherwise they would end a task in the background.
             await self._follow_once(0)
         except BaseException as error:
             await self._client.close()
@@ -94,7 +94,7 @@ class LiveStage:
 
     async def join(self, participant: str, kind: Kind = "human") -> None:
         if participant in self.plans:
-            # A second runner would take over from the one that serves the network.
+            # Do not start a second runner: it would take over from the runner that serves the network.
             if not await self._is_online(participant):
                 await self._start(participant)
             return
@@ -107,14 +107,14 @@ class LiveStage:
     async def _make_token(self, participant: str, kind: Kind) -> str:
         """Return a separate token for a participant, so that the participant joins with its own rights.
 
-        The token is the same in each run, because random tokens would accumulate on the hub.
+        The token is the same in every run, because random tokens would accumulate on the hub.
         """
         is_operator = participant in self.operators
         owner = self.token or find_token(self.url, "service") or ""
         token = hmac.new(owner.encode(), f"scenario/{participant}/{kind}/{is_operator}".encode(), "sha256").hexdigest()
         args = {"agent_id": participant, "kind": kind, "token_hash": hash_token(token), "operator": is_operator}
         listed = await list_tokens(self._client)
-        # The hub lists the beginning of each hash only.
+        # The hub lists only the beginning of each hash.
         if not any(entry["hash"] == hash_token(token)[:12] for entry in listed):
             await self._client.call("network.create_token", args)
         return token
@@ -176,30 +176,30 @@ class LiveStage:
         found = await self._log.read(wait_ms)
         async with self._moved:
             self.messages += found
-            self._moved.notify_all()  # check even without new messages, because acks are not in the log
+            self._moved.notify_all()  # notify even without new messages, because acks are not in the log
 
     async def _is_idle(self) -> bool:
         head = await self._read_head()
-        # What is stored and not read yet may have recipients that are not done.
+        # An unread message may have recipients that have not handled it yet.
         if self._log.position < head:
             return False
         for message in list(self.messages):
             if message.seq in self._settled:
                 continue
             fates = await fetch_fates(self._client.call, message.seq)
-            # Others on this network may take hours, and the scenario does not depend on them.
+            # Ignore other participants of this network: they may take hours, and the scenario does not depend on them.
             ours = [fate for fate in fates if fate["agent_id"] in self.plans or fate["agent_id"] in self.people]
             if all([await self._is_done(fate) for fate in ours]):
-                # What is done stays done, so each message is asked for only until then.
+                # A handled message stays handled, so do not ask for it again.
                 self._settled.add(message.seq)
             elif not await self._is_held(message):
                 return False
-        return await self._read_head() == head  # otherwise a row was stored during the check
+        return await self._read_head() == head  # if the end of the log moved, a row was stored during the check
 
     async def _is_held(self, message: AnyMessage) -> bool:
-        """Return whether a person has taken over the thread where the message would be answered.
+        """Return whether a person has taken over the thread in which the message would be answered.
 
-        The message then waits for the end of the takeover.
+        Such a message waits until the takeover ends.
         """
         for thread_id in (message.thread_id, reply_thread(message.seq)):
             try:
@@ -220,7 +220,7 @@ class LiveStage:
         if reaction is None:
             return True
         found = await self._source.reaction(recipient["agent_id"], reaction)
-        # A reaction that waits for a person would hold up the very step that answers it.
+        # Count a waiting reaction as done: otherwise the step that answers it could never run.
         return not found.is_open or found.is_waiting
 
     # --- results
@@ -233,7 +233,7 @@ class LiveStage:
                 if reaction is not None and reaction not in reactions:
                     reactions[reaction] = await self._source.reaction(recipient["agent_id"], reaction)
         first = self.messages[0].seq if self.messages else 0
-        # Letters of before the start are not of this run.
+        # Skip dead letters from before the start of the run.
         letters = [letter for letter in await list_dead_letters(self._client) if letter["seq"] >= first > 0]
         readers = {thread["thread_id"]: thread["readers"] for thread in await list_threads(self._client)}
         return RunRecord(list(self.messages), list(reactions.values()), (), letters, readers, ended_at=system_clock())

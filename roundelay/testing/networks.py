@@ -1,6 +1,6 @@
-"""Networks for tests without `async`, with scripted agents, people who write and read, and messages to check.
+"""Networks for tests without `async`: scripted agents, people who send and receive messages, and messages to check.
 
-The pytest fixture `network` is a `NetworkUnderTest`, which also works without pytest. By default the network is a
+The pytest fixture `network` is a `NetworkUnderTest`, which also works without pytest. By default, the network is a
 simulation in the test's process, where time passes only while the test waits. With ``in_processes``, the hub and each
 agent are real processes. docs/scenarios.md shows examples.
 """
@@ -39,12 +39,12 @@ T = TypeVar("T")
 
 
 class Transcript(list[str]):
-    """Messages as text, one line each: ``mia -> desk: hello``."""
+    """List of messages as text, one line per message: ``mia -> desk: hello``."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """Pattern that is equal to every matching message, as in ``said("desk", "mia", "40 EUR") in network.messages``."""
+    """Pattern that equals every matching message, as in ``said("desk", "mia", "40 EUR") in network.messages``."""
 
     sender: str | None = None
     to: str | None = None
@@ -66,16 +66,16 @@ class Said:
 def said(sender: str | None = None, to: str | None = None, text: str | None = None) -> Said:
     """Return a pattern for messages from this sender, to this participant or address, with this text.
 
-    An omitted value matches every message.
+    An omitted argument matches every message.
     """
     return Said(sender, to, text)
 
 
 class Messages(list[AnyMessage]):
-    """All stored messages, in order."""
+    """List of stored messages, in order."""
 
     def matching(self, pattern: Said) -> Messages:
-        """Return the messages that match."""
+        """Return the messages that match a pattern."""
         return Messages(message for message in self if pattern == message)
 
     def __str__(self) -> str:
@@ -83,7 +83,7 @@ class Messages(list[AnyMessage]):
 
 
 class PersonUnderTest:
-    """Person in a test, who sends and receives messages."""
+    """Person in a test who sends and receives messages."""
 
     def __init__(self, network: NetworkUnderTest, person: Person) -> None:
         self.id = person.client.agent_id
@@ -92,34 +92,35 @@ class PersonUnderTest:
 
     @property
     def messages(self) -> Messages:
-        """The delivered messages, in order."""
+        """Messages that were delivered to this person, in order."""
         return Messages(self._person.heard)
 
     @property
     def heard(self) -> list[str]:
-        """The texts of the delivered messages."""
+        """Texts of the messages that were delivered to this person."""
         return [message.text for message in self._person.heard]
 
     def send(self, to: str, content: Any, **options: Any) -> int:
-        """Send to a participant or an address (``broadcast``, ``channel:NAME``), and return the message's seq.
+        """Send content to a participant or an address (``broadcast``, ``channel:NAME``). Return the message's sequence
+        number.
 
-        Options are the same as for `NetworkClient.send`.
+        The options are those of `NetworkClient.send`.
         """
         return self._network.run(self._person.client.send(complete_address(to), content, **options)).seq
 
     def reply(self, message: AnyMessage, text: str) -> int:
-        """Reply to a message where it was sent, and return the seq."""
+        """Reply to a message in the same place. Return the sequence number of the reply."""
         return self._network.run(self._person.client.reply(message, text)).seq
 
     def call(self, op: str, **args: Any) -> Any:
-        """Call an operation of the hub or a mod."""
+        """Call an operation of the hub or of a mod, and return its result."""
         return self._network.run(self._person.client.call(op, args))
 
 
 class NetworkUnderTest:
     """Network for one test. Use it in a ``with`` block, as the fixture does.
 
-    ``folder`` contains the agent files. ``setting`` configures the simulation, most importantly its seed.
+    ``folder`` contains the agent files. ``setting`` configures the simulation, for example its seed.
     """
 
     def __init__(
@@ -131,11 +132,11 @@ class NetworkUnderTest:
         allows_real_models: bool = False,
     ) -> None:
         self.setting = setting or Setting()
-        # Relative paths of agents are resolved beside a file, so a name stands for the test's own.
+        # Paths of agents are relative to a file, so name a file in the test's folder. The file need not exist.
         self._beside = (folder or Path.cwd()) / "test"
         self._folder = in_processes
         self._allows_real_models = allows_real_models
-        # Other processes have the machine's clock.
+        # Other processes use the machine's clock, so virtual time is impossible.
         is_virtual = self.setting.is_virtual and in_processes is None
         self._runner = asyncio.Runner(loop_factory=lambda: SimulationLoop(is_virtual=is_virtual))
         self._stack = AsyncExitStack()
@@ -166,13 +167,13 @@ class NetworkUnderTest:
             self._runner.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the network's event loop, for actions that this class has no method for."""
+        """Run a coroutine in the network's event loop, for actions that have no method in this class."""
         try:
             return self._runner.run(work)
         except RuntimeError as error:
             if "running event loop" not in str(error):
                 raise
-            # Without this, Python would also warn that the coroutine was never awaited.
+            # Close the coroutine: otherwise Python would also warn that it was never awaited.
             work.close()
             raise SimulationError(
                 'A network under test has its own event loop: write the test as a plain "def", not "async def".'
@@ -180,7 +181,7 @@ class NetworkUnderTest:
 
     @property
     def simulation(self) -> Simulation:
-        """The simulation. Raises `SimulationError` if the network runs in processes."""
+        """Simulation of this test. Raises `SimulationError` if the network runs in processes."""
         if not isinstance(self._stage, SimulatedStage):
             raise SimulationError(NEEDS_SIMULATION)
         return self._stage
@@ -198,8 +199,9 @@ class NetworkUnderTest:
     ) -> None:
         """Start an agent from ``rules``, a ``script``, an agent ``file``, or your own ``runner``.
 
-        ``rules`` have the format of a scenario's script. A ``script`` is a function of the request, a file of rules, or
-        ``module:function``. Options are the same as in a scenario: ``model``, ``tools``, ``visibility`` and so on.
+        ``rules`` have the format of a script in a scenario. A ``script`` is a function of the request, a file of rules,
+        or ``module:function``. The options are those of a scenario, for example ``model``, ``tools`` and
+        ``visibility``.
         """
         if not is_id(agent_id):
             raise ConfigError(
@@ -217,21 +219,21 @@ class NetworkUnderTest:
                 **options,
             }
             node = as_node({name: value for name, value in given.items() if value is not None}, self._beside)
-            # An agent in a separate process would ask a real model too, so check in both cases.
+            # Check this for agents in processes too, because such an agent would also ask a real model.
             plan = plan_agent(agent_id, bind(AgentChoice, node), node, allows_real_models=self._allows_real_models)
         self._stage.plans[agent_id] = plan
         self.run(self._stage.join(agent_id))
 
     def person(self, agent_id: str) -> PersonUnderTest:
-        """Let a person join, or return the person who has already joined."""
+        """Let a person join and return the person. A person who has already joined is returned unchanged."""
         if agent_id not in self._stage.people:
             self.run(self._stage.join(agent_id))
         return PersonUnderTest(self, self._stage.people[agent_id])
 
     def thread(self, name: str, *members: str) -> str:
-        """Create a channel with these people, in order, and return its address.
+        """Create a channel, let these people join it in this order, and return its address.
 
-        Agents join with a tool or the option ``channels``.
+        Agents join a channel with a tool or with the option ``channels``.
         """
         for member in members:
             op = "channels.create" if member == members[0] else "channels.join"
@@ -241,29 +243,29 @@ class NetworkUnderTest:
     # --- what happens
 
     def idle(self, at_most_s: float = 60.0) -> None:
-        """Wait until every message is handled, and every reaction has ended or waits for a participant. Raises
+        """Wait until every message has been handled, and every reaction has ended or waits for a participant. Raises
         `TimeoutError`.
         """
         self.run(self._stage.idle(at_most_s))
 
     def wait(self, seconds: float) -> None:
-        """Let time pass. A simulation advances virtual time."""
+        """Wait for a number of seconds. A simulation advances its virtual time."""
         self.run(asyncio.sleep(seconds))
 
     def wait_for(self, pattern: Said, at_most_s: float = 60.0) -> AnyMessage:
-        """Wait for the first matching message since the start. Raises `TimeoutError`."""
+        """Wait for the first message since the start that matches the pattern. Raises `TimeoutError`."""
         return self.run(self._stage.wait_for(lambda message: pattern == message, at_most_s))
 
     def kill(self, agent_id: str) -> None:
-        """End an agent as ``kill -9`` does."""
+        """End an agent abruptly, as ``kill -9`` does."""
         self.run(self._stage.kill(agent_id))
 
     def restart(self, agent_id: str) -> None:
-        """Start an agent again."""
+        """Kill an agent if it is running, and start it again."""
         self.run(self._stage.restart(agent_id))
 
     def disconnect(self, agent_id: str) -> None:
-        """Cut a participant's connection. The client reconnects automatically. Only for simulations."""
+        """Cut a participant's connection. The client reconnects automatically. This works only in simulations."""
         self.run(self._stage.disconnect(agent_id))
 
     def restart_hub(self) -> None:
@@ -274,30 +276,30 @@ class NetworkUnderTest:
 
     @property
     def messages(self) -> Messages:
-        """All stored messages."""
+        """All stored messages, in order."""
         return Messages(self._stage.messages)
 
     @property
     def transcript(self) -> Transcript:
-        """The messages, one line each."""
+        """All stored messages as text, one line per message."""
         return Transcript(map(_tell, self.messages))
 
     @property
     def record(self) -> RunRecord:
-        """Messages, reactions, tool calls and prompts, in the format for expectations."""
+        """Messages, reactions, tool calls and prompts of the run, in the form that expectations use."""
         return replace(self.run(self._stage.read_record()), began_at=self._began_at)
 
     @property
     def reactions(self) -> Sequence[RecordedReaction]:
-        """The agents' reactions, with their tool calls."""
+        """Reactions of the agents, with their tool calls."""
         return self.record.reactions
 
     def prompts(self, agent_id: str | None = None) -> list[str]:
-        """Return the prompts of all model calls, one text per call. Only for simulations."""
+        """Return the prompts of all model calls, one text per call. This works only in simulations."""
         return [entry.text for entry in self.simulation.asked if agent_id in (None, entry.agent_id)]
 
     def why(self, message: AnyMessage | int) -> Transcript:
-        """Return the chain of causes of a message, from its root."""
+        """Return the chain of messages that led to a message, starting with the root."""
         record = self.record
         found = record.find(message) if isinstance(message, int) else message
         if found is None:
@@ -305,9 +307,7 @@ class NetworkUnderTest:
         return Transcript(map(_tell, reversed(record.path_to_root(found))))
 
     def expect(self, *expected: Mapping[str, Any]) -> None:
-        """Check expectations, which have the same format as in a scenario file. Raises `AssertionError` with the actual
-        result.
-        """
+        """Check expectations, which have the format of a scenario file. Raises `AssertionError` with the actual result."""
         record = self.record
         judge = Judge(record)
         for value in expected:

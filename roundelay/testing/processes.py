@@ -1,4 +1,5 @@
-"""Stage with real processes: `roundelay up` and one process per agent. Each process has a log file in one folder."""
+"""Stage with real processes: `roundelay up`, and one process per agent. The log files of all processes are in one
+folder."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ NEEDS_SIMULATION = "The network runs in real processes; leave out the mark round
 
 
 class ProcessStage(LiveStage):
-    """Hub and agents in separate processes. ``folder`` contains their files and the database. The hub's name is `HUB`."""
+    """Stage with the hub and the agents in separate processes. ``folder`` contains their files and the database. The
+    name of the hub's process is `HUB`."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__("")
@@ -66,14 +68,13 @@ class ProcessStage(LiveStage):
         raise SimulationError(NEEDS_SIMULATION)
 
     async def _start_hub(self) -> None:
-        """Start the hub. A restarted hub uses its previous port."""
-        # Agents and people know the hub by its first address and reconnect there.
+        """Start the hub. A restarted hub uses its previous port, because clients reconnect to its first address."""
         port = self.url.rpartition(":")[2].strip("/") or "0"
         command = ("up", "--port", port, "--db", "network.db", "--no-agents")
         self.url = await self._run(HUB, command)
 
     async def _start(self, agent_id: str) -> None:
-        """Write the agent's file, and start its process."""
+        """Write an agent's file and start the agent's process."""
         value, python_path = _write_agent(self.plans[agent_id])
         file = self._folder / f"{agent_id}.yaml"
         file.write_text(json.dumps(value, indent=1), encoding="utf-8")
@@ -81,10 +82,10 @@ class ProcessStage(LiveStage):
         await self._run(agent_id, command, python_path=python_path)
 
     async def _run(self, name: str, command: Sequence[str], *, python_path: Path | None = None) -> str:
-        """Start a process, and return the address at which the process is ready. Raises `SimulationError`."""
-        # Settings of the developer's own node, such as its address, must not reach the test.
+        """Start a process, and return the address from its ready report. Raises `SimulationError`."""
+        # Settings for the developer's own node, such as its address, must not affect the test.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("ROUNDELAY_")}
-        # Tokens of a test belong to the test: they would stay in the developer's folder.
+        # Store the test's tokens in the test's folder: otherwise they would stay in the developer's folder.
         environment["ROUNDELAY_HOME"] = str(self._folder / "home")
         if python_path is not None:
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(python_path), environment.get("PYTHONPATH"))))
@@ -113,7 +114,7 @@ async def _kill(process: Process) -> None:
 
 
 def _write_agent(plan: AgentPlan) -> tuple[dict[str, object], Path]:
-    """Return the agent in the format of an agent file, and the folder with the agent's tools."""
+    """Return the agent in the format of an agent file, and the folder that contains the agent's tools."""
     agent_id, choice, node = plan.agent_id, plan.choice, plan.node
     if choice is None or node is None:
         raise SimulationError(NEEDS_SIMULATION)

@@ -1,6 +1,6 @@
-"""Data of a run for expectations: messages, reactions with tool calls and usage, and prompts. Does no IO.
+"""Data of a run that expectations check: messages, reactions with tool calls and usage, and prompts. No IO.
 
-The record is built from a simulation's ledger, or from data that an operator reads from a live hub.
+A record is built from a simulation's ledger, or from data that an operator reads from a live hub.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_SHOWN_CHARS = 100
 
 @dataclass
 class RunRecord:
-    """Record of one run. ``asked`` is empty if the models ran in another process. ``ended_at`` is in milliseconds."""
+    """Record of one run. ``asked`` is empty if the models ran in another process. Times are in milliseconds."""
 
     messages: Sequence[AnyMessage]
     reactions: Sequence[RecordedReaction]
@@ -32,21 +32,21 @@ class RunRecord:
     """Readers of each thread at the end of the run."""
 
     values: Sequence[Any] = ()
-    """Results of the operations that `mod` expectations name, in order."""
+    """Results of the operations in `mod` expectations, in order."""
 
     open_items: Mapping[int, Sequence[str]] = field(default_factory=dict)
-    """Lines about what is open in each conversation, by root. Read only for the expectation `quiet`."""
+    """Lines that describe the open items of each conversation, by root. Read only for the expectation `quiet`."""
 
     state_before: Mapping[str, Any] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
-    """Shared state of the tools at the start and at the end of the run."""
+    """Shared state of the tools, at the start (``state_before``) and at the end of the run."""
 
     began_at: int = 0
     ended_at: int = 0
 
     @property
     def lasted_s(self) -> float:
-        """Duration of the run in seconds, on the run's own clock."""
+        """Duration of the run in seconds, measured with the run's own clock."""
         return (self.ended_at - self.began_at) / 1000
 
     def find(self, seq: int) -> AnyMessage | None:
@@ -60,9 +60,10 @@ class RunRecord:
         return path
 
     def prompts_with(self, text: str, agent_id: str | None) -> list[tuple[str, str]]:
-        """Return the agents and reactions whose prompts contain a text. Without prompts, search the manifests.
+        """Return the (agent, reaction) pairs whose prompts contain a text. If no prompts are known, search the
+        manifests.
 
-        The text is escaped first, because prompts contain escaped messages.
+        The escaped forms of the text are searched too, because prompts contain escaped messages.
         """
         forms = {text, escape(text, quote=False), escape(text)}
         found = [
@@ -70,7 +71,7 @@ class RunRecord:
             for asked in self.asked
             if agent_id in (None, asked.agent_id) and any(form in asked.text for form in forms)
         ]
-        # Models that ran in other processes leave no prompts; which messages they held is recorded all the same.
+        # Models in other processes provide no prompts, but the manifest records which messages a prompt contained.
         if not self.asked:
             holding = {message.seq for message in self.messages if text in message.text}
             found = [
@@ -82,6 +83,6 @@ class RunRecord:
 
 
 def describe_message(message: AnyMessage) -> str:
-    """Format a message as one line: ``#12 mia -> desk: Refund order 12``."""
+    """Format a message on one line: ``#12 mia -> desk: Refund order 12``."""
     shown = truncate(sanitize(" ".join(message.text.split())), MAX_SHOWN_CHARS)
     return f"#{message.seq} {message.sender_id} -> {short_address(message.to)}: {shown}"

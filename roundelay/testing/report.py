@@ -1,7 +1,7 @@
-"""Reports the results of scenarios as text for people, as JSON, and as JUnit XML for CI.
+"""Report the results of scenarios as text for people, as JSON, and as JUnit XML for CI.
 
-The report of a failure shows its line, the actual result, the conversation, the causes of the related messages, and the
-command that repeats the run.
+The report of a failure shows its line in the file, the actual result, the conversation, the causes of the related
+messages, and the command that repeats the run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 @dataclass(frozen=True)
 class Failure:
-    """One failure: its position in the file, the expected and the actual result, and the related messages."""
+    """One failure of a run: its position in the file, the expected and the actual result, and the related messages."""
 
     file: str
     line: int
@@ -35,11 +35,11 @@ class Failure:
 
 
 def list_failures(result: ScenarioResult) -> list[Failure]:
-    """Return the failures of a run, in the order of the file. A failed step is the only failure of its run."""
+    """Return the failures of a run, in the order of the file. After a failed step, that step is the only failure."""
     scenario = result.scenario
     if result.failure is not None:
         failure = result.failure
-        # What was said last before the step is the most likely reason.
+        # The last message before the failed step is the most likely cause.
         last = tuple(message.seq for message in result.record.messages[-1:])
         return [Failure(str(failure.place.path), failure.place.line, failure.what, failure.reason, last)]
     failures = [
@@ -57,7 +57,7 @@ def describe_command(result: ScenarioResult) -> str:
 
 
 def describe_result(result: ScenarioResult) -> str:
-    """Format a result for a person: one line if the run passed, and all details if it failed."""
+    """Describe a result for people, in one line if the run passed, and with all details if it failed."""
     word = "PASS" if result.passed else "FAIL"
     lines = [f"{word}  {result.scenario.name}  ({_describe_run(result)})"]
     if not result.passed:
@@ -72,7 +72,7 @@ def describe_result(result: ScenarioResult) -> str:
 
 
 def describe_causes(result: ScenarioResult, failure: Failure) -> list[str]:
-    """Describe the causes of a failure's messages, back to their roots."""
+    """Describe the causes of the messages that belong to a failure, up to their roots."""
     lines: list[str] = []
     for seq in list(dict.fromkeys(failure.messages))[:MAX_PATHS]:
         message = result.record.find(seq)
@@ -125,7 +125,7 @@ def _run_to_json(result: ScenarioResult) -> dict[str, Any]:
 
 
 def to_junit(results: Sequence[ScenarioResult]) -> str:
-    """Return the results as JUnit XML: one suite per file, one case per run."""
+    """Return the results as JUnit XML, with one suite per file and one case per run."""
     root = ElementTree.Element("testsuites")
     suites: dict[str, list[ScenarioResult]] = {}
     for result in results:
@@ -140,7 +140,7 @@ def to_junit(results: Sequence[ScenarioResult]) -> str:
             time=f"{sum(run.took_s for run in runs):.3f}",
         )
         for run in runs:
-            # CI compares cases by name, so a single run keeps its name under any seed.
+            # CI compares cases by name, so a single run has the same name for every seed.
             name = f"{run.scenario.name} [seed {run.seed}]" if len(runs) > 1 else run.scenario.name
             case = ElementTree.SubElement(suite, "testcase", classname=file, name=_xml(name), time=f"{run.took_s:.3f}")
             if not run.passed:

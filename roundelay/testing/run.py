@@ -1,6 +1,6 @@
-"""Runs scenarios: starts the network, performs the steps, and evaluates each expectation.
+"""Run scenarios: start the network, perform the steps, and evaluate each expectation.
 
-`run_scenario` runs a scenario in a simulation in this process. `run_live_scenario` runs a scenario against a live hub.
+`run_scenario` uses a simulation in this process. `run_live_scenario` uses a live hub.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _BEGINNING = "the network could not begin"
 
 @dataclass(frozen=True)
 class ScenarioResult:
-    """Result of one run. ``failure`` is the failed step, if any. After a failed step, no expectation is evaluated."""
+    """Result of one run of a scenario. ``failure`` is the failed step, if any. After a failed step, no expectation is
+    evaluated."""
 
     scenario: Scenario
     seed: int
@@ -51,14 +52,14 @@ class ScenarioResult:
     verdicts: Sequence[Verdict] = ()
     failure: StepFailed | None = None
     problems: Sequence[str] = ()
-    """Other reasons to fail, such as a tape that does not match or an agent that crashed."""
+    """Other reasons for a failed run, for example a tape that does not match, or an agent that crashed."""
 
     notes: Sequence[str] = ()
-    """Remarks that do not fail the run, such as unused turns of a tape."""
+    """Notes that do not make the run fail, for example about unused turns of a tape."""
 
     faults: Sequence[str] = ()
     ledger: bytes = field(default=b"", repr=False)
-    """The ledger as JSON lines."""
+    """Ledger of the run as JSON lines."""
 
     took_s: float = 0.0
     url: str | None = None
@@ -76,10 +77,10 @@ def run_scenario(
     allows_real_models: bool = False,
     updates_tapes: bool = False,
 ) -> ScenarioResult:
-    """Run a scenario in this process. ``agents`` replaces some of its agents with your own runners.
+    """Run a scenario in this process. ``agents`` replaces some of the scenario's agents with your own runners.
 
-    The run creates its own event loop, so do not call this function inside another event loop. Raises `ConfigError` if
-    the scenario cannot start.
+    This function creates its own event loop, so do not call it inside another event loop. Raises `ConfigError` if the
+    scenario cannot start.
     """
     chosen = scenario.head.seed if seed is None else seed
     plans = plan_agents(scenario, allows_real_models=allows_real_models or updates_tapes, ignores_tapes=updates_tapes)
@@ -93,11 +94,11 @@ def run_scenario(
 
     try:
         result = run_simulated(enter, setting)
-    # The loop is gone and with it the record, so only the reason can be told.
+    # The record ended with the event loop, so only the reason can be reported.
     except Stalled as error:
         failure = StepFailed(scenario.steps[-1].place, str(error))
         return ScenarioResult(scenario, chosen, RunRecord((), ()), failure=failure)
-    # A run that broke off would leave a tape that ends in its middle.
+    # Write no tape after a failed step, because the tape would be incomplete.
     if updates_tapes and result.failure is None:
         _write_tapes(plans, result.record)
     return result
@@ -110,7 +111,7 @@ async def run_live_scenario(
 
     ``token`` is the owner's token. The default is the token of this machine's owner.
 
-    Raises `ConfigError` if the scenario cannot start, `ConnectError` and `NotAuthenticated` if the network cannot be
+    Raises `ConfigError` if the scenario cannot start, and `ConnectError` or `NotAuthenticated` if the network cannot be
     joined.
     """
     plans = plan_agents(scenario, allows_real_models=allows_real_models, is_live=True)
@@ -119,7 +120,7 @@ async def run_live_scenario(
 
 
 async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
-    """Perform a scenario on a stage, and evaluate it."""
+    """Perform the steps of a scenario on a stage, and evaluate its expectations."""
     began_s, began_at = time.perf_counter(), stage.clock()
     has_state = scenario.head.state is not None
     variables = Variables({**scenario.head.vars, **({"state": stage.state} if has_state else {})})
@@ -140,12 +141,12 @@ async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
             still_open = await read_open_items(stage)
     except StepFailed as error:
         failure = error
-    # A failed step leaves the faults running; they would change the network while its record is read.
+    # Stop the remaining faults: otherwise they would change the network while its record is read.
     if faulting is not None:
         faulting.cancel()
     record = replace(await stage.read_record(), began_at=began_at, values=values, open_items=still_open)
     judge = Judge(record, matcher)
-    # After a failed step most expectations fail too, and would hide the reason.
+    # After a failed step, most expectations fail too. They would hide the reason, so skip them.
     verdicts = [judge.judge(expected) for expected in scenario.expectations] if failure is None else []
     tapes = [(plan.agent_id, plan.tape_model) for plan in stage.plans.values() if plan.tape_model is not None]
     broken = {
@@ -167,7 +168,7 @@ async def play(scenario: Scenario, stage: Stage) -> ScenarioResult:
 
 
 async def _begin(scenario: Scenario, stage: Stage, steps: Steps) -> asyncio.Task[list[str]] | None:
-    """Let the participants and the members of threads join. Then start the faults. Raises `StepFailed`."""
+    """Let the participants join the network and their threads. Then start the faults. Raises `StepFailed`."""
     head, place = scenario.head, scenario.node
     for name, wants in (("faults", "need"), ("state", "needs")):
         if getattr(head, name) is not None and not isinstance(stage, SimulatedStage):
@@ -180,7 +181,7 @@ async def _begin(scenario: Scenario, stage: Stage, steps: Steps) -> asyncio.Task
                 await stage.join(agent_id)
         present = [name for name in scenario.participants if name in stage.people or name in stage.members]
         for name, thread in head.threads.items():
-            # A member that joins by a later step cannot create the thread.
+            # A member that joins in a later step cannot create the thread.
             for first in [who for who in thread.members if who in present][:1]:
                 await _make_thread(client_of(stage, first), name, thread)
         for participant in present:
@@ -199,7 +200,7 @@ async def _begin(scenario: Scenario, stage: Stage, steps: Steps) -> asyncio.Task
 
 
 async def _make_thread(client: NetworkClient, name: str, thread: ThreadChoice) -> None:
-    """Create a channel. On a live network, a channel that already exists is not changed."""
+    """Create a channel. On a live network, an existing channel is joined and not changed."""
     try:
         await client.call("channels.create", {"name": name, "history": thread.history})
     except InvalidArguments:
@@ -207,7 +208,7 @@ async def _make_thread(client: NetworkClient, name: str, thread: ThreadChoice) -
 
 
 async def _end_faults(scenario: Scenario, stage: Stage, faulting: asyncio.Task[list[str]] | None) -> list[str]:
-    """Wait for the remaining faults and their effects. Return descriptions of the faults. Raises `StepFailed`."""
+    """Wait for the remaining faults and their effects. Return descriptions of all faults. Raises `StepFailed`."""
     faults = await faulting if faulting is not None else []
     if faults:
         try:
@@ -219,7 +220,7 @@ async def _end_faults(scenario: Scenario, stage: Stage, faulting: asyncio.Task[l
 
 
 async def _ask_mods(scenario: Scenario, stage: Stage, variables: Variables) -> list[Any]:
-    """Call the operations of the expectations, in order, and return the results. Raises `StepFailed`."""
+    """Call the operations that the expectations name, in order, and return the results. Raises `StepFailed`."""
     values = []
     for expected in scenario.expectations:
         question = expected.expectation.mod
@@ -266,7 +267,7 @@ def _make_delay(value: float | tuple[float, float] | None, default: Delay) -> De
 
 
 def _write_tapes(plans: Mapping[str, AgentPlan], record: RunRecord) -> None:
-    """Write the replies of each taped agent's model in this run."""
+    """Write a tape for each agent that uses one, with the model's replies in this run."""
     for plan in plans.values():
         if plan.tape is None:
             continue

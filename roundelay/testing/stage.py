@@ -1,6 +1,6 @@
-"""Protocol for a stage, which is the network that a test acts on, and the implementation for simulations.
+"""The protocol `Stage` for the network on which a test acts, and its implementation for simulations.
 
-Other implementations are `live_stage` (a live network over WebSocket) and `processes` (a hub and agents in separate
+Other implementations are in `live_stage` (a live network over WebSocket) and `processes` (a hub and agents in separate
 processes). Steps, scenarios and the fixture `network` use only the protocol.
 """
 
@@ -26,9 +26,9 @@ READER_ID = "scenario-reader"
 class Stage(Protocol):
     """Network that runs during an ``async with`` block.
 
-    ``plans`` are the agents that may take part. ``people`` and ``members`` have joined from this process; ``people``
-    also contains services and programs. The tools of agents in this process share ``state``. Methods raise
-    `RoundelayError` for impossible actions, and `TimeoutError`.
+    ``plans`` contains the agents that may take part. ``people`` and ``members`` are the participants that joined from
+    this process. ``people`` also contains services and programs, and ``members`` contains agents. The tools of these
+    agents share ``state``. Methods raise `RoundelayError` for impossible actions, and `TimeoutError`.
     """
 
     plans: dict[str, AgentPlan]
@@ -41,7 +41,7 @@ class Stage(Protocol):
     async def __aexit__(self, *_: object) -> None: ...
 
     def clock(self) -> int:
-        """Return the time in milliseconds."""
+        """Return the current time of the network, in milliseconds."""
         ...
 
     @property
@@ -54,17 +54,18 @@ class Stage(Protocol):
         ...
 
     async def join(self, participant: str, kind: Kind = "human") -> None:
-        """Start the planned agent and wait until it is ready. Otherwise let a participant of this kind join."""
+        """Start the agent with this name and wait until it is ready. For a name without a plan, let a participant of
+        this kind join."""
         ...
 
     async def leave(self, participant: str) -> None: ...
 
     async def kill(self, name: str) -> None:
-        """End an agent, or the hub (`HUB`), as ``kill -9`` does."""
+        """End an agent, or the hub (`HUB`), abruptly as ``kill -9`` does."""
         ...
 
     async def restart(self, name: str) -> None:
-        """Restart an agent or the hub. If it is running, kill it first."""
+        """Restart an agent or the hub. If it is running, it is killed first."""
         ...
 
     async def disconnect(self, participant: str) -> None:
@@ -72,11 +73,12 @@ class Stage(Protocol):
         ...
 
     async def idle(self, at_most_s: float) -> None:
-        """Wait until all messages of the participants are handled and their reactions have ended or wait."""
+        """Wait until all messages to the participants are handled, and all reactions have ended or wait for a
+        participant."""
         ...
 
     async def wait_for(self, is_wanted: Callable[[AnyMessage], bool], at_most_s: float) -> AnyMessage:
-        """Wait for the first ``wanted`` message since the start."""
+        """Wait for the first message since the start for which ``is_wanted`` is true."""
         ...
 
     async def read_record(self) -> RunRecord:
@@ -84,12 +86,12 @@ class Stage(Protocol):
         ...
 
     def problems(self) -> list[str]:
-        """Return problems that are not failures of steps."""
+        """Return problems of the run other than failed steps."""
         ...
 
 
 def client_of(stage: Stage, participant: str) -> NetworkClient:
-    """Return the connection of a participant that joined from here. Raises `SimulationError`."""
+    """Return the connection of a participant that joined from this process. Raises `SimulationError`."""
     participant_entry = stage.people.get(participant) or stage.members.get(participant)
     if participant_entry is None:
         raise SimulationError(
@@ -99,13 +101,13 @@ def client_of(stage: Stage, participant: str) -> NetworkClient:
 
 
 class SimulatedStage(Simulation):
-    """Stage that is a simulation."""
+    """Stage that uses a simulation."""
 
     def __init__(self, setting: Setting, plans: Mapping[str, AgentPlan] | None = None) -> None:
-        # Reading operations that expectations name may be for operators only.
+        # Let the reader join as an operator, because expectations may name operations for operators.
         super().__init__(replace(setting, operators=(*setting.operators, READER_ID)))
         self.plans = dict(plans or {})
-        self._is_killed_by_step = False  # faults may kill and restart the hub too
+        self._is_killed_by_step = False  # whether a step killed the hub; faults may kill and restart the hub too
 
     async def reader(self) -> NetworkClient:
         return await self.network.join(READER_ID, kind="service")
@@ -120,7 +122,7 @@ class SimulatedStage(Simulation):
         if name != HUB:
             await super().kill(name)
             return
-        # A fault may have killed it at the same moment, which is no mistake of the scenario.
+        # Accept a hub that a fault has killed at the same moment: this is not an error of the scenario.
         if self._is_killed_by_step and self.hub is None:
             raise SimulationError("The hub was killed already; a step `restart: hub` starts it again.")
         self._is_killed_by_step = True
@@ -145,7 +147,7 @@ class SimulatedStage(Simulation):
             found = await self.hub.ledger.cold("dead", "", 1000)
             letters = [{"agent_id": letter.agent_id, "seq": letter.seq, "reason": letter.reason} for _, letter in found]
         for message in self.messages:
-            # Direct threads are nowhere listed with their readers; their two parties follow from the name.
+            # No list contains the readers of direct threads, but the thread's name contains both participants.
             if message.kind == "direct":
                 readers.setdefault(message.thread_id, list(thread_parties(message.thread_id)))
         reactions = read_reactions(self.rows)
@@ -163,7 +165,7 @@ class SimulatedStage(Simulation):
     def problems(self) -> list[str]:
         found = [f"the agent {agent_id} crashed: {error!r}" for agent_id, error in self.broken.items()]
         most, used = self.setting.max_tokens, self.models.tokens
-        # An agent may hide the refusal in its answer, and the run would seem to pass.
+        # An agent may hide the model's refusal in its answer, and then the run would seem to pass.
         if most is not None and used >= most:
             found.append(f"limits.tokens: the models used {used} tokens of {most}; from then on they were refused")
         return found

@@ -1,6 +1,6 @@
-"""Performs the steps of a scenario on a stage. Handles variables, but not expectations.
+"""Perform the steps of a scenario on a stage. This module handles variables, but not expectations.
 
-A step that fails ends the run with `StepFailed`, which names the step's position in the file.
+A failed step ends the run with `StepFailed`, which contains the step's position in the file.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ from roundelay.testing.stage import Stage, client_of
 _ONE_EXPRESSION = re.compile(r"\{\{((?:(?!\{\{|\}\}).)*)\}\}", re.DOTALL)
 
 ANSWER_S = 60.0
-"""Maximum time that a step waits for the hub's answer, in the scenario's time, in seconds."""
+"""Maximum time that a step waits for an answer of the hub, in seconds of the scenario's clock."""
 
 
 MAX_SHOWN_STEP = 160
-"""Maximum characters of a failed step in the report, because a step may contain many others."""
+"""Maximum number of characters of a failed step in the report. A step may contain many other steps."""
 
 
 def _may_be_decided_by(request: AnyMessage, agent_id: str) -> bool:
-    """Return whether a person may decide a request. If the request names approvers, only an approver who reads it may."""
+    """Return whether a person may decide a request. If the request names approvers, the person must be an approver and
+    read the request's thread."""
     deciders = read_deciders(request)
     is_here = request.kind != "direct" or request.to == f"agent:{agent_id}"
     return deciders is None or (agent_id in deciders and is_here)
 
 
 class StepFailed(Exception):
-    """A step failed. ``place`` is its position in the file, and ``what`` names the step."""
+    """Raised for a failed step. ``place`` is the step's position in the file, and ``what`` describes the step."""
 
     def __init__(self, place: YamlNode, reason: str, what: str | None = None) -> None:
         super().__init__(reason)
@@ -62,26 +63,28 @@ class StepFailed(Exception):
 
 
 class Variables:
-    """Variables of one run. Renders texts with these variables."""
+    """Variables of one run, and the rendering of texts with these variables."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = dict(values)
 
     def render(self, text: str) -> str:
-        """Render ``{{ name }}``. Raises `ValueError` for an unknown name."""
-        # Most texts have no variables, and a template for each would cost more than the rest of the step.
+        """Replace ``{{ name }}`` in a text with the variable's value. Raises `ValueError` for an unknown name."""
+        # Most texts have no variables. Skip the template, which would cost more than the rest of the step.
         if "{{" not in text and "{%" not in text:
             return text
         try:
             return ENVIRONMENT.from_string(text).render(self.values)
         except (TemplateError, ArithmeticError, TypeError, LookupError, AttributeError, ValueError) as error:
-            raise ValueError(f'"{text}" cannot be rendered: {error}') from error  # whatever the expression raised
+            # the expression may raise any of these errors
+            raise ValueError(f'"{text}" cannot be rendered: {error}') from error
 
     def render_all(self, value: Any) -> Any:
         return map_texts(value, self.render)
 
     def work_out_all(self, value: Any) -> Any:
-        """Render as `render_all` does, but replace a text that is a single ``{{ expression }}`` with its value."""
+        """Render texts as `render_all` does. A text that is a single ``{{ expression }}`` is replaced with the
+        expression's value."""
         return map_texts(value, self._work_out)
 
     def _work_out(self, text: str) -> Any:
@@ -98,27 +101,27 @@ class Variables:
     def _evaluate(self, expression: str) -> Any:
         try:
             value = ENVIRONMENT.compile_expression(expression, undefined_to_none=False)(**self.values)
-            bool(value)  # raises for an undefined variable
+            bool(value)  # raises an error for an undefined variable
             return value
         except (TemplateError, ArithmeticError, TypeError, LookupError, AttributeError) as error:
             raise ValueError(f'"{expression}" cannot be worked out: {error}') from error
 
 
 def explain_failure(place: YamlNode, error: RoundelayError | ValueError) -> StepFailed:
-    """Return the failure of a step for a refusal of the hub or stage, or for a wrong value."""
+    """Return the failure of a step whose action was refused by the hub or the stage, or that has a wrong value."""
     return StepFailed(place, f"{error.code if isinstance(error, RoundelayError) else 'wrong'}: {error}")
 
 
 async def ask_operation(stage: Stage, question: ModExpectation, variables: Variables) -> Any:
-    """Call the operation of an expectation. Raises `TimeoutError` if the hub does not answer."""
+    """Call the operation that an expectation names. Raises `TimeoutError` if the hub does not answer."""
     async with asyncio.timeout(ANSWER_S):
         client = await stage.reader() if question.asker is None else client_of(stage, question.asker)
         return await client.call(variables.render(question.op), variables.work_out_all(question.args))
 
 
 async def read_open_items(stage: Stage) -> dict[int, list[str]]:
-    """Return lines about what is open in each conversation, by its root. Conversations without open items are left
-    out."""
+    """Return lines that describe the open items of each conversation, by root. Conversations without open items are
+    omitted."""
     reader, found = await stage.reader(), dict[int, list[str]]()
     for root in sorted({message.root for message in stage.messages}):
         items = await reader.open_items(root)
@@ -128,7 +131,7 @@ async def read_open_items(stage: Stage) -> dict[int, list[str]]:
 
 
 class Steps:
-    """Performs the steps of one run."""
+    """Performer of the steps of one run."""
 
     def __init__(self, scenario: Scenario, stage: Stage, variables: Variables, matcher: Matcher) -> None:
         self._scenario = scenario
@@ -214,7 +217,7 @@ class Steps:
             named = step.to if isinstance(step.to, list) else [step.to or step.place or ""]
             sent = [await client.send(self._find_address(render(name)), content, **options) for name in named]
         if step.save is not None:
-            # The hub's answer holds only the seq; later steps want the whole message.
+            # The hub's answer contains only the sequence number, but later steps need the whole message.
             saved = [await self._stage.wait_for(_has_seq(message.seq), 60) for message in sent]
             self._variables.values[step.save] = saved if isinstance(step.to, list) else saved[0]
 
@@ -257,7 +260,7 @@ class Steps:
     async def _wait_until_quiet(self, at_most_s: float) -> None:
         reader, loop = await self._stage.reader(), asyncio.get_running_loop()
         until, checked = loop.time() + at_most_s, 0
-        # Again after new messages: the end of one conversation may begin another.
+        # Check again after new messages, because the end of one conversation may start another.
         while self._stage.messages and (newest := self._stage.messages[-1].seq) != checked:
             checked = newest
             for root in sorted({message.root for message in self._stage.messages}):
@@ -290,11 +293,12 @@ class Steps:
         else:
             text = f"/approve {wanted.approve}" if isinstance(wanted.approve, str) else "/approve"
         await self._expect_refusal(placed, client.reply(request, text))
-        # With the person: the same request may need the approval of two.
+        # Store the person too, because the same request may need the approval of two people.
         self._decided.add((request.seq, client.agent_id))
 
     async def _hold(self, step: Step) -> None:
-        """Start or end a takeover of a thread. A participant's name means the direct thread with that participant."""
+        """Start or end a takeover of a thread. The name of a participant means the direct thread with that
+        participant."""
         render = self._variables.render
         client, name = client_of(self._stage, render(step.sender or "")), render(step.take or step.give or "")
         if name in self._scenario.participants:
@@ -313,7 +317,7 @@ class Steps:
             await self.join_threads(moved)
 
     async def join_threads(self, participant: str) -> None:
-        """Let a participant join the threads that list the participant as a member."""
+        """Let a participant join the threads that list it as a member."""
         for name, thread in self._scenario.head.threads.items():
             if participant in thread.members:
                 await client_of(self._stage, participant).join_channel(name)
@@ -332,7 +336,7 @@ class Steps:
                 for branch in placed.inner:
                     group.create_task(self.perform(branch))
         except BaseExceptionGroup as failures:
-            # A failed step says where; the other branches only report that they were cancelled.
+            # Raise the failed step, which names its position. The other branches only report that they were cancelled.
             failed = failures.subgroup(StepFailed)
             first: BaseException = failed or failures
             while isinstance(first, BaseExceptionGroup):
@@ -346,7 +350,7 @@ class Steps:
             if repeat.var is not None:
                 self._variables.values[repeat.var] = value
             await self.perform(placed.inner[0])
-            # After the steps, so that they are done at least once.
+            # Check the condition after the steps, so that the steps are performed at least once.
             if repeat.until is not None and await self._holds(repeat.until, placed.place):
                 return
         if repeat.until is not None:
@@ -361,7 +365,7 @@ class Steps:
             await self.perform(otherwise[0])
 
     async def _holds(self, condition: str | Expectation, place: YamlNode) -> bool:
-        """Return whether a condition is true now."""
+        """Return whether a condition is currently true."""
         if isinstance(condition, str):
             return self._variables.holds(condition)
         record = await self._stage.read_record()
@@ -380,7 +384,8 @@ def _has_seq(seq: int) -> Callable[[AnyMessage], bool]:
 
 
 def _as_wait(step: Step) -> WaitStep:
-    """Return the long form of a wait. For any other step, return a wait until idle, which sets the step's time limit."""
+    """Return the long form of a wait. For any other step, return a wait until idle, whose time limit also applies to
+    that step."""
     if isinstance(step.wait, WaitStep):
         return step.wait
     return WaitStep.model_validate({"for": step.wait} if isinstance(step.wait, float) else {"until": "idle"})
