@@ -46,7 +46,7 @@ OFFLINE = {  # pip reads 0 as the value of `build_isolation`; of these tests' pl
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_NO_BUILD_ISOLATION": "0",
     "PIP_NO_COMPILE": "1",  # a command compiles what it loads, which is a part
-    "PYTEST_ADDOPTS": "-p no:asyncio",
+    "PYTEST_ADDOPTS": "-p no:asyncio -p no:langsmith_plugin",
 }
 VARIES = [
     (re.compile(r"\b\d\d:\d\d:\d\d\b"), "<time>"),

@@ -39,7 +39,7 @@ def run_pytest(folder: Path, *arguments: str, finds_plugins: bool = False, **fil
     """A pytest of its own. With ``finds_plugins`` it finds ours as a user's does; else it is named, which is quicker."""
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(dedent(text), encoding="utf-8")
-    chosen = ["-p", "no:asyncio"] if finds_plugins else ["-p", "roundelay.pytest_plugin"]
+    chosen = ["-p", "no:asyncio", "-p", "no:langsmith_plugin"] if finds_plugins else ["-p", "roundelay.pytest_plugin"]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *chosen, *arguments]
     env = os.environ if finds_plugins else {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=100)
