@@ -34,7 +34,7 @@ MAX_LINE = 160
 MAX_START_SENTENCE = 32
 """Maximum number of words in a sentence in docs/start, which new users read."""
 MAX_MEDIAN_KB = 6.0
-MAX_WORDS = 82_000
+MAX_WORDS = 80_000
 """Maximum number of words on all pages. Code blocks, generated pages and decisions do not count. Lower the limit when
 you shorten the documentation.
 """
