@@ -18,12 +18,12 @@ from roundelay.demo.tools import Task, find_sums, find_word_tasks
 
 DESK = "desk"
 SPECIALISTS = {"numbers": "calculate with numbers", "words": "count, pick and turn words and letters"}
-"""The specialists, and what each can do."""
+"""Specialists of the demo, with a description of their skills."""
 THINKING_S = 0.25
 """Pause of a script before each reply, in seconds. Readers can follow the conversation, and ``--kill`` hits an agent in the
 middle of its reaction."""
 THINKING_VARIABLE = "DEMO_THINKING_S"
-"""Environment variable with another pause, for the agents' processes."""
+"""Environment variable that changes the pause in the agents' processes."""
 
 _ASKS = re.compile(r"^(?:@\S+ )*@\S+, (?P<asker>\S+) asks: (?P<question>.*)", re.DOTALL)
 _ANSWERS = re.compile(r"^@desk, for (?P<asker>\S+): (?P<part>.*)", re.DOTALL)
@@ -55,7 +55,7 @@ def _join_answers(view: PromptView) -> Sequence[Action]:
     thread = view.find_thread(view.incoming_thread_id)
     earlier = {message.sender: match for message in thread.messages if (match := _ANSWERS.match(message.text))}
     answer = _ANSWERS.match(view.incoming_text)
-    # A second answer of the same specialist would send the draft again.
+    # Ignore a second answer of the same specialist, because it would send the draft again.
     if answer is None or view.incoming_sender in earlier:
         return [finish("nothing new")]
     answers = earlier | {view.incoming_sender: answer}

@@ -1,4 +1,4 @@
-"""Runs the demo: an example team on a real node, and a person whose question needs all agents of the team.
+"""Run the demo: an example team on a real node, and a person whose question needs all agents of the team.
 
 `roundelay demo` writes a node's file with the team of `team.yaml` into a temporary folder, and starts ``roundelay up``
 with that file. From then on, the demo is a client. The person asks the question, follows the node's log as an operator,
@@ -47,7 +47,7 @@ QUESTION = "What is 17 × 23, and which is the longest word in “a roundelay co
 LOCAL_QUESTION = "Write one sentence about the sea."
 OTHER_QUESTION = "What is 2^10 - 24, and “roundelay” backwards?"
 LOCAL = "local"
-"""Value of ``--model`` for the small model on this machine."""
+"""Value of ``--model`` that selects the small model on this machine."""
 SCRIPT_TIMEOUT_S, MODEL_TIMEOUT_S = 60.0, 600.0
 LOG_WAIT_MS = 250
 """Maximum time that the node holds a read of the log, in milliseconds. After each read the demo checks how far the agents
@@ -55,14 +55,14 @@ are, because records and restarts are no news in the log."""
 
 
 class DemoFailed(RoundelayError):
-    """The demo could not be completed. The error message explains why."""
+    """Raised when the demo could not be completed. The error message explains why."""
 
     code = "demo"
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """The options of one run."""
+    """Options of one run of the demo."""
 
     question: str = QUESTION
     model: str | None = None
@@ -79,13 +79,13 @@ class DemoPlan:
 
     @property
     def is_local(self) -> bool:
-        """Whether the small model on this machine drives the agents."""
+        """Whether the agents use the small model on this machine."""
         return self.model == LOCAL and self.base_url is None
 
 
 @cache
 def load_team() -> dict[str, dict[str, Any]]:
-    """Return the agent descriptions of `team.yaml`, by id."""
+    """Return the agents that `team.yaml` declares, by id."""
     team = yaml.safe_load(Path(__file__).with_name("team.yaml").read_text(encoding="utf-8"))
     return {agent["id"]: agent for agent in team["agents"]}
 
@@ -127,7 +127,7 @@ def run_demo(
 
 
 async def play(plan: DemoPlan, screen: DemoScreen) -> list[BaseMessage]:
-    """Run the demo and return all messages. With ``stays``, keep running until cancelled.
+    """Run the demo and return all messages. If ``stays`` is set, keep running until cancelled.
 
     Raises `RoundelayError`. Leaves no process and no file behind.
     """
@@ -139,7 +139,7 @@ async def play(plan: DemoPlan, screen: DemoScreen) -> list[BaseMessage]:
 
 
 class _Demo:
-    """One run of the demo."""
+    """State of one run of the demo."""
 
     def __init__(self, plan: DemoPlan, screen: DemoScreen, folder: Path) -> None:
         self._plan = plan
@@ -149,8 +149,9 @@ class _Demo:
         self._messages: list[BaseMessage] = []
         self._reactions: dict[str, tuple[str, int]] = {}  # (agent, trigger) of each expected reaction
         self._finished: dict[str, RecordedReaction] = {}
-        self._shown_calls: Counter[str] = Counter()  # by reaction
-        self._read = asyncio.Event()  # replaced after each read of the log, so that every waiter notices the next read
+        self._shown_calls: Counter[str] = Counter()  # number of shown tool calls, by reaction
+        # replaced after each read of the log, so that every waiting task notices the next read
+        self._read = asyncio.Event()
         self._person: NetworkClient
         self._log: HubLog
 
@@ -202,7 +203,7 @@ class _Demo:
 
     def _choose_model(self, agent: dict[str, Any]) -> dict[str, Any]:
         if agent["id"] == self._plan.kill:
-            agent = agent | {"process": "own"}  # the others go on while this one is killed
+            agent = agent | {"process": "own"}  # one agent can be killed while the others continue
         if self._plan.model is None:
             return agent
         if self._plan.is_local:
@@ -256,7 +257,7 @@ class _Demo:
     async def _show_message(self, message: BaseMessage) -> None:
         self._messages.append(message)
         for agent_id in load_team():
-            # The demo is over when all of these have ended, so each is noted before it begins.
+            # The demo ends when all of these reactions have ended, so record each reaction before it begins.
             if message.to in ("broadcast", f"agent:{agent_id}") and wakes(message, agent_id):
                 self._reactions[self._name_reaction(agent_id, message.seq)] = agent_id, message.seq
         if message.sender_id in load_team() and message.cause is not None:
@@ -265,7 +266,7 @@ class _Demo:
         self._screen.message(message)
 
     def _show_calls(self, reaction: RecordedReaction) -> None:
-        """Show the tool calls of a reaction that have a result and have not been shown."""
+        """Show the tool calls of a reaction that have a result and were not shown before."""
         own_tools = {path.rpartition(":")[2] for path in load_team()[reaction.agent_id].get("tools", ())}
         calls = [call for call in reaction.calls if call.tool in own_tools and call.result is not None]
         for call in calls[self._shown_calls[reaction.reaction] :]:
@@ -323,7 +324,7 @@ class _Demo:
         """Return whether every message is shown and every reaction has finished. Raises `DemoFailed` if a reaction
         failed.
         """
-        # Read first: a message that is stored during the look keeps the demo going.
+        # Read the state before the checks: a message that is stored during the checks keeps the demo running.
         head: int = (await self._person.call("network.info"))["head"]
         for name, (agent_id, _) in list(self._reactions.items()):
             if name in self._finished:
@@ -344,13 +345,13 @@ class _Demo:
         self._screen.summary(threads, turns, tool_calls, duration_s)
 
     async def _stay(self, url: str) -> None:
-        """Keep running until cancelled. Meanwhile, commands on this machine find the node without an address."""
+        """Keep running until cancelled. Meanwhile, commands on this machine find the node without a URL."""
         if self._plan.web:
             link = await make_link(self._person, PERSON, operator=True)
             self._screen.write(f"Open {link['url']}")
             self._screen.write(f"That link logs you in as {PERSON}, once, within 10 minutes.")
             self._screen.write("")
-        # The node has its own home folder, so without this no command of the user would find it.
+        # The node has its own home folder. Without this announcement, the user's commands would not find the node.
         announcement = announce_node(url, Path(f"{self._db}.owner"))
         command = "./dev roundelay" if _is_checkout() else "roundelay"
         self._screen.suggest(
@@ -370,7 +371,7 @@ class _Demo:
 
 
 async def _stop_at_signals(work: Coroutine[object, object, object]) -> None:
-    """Run the work. SIGTERM and a closed terminal cancel the work, so that it cleans up as after Ctrl-C."""
+    """Run a coroutine. SIGTERM and a closed terminal cancel it, so that it cleans up as it does after Ctrl-C."""
     task = asyncio.current_task()
     assert task is not None
     with handle_signals([number for number in list_stop_signals() if number is not signal.SIGINT], task.cancel):

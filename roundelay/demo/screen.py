@@ -1,4 +1,4 @@
-"""Screen of the demo: each message under its thread, the agents' tool calls, and the summary.
+"""Screen of the demo. It shows each message under its thread, the agents' tool calls, and the summary.
 
 The module only formats lines. It sanitizes all text of participants, makes no decisions and reads no data.
 """
@@ -14,19 +14,19 @@ from roundelay.network.messages import BaseMessage
 from roundelay.network.text import count
 
 PLAIN_WIDTH = 96
-"""Line width when the output is no terminal."""
+"""Line width in columns for an output that is not a terminal."""
 MAX_WIDTH = 110
 BAR = "  │ "
 SHOWN_CHARS = 60
-"""Maximum characters of a tool's argument or result."""
+"""Maximum number of characters of a tool's arguments or result."""
 
 
 class DemoScreen(Screen):
-    """`Screen` with a layout for few messages and new users."""
+    """`Screen` with a layout for a small number of messages and for new users."""
 
     @property
     def columns(self) -> int:
-        """The line width."""
+        """Line width in columns."""
         return min(self.width or PLAIN_WIDTH, MAX_WIDTH)
 
     def node(self, url: str) -> None:
@@ -42,7 +42,7 @@ class DemoScreen(Screen):
         self._hang(lead, len(f"  {agent_id}{padding} {process} "), [description])
 
     def message(self, message: BaseMessage, text: str | None = None) -> None:
-        """Write a message with its thread. A bar marks the text, so that no text can look like another message."""
+        """Write a message with its thread. A bar precedes the text, so that no text can look like another message."""
         head = f"{self.paint.bold(f'#{message.seq}')} {self.paint.name(message.sender_id)} {_describe_aim(message)}"
         self.write(f"{head}   {self.paint.dim('in')} {self.paint.name(message.thread_id)}")
         bar = self.paint.dim(BAR)

@@ -1,4 +1,4 @@
-"""Tools of the demo's agents: `calculate` for one agent, and questions about a text for the other.
+"""Tools of the demo's agents. One agent has `calculate`, and the other has tools that answer questions about a text.
 
 `find_sums` and `find_word_tasks` find tasks in a question. A tool solves one task, for a script or a model. This module
 uses no IO, no clock and no `eval`. Users may type anything, so sizes are limited before anything is computed.
@@ -28,7 +28,7 @@ MAX_TEXT_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task: the tool, its arguments, and the beginning of the sentence that the result completes."""
+    """One task for an agent: a tool, its arguments, and the beginning of the sentence that the result completes."""
 
     tool: str
     arguments: Mapping[str, object]
@@ -53,16 +53,18 @@ def calculate(expression: Expression) -> str:
 
 
 def evaluate(expression: str) -> Fraction:
-    """Return the exact value. Raises `ToolError`, `ZeroDivisionError`, and `OverflowError` beyond `MAX_BITS`."""
+    """Return the exact value of an expression. Raises `ToolError`, `ZeroDivisionError`, or `OverflowError` beyond
+    `MAX_BITS`."""
     source = expression.replace("^", "**").replace("×", "*").replace("÷", "/").strip()
-    # Refuse letters, and with them names, strings and exponents such as 1e999999.
+    # Refuse letters. This also refuses names, strings and exponents such as 1e999999.
     if len(source) > MAX_EXPRESSION_CHARS or not re.fullmatch(r"[\d.+\-*/%() ]+", source, re.ASCII):
         raise ToolError(f"{expression[:50]!r} is no expression. Use numbers, + - * / % ^ and parentheses.")
     return _evaluate(_parse(source), source)
 
 
 def format_number(value: Fraction) -> str:
-    """Format a whole number or a short decimal exactly, any other value rounded to 10 places and marked as such."""
+    """Format a whole number or a short decimal exactly. Any other value is rounded to 10 places and marked as
+    rounded."""
     if value.denominator == 1:
         return str(value.numerator)
     scaled = value * 10**10
@@ -132,7 +134,7 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     if exponent.denominator != 1:
         raise ToolError("Only whole exponents can be calculated.")
     bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-    # Checked before it is computed: a power of large numbers would take all memory.
+    # Check before computing: a power of large numbers would use all memory.
     if abs(exponent) > MAX_EXPONENT or bits * abs(exponent) > 2 * MAX_BITS:
         raise OverflowError
     power: Fraction = base ** int(exponent)
@@ -152,7 +154,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] =
 def _evaluate(node: ast.expr, source: str) -> Fraction:
     match node:
         case ast.Constant(int() | float()):  # but not an ellipsis
-            # Read the digits, because a float would round them.
+            # Read the digits from the source, because a float would round them.
             return Fraction(ast.get_source_segment(source, node) or "0")
         case ast.UnaryOp(ast.USub(), operand):
             return -_evaluate(operand, source)

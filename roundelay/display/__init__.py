@@ -1,1 +1,1 @@
-"""Formats messages, events and agents' activity for a terminal, and sanitizes the text that is shown."""
+"""Format messages, events and agents' activity for a terminal, and sanitize text."""

@@ -1,4 +1,4 @@
-"""Describes the activity of agents from ``network.list_agents``, for all screens and commands. Does no IO."""
+"""Describe the activity of agents from the result of ``network.list_agents``, for all screens and commands. No IO."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def describe_activity(agent: Agent) -> str:
         return f"gone, in the middle of {count} reaction{'s' if count != 1 else ''}" if count else "gone"
     if activity in ("idle", "stopped"):
         return str(activity)
-    # The hub names the most important activity; only the reactions that are in it explain it.
+    # The hub chooses the most important activity. Only reactions with that activity explain it.
     return describe_work([it for it in work if it["activity"] == activity] or work)
 
 
@@ -40,14 +40,14 @@ def shows_fault(agent: Agent) -> bool:
 
 
 def describe_agent(agent: Agent) -> str:
-    """Return the activity with the agent's id: ``bob waits for ann``, ``bob is gone``."""
+    """Describe the activity of an agent together with its id: ``bob waits for ann``, ``bob is gone``."""
     is_still = agent.get("activity") in ("idle", "gone", "stopped", None)
     verb = "is " if is_still and not shows_fault(agent) else ""
     return f"{agent['agent_id']} {verb}{describe_activity(agent)}"
 
 
 def describe_work(work: Sequence[Agent]) -> str:
-    """Describe the reactions of one agent that are in the same state."""
+    """Describe the reactions of one agent that have the same state."""
     triggers = _name(f"#{it['trigger']}" for it in work)
     match work[0]["activity"]:
         case "works":
@@ -65,7 +65,8 @@ def describe_work(work: Sequence[Agent]) -> str:
 
 
 def list_work(agents: Iterable[Agent], now_ms: int) -> list[tuple[str, str, str, str]]:
-    """Return rows (agent, activity, thread, duration): one per reaction, and one for each agent without reactions."""
+    """Return rows of (agent, activity, thread, duration): one for each reaction, and one for each agent without
+    reactions."""
     rows = []
     for agent in agents:
         if "activity" not in agent:
@@ -80,7 +81,8 @@ def list_work(agents: Iterable[Agent], now_ms: int) -> list[tuple[str, str, str,
 
 
 def summarize_agents(agents: Iterable[Agent]) -> str:
-    """Return the activity of all agents in one line, with the number of idle agents. Empty without agents."""
+    """Summarize the activity of all agents on one line, with the number of idle agents. The line is empty without
+    agents."""
     told, idle = [], 0
     for agent in agents:
         if agent.get("activity") in ("idle", None) and not shows_fault(agent):

@@ -1,4 +1,4 @@
-"""Formats messages, events and tables for a terminal, for commands that show a conversation and for the demo.
+"""Format messages, events and tables for a terminal, for commands that show a conversation and for the demo.
 
 `format_message` and `format_event` return plain lines, and `Screen` writes lines. Participants' text is sanitized, so
 that it cannot move the cursor, change the title, or look like a line of the program. This module reads no input and
@@ -25,9 +25,10 @@ CONTINUED = "  | "
 message."""
 
 MAX_BESIDE, MAX_BESIDE_CHARS = 50, 300
-"""Maximum number and length of the lines below a message: sources, checks, suggested questions."""
+"""Maximum number of entries below a message (sources, checks, suggested questions), and their maximum length in
+characters."""
 
-_NAME_COLORS = (32, 33, 34, 35, 36, 92, 94, 96)  # without red, which marks errors
+_NAME_COLORS = (32, 33, 34, 35, 36, 92, 94, 96)  # red is missing because it marks errors
 
 
 _OPERATIONS = {
@@ -42,18 +43,19 @@ _OPERATIONS = {
         " /history shows their numbers.",
     ),
 }
-"""Parts of the hub's sentences that name operations, and what a person types instead: as a command, and in chat."""
+"""Operations that occur in the hub's sentences, with the replacements for people: a command, and a command of the
+chat."""
 
 
 def tell_person(sentence: str, *, in_chat: bool = False) -> str:
-    """Return a sentence of the hub, in which commands replace the operations that programs call."""
+    """Replace the names of operations in a sentence of the hub with the commands that people use."""
     for operation, typed in _OPERATIONS.items():
         sentence = sentence.replace(operation, typed[in_chat])
     return sentence
 
 
 class Writable(Protocol):
-    """Methods of a text stream that this module uses."""
+    """Methods of a text stream that this module needs."""
 
     def write(self, text: str, /) -> object: ...
 
@@ -70,7 +72,7 @@ def wants_color(stream: object) -> bool:
 
 
 class Paint:
-    """Colors text, or returns the text unchanged if colors are off."""
+    """Colors text. If colors are off, text stays unchanged."""
 
     def __init__(self, *, is_on: bool) -> None:
         self.is_on = is_on
@@ -91,8 +93,8 @@ class Paint:
         return self._wrap("31", text)
 
     def name(self, agent_id: str) -> str:
-        """Return a participant's id in color. The same id always has the same color."""
-        # Not `hash`, which differs between processes: an id would change its color at each start.
+        """Return a participant's id in color. An id has the same color everywhere."""
+        # Do not use `hash`: it differs between processes, so an id would change its color at each start.
         color = _NAME_COLORS[zlib.crc32(agent_id.encode()) % len(_NAME_COLORS)]
         return self._wrap(f"1;{color}", sanitize(agent_id))
 
@@ -104,12 +106,12 @@ PLAIN = Paint(is_on=False)
 
 
 def format_time(at_ms: int) -> str:
-    """Return the local time of day."""
+    """Format a time as the local time of day."""
     return f"{datetime.fromtimestamp(at_ms / 1000, UTC).astimezone():%H:%M:%S}"
 
 
 def describe_place(to: str, thread_id: str) -> str:
-    """Return the recipient in short form, such as ``bob``, ``broadcast`` or ``channel:dev``.
+    """Return the recipient in a short form, such as ``bob``, ``broadcast`` or ``channel:dev``.
 
     The reply thread or the conversation is added, if any.
     """
@@ -139,7 +141,7 @@ def format_line(
     aim = f"→ {sanitize(place)}{f' (re #{reply_to})' if reply_to is not None else ''}:"
     lines = sanitize_lines(text)
     if width is not None:
-        # A long place on a narrow terminal still leaves some columns for the text.
+        # Keep some columns for the text, even if the place is long and the terminal is narrow.
         room = max(width - display_width(f"{stamp} {sender} {aim} "), 8)
         lines = break_lines(lines, width - len(CONTINUED), first_width=room)
     first, *others = lines
@@ -150,7 +152,7 @@ def format_line(
 def format_message(
     message: BaseMessage, *, text: str | None = None, paint: Paint = PLAIN, width: int | None = None
 ) -> str:
-    """Format a message (see `format_line`). ``text`` replaces the message's text."""
+    """Format a message as `format_line` does. ``text`` replaces the message's text."""
     place = describe_place(message.to, message.thread_id)
     return format_line(
         message.sent_at,
@@ -165,7 +167,7 @@ def format_message(
 
 
 def name_sender(message: BaseMessage) -> str:
-    """Return the sender's name to show. A mod has the prefix ``mod:``."""
+    """Return the sender's name as shown on the screen. The name of a mod has the prefix ``mod:``."""
     is_from_mod = message.kind == "mod" and message.to.startswith("agent:")
     return f"mod:{message.sender_id}" if is_from_mod else message.sender_id
 
@@ -174,7 +176,7 @@ MAX_FAILURE_CHARS = 40
 
 
 def list_beside(message: BaseMessage) -> list[str]:
-    """Return the lines to show below a message's text. The lines are not sanitized.
+    """Return the lines that are shown below a message's text. These lines are not sanitized.
 
     They show sources, failed and passed checks, the reason for a missing answer, and suggested questions.
     """
@@ -203,17 +205,18 @@ def _list_sources(message: BaseMessage) -> list[str]:
 
 def _read_list(message: BaseMessage, key: str) -> list[object]:
     found = (message.metadata or {}).get(key)
-    # A sender chooses how many entries there are, and a thousand would push the conversation away.
+    # Limit the number of entries, which the sender chooses: a thousand entries would hide the conversation.
     return found[:MAX_BESIDE] if isinstance(found, list) else []
 
 
 def _one_line(text: str) -> str:
-    # One entry must stay one line: its first signs say whether a check failed, and text must not imitate that.
+    # Each entry must stay on one line: its first characters show whether a check failed, and a text must not imitate
+    # them.
     return " ".join(text.split())[:MAX_BESIDE_CHARS]
 
 
 def format_event(event: Event) -> str | None:
-    """Return an event as one line without colors.
+    """Describe an event on one line, without colors.
 
     Return None for events that need no line: the end of thinking, and events that `LiveActivity` shows.
     """
@@ -233,7 +236,7 @@ def format_event(event: Event) -> str | None:
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, paint: Paint = PLAIN) -> str:
-    """Return a table with columns as wide as their cells. Lines are not padded at the end."""
+    """Format a table whose columns are as wide as their longest cells. Lines have no trailing spaces."""
     cells = [[sanitize(str(cell)) for cell in row] for row in rows]
     widths = [max(map(display_width, column)) for column in zip(head, *cells, strict=True)]
     lines = [_pad(row, widths) for row in (list(head), *cells)]
@@ -241,7 +244,7 @@ def format_table(head: Sequence[str], rows: Iterable[Sequence[object]], *, paint
 
 
 def format_participants(agents: Iterable[Mapping[str, object]], *, paint: Paint = PLAIN) -> str:
-    """Return a table of the participants from ``network.list_agents``."""
+    """Format the result of ``network.list_agents`` as a table."""
     rows = []
     for agent in agents:
         card = agent.get("card")
@@ -255,7 +258,7 @@ def format_participants(agents: Iterable[Mapping[str, object]], *, paint: Paint 
 def terminal_width(stream: object) -> int | None:
     """Return the number of columns of a terminal, or None for any other stream."""
     size = _terminal_size(stream)
-    # Some programs report a width of 0 or 1, at which nothing could be drawn.
+    # Some programs report a width of 0 or 1 columns, which is too narrow for any output.
     return size.columns if size is not None and size.columns >= 20 else None
 
 
@@ -283,14 +286,14 @@ class StreamedText:
     def __init__(self, width: int | None) -> None:
         self._width = None if width is None else width - len(CONTINUED)
         self._line = ""
-        self._shown = 0  # number of characters of the line that were returned
+        self._shown = 0  # number of characters of the current line that were returned
         self._has_begun = False
 
     def add(self, text: str) -> str:
-        """Add the next piece of text, and return the text to write now."""
+        """Add the next piece of text. Return the text to write now."""
         out = "" if self._has_begun else CONTINUED
         self._has_begun = True
-        # Sanitized before it is measured: an escape takes more columns than the character.
+        # Sanitize before measuring, because an escape sequence takes more columns than the character.
         first, *others = sanitize_lines(text)
         out += self._extend(first)
         for line in others:
@@ -300,7 +303,7 @@ class StreamedText:
         return out
 
     def end(self) -> str:
-        """Return the text that was held back."""
+        """Return the text that is still held back, and end the line."""
         held, self._shown = self._line[self._shown :], len(self._line)
         return held
 
@@ -330,24 +333,24 @@ class Screen:
 
     @property
     def width(self) -> int | None:
-        """Columns of the terminal, or None if lines must not be broken."""
+        """Width of the terminal in columns, or None if lines must not be broken."""
         return terminal_width(self.stream)
 
     def write(self, line: str) -> None:
-        """Write a finished line. Participants' text in the line must already be sanitized."""
+        """Write a complete line. Participants' text in the line must already be sanitized."""
         self.stream.write(f"{line}\n")
         self.stream.flush()
 
     def message(self, message: BaseMessage, text: str | None = None) -> None:
-        """Write a message. ``text`` replaces the message's text."""
+        """Write a message. If given, ``text`` replaces the message's text."""
         self.write(format_message(message, text=text, paint=self.paint, width=self.width))
 
     def note(self, text: str) -> None:
-        """Write a line of the program, such as an event."""
+        """Write a line from the program itself, for example about an event."""
         self.write("\n".join(map(self.paint.dim, self.fold([f"* {text}"]))))
 
     def error(self, text: str) -> None:
-        """Write an error sentence."""
+        """Write an error message."""
         self.write("\n".join(map(self.paint.red, self.fold([f"! {sanitize(text)}"]))))
 
     def fold(self, lines: Sequence[str]) -> list[str]:

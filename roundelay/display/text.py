@@ -1,4 +1,4 @@
-"""Sanitizes text for a terminal, measures its width in columns, and breaks it into lines. Does no IO.
+"""Sanitize text for a terminal, measure its width in columns, and break it into lines. No IO.
 
 All text of participants must pass through `sanitize` or a variant before it is shown. Otherwise the text could control
 the terminal with escape sequences, or mislead the reader with invisible characters.
@@ -14,13 +14,14 @@ from roundelay.network.safe_text import escape_invisible
 
 TAB = "    "
 
-# The blank braille pattern is invisible, but is copied with the text. Prompts keep it, because braille needs it.
+# The blank braille pattern is invisible but copied with the text. Prompts keep this character, because braille text
+# needs it.
 _BLANK = "\u2800"
 
 
 def sanitize(text: str) -> str:
     """Return the text on one line, with control and invisible characters written as escapes: ``\\x1b``, ``\\u202e``."""
-    # Nearly all texts, and none of their characters needs a look of its own.
+    # Return early for nearly all texts, which have no special characters.
     if text.isascii() and text.isprintable():
         return text
     shown = escape_invisible(text, _escape)

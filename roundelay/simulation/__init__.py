@@ -1,4 +1,4 @@
-"""Simulates a whole network in one process. The same seed produces the same ledger, byte for byte.
+"""Simulate a whole network in one process. The same seed produces the same ledger, byte for byte.
 
 `simulate` runs a function on a `Simulation` (`network`). People and agents (`participants`) use the same hub and
 sessions as in a real network, over connections that are slow and can break (`links`). Their models are observed

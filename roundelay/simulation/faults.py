@@ -1,4 +1,4 @@
-"""Causes random faults from the seed: lost connections, killed agents and killed hubs.
+"""Cause random faults that are derived from the seed: lost connections, killed agents and killed hubs.
 
 Faults run concurrently with a simulation. At the end, everything runs again. `Setting` configures model failures and
 delays.
@@ -32,7 +32,7 @@ class FaultPlan:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: its time and kind, and the downtime of a killed process. Times are in seconds."""
+    """One fault: its time, its kind, and the downtime of a killed process. Times are in seconds."""
 
     at_s: float
     kind: FaultKind
@@ -40,11 +40,11 @@ class Fault:
 
 
 def plan_faults(plan: FaultPlan, chance: random.Random) -> list[Fault]:
-    """Choose the faults at random, and return them in order of time."""
+    """Choose the faults at random. Return them in the order of their times."""
     kinds: list[FaultKind] = ["drop"] * plan.drops
     kinds += ["agent_kill"] * plan.agent_kills
     kinds += ["hub_restart"] * plan.hub_restarts
-    # All at once and before the run: what happens in it cannot change the faults of a seed.
+    # Choose all faults before the run, so that events in the run cannot change the faults of a seed.
     drawn = [Fault(chance.uniform(0, plan.within_s), kind, chance.uniform(0, plan.away_s)) for kind in kinds]
     return sorted(drawn, key=lambda fault: fault.at_s)
 
@@ -56,11 +56,11 @@ async def inject_faults(simulation: Simulation, plan: FaultPlan) -> list[str]:
     chance = simulation.chance("faults")
     began_s, done = simulation.elapsed_s, list[str]()
     for fault in plan_faults(plan, chance):
-        # An earlier fault may have taken longer than the time to this one.
+        # An earlier fault may have lasted beyond the time of this fault.
         await asyncio.sleep(max(0.0, began_s + fault.at_s - simulation.elapsed_s))
         match fault.kind:
             case "drop":
-                # Sorted, so that the same draw hits the same victim in every run.
+                # Sort the candidates, so that the same random number selects the same victim in every run.
                 connected = sorted([*simulation.members, *simulation.people])
                 if connected:
                     victim = chance.choice(connected)

@@ -1,4 +1,4 @@
-"""In-process connections that a simulation can delay and cut. They use the hub's real sessions and frames.
+"""In-process connections that a simulation can delay and cut. The connections use the hub's real sessions and frames.
 
 These connections replace `roundelay.network.hub.local`. A link delivers in order. Each link has a separate random
 stream for its delays, so that the traffic of one participant does not affect the delays of another.
@@ -33,7 +33,7 @@ class Delay:
 
 
 class Traffic:
-    """Counts the frames in transit on all links of a simulation, and the clients that are trying to connect."""
+    """Counters of the frames in transit on all links of a simulation, and of the clients that are trying to connect."""
 
     def __init__(self) -> None:
         self.under_way = 0
@@ -41,7 +41,7 @@ class Traffic:
 
 
 class Lane:
-    """One direction of a connection. Delivers each item after a delay, in order."""
+    """One direction of a connection. A lane delivers each item after a delay, in order."""
 
     def __init__(
         self, deliver: Callable[[bytes | Closed], None], delay: Delay, chance: random.Random, traffic: Traffic
@@ -59,16 +59,16 @@ class Lane:
             return
         at = self._loop.time() + self._delay.draw_s(self._chance)
         if self._waiting:
-            # A connection keeps its order, so a frame with a short delay waits for the one before it.
+            # A connection preserves the order, so a frame with a short delay waits for the preceding frame.
             at = max(at, self._waiting[-1][0])
         self._waiting.append((at, data))
         self._traffic.under_way += 1
-        # One timer serves the whole lane: a timer for each frame could fire out of order at equal times.
+        # Use one timer per lane: a timer for each frame could fire out of order at equal times.
         if len(self._waiting) == 1:
             self._loop.call_at(at, self._arrive)
 
     def cut(self) -> None:
-        """Drop everything in transit."""
+        """Drop all items that are in transit."""
         self._is_cut = True
         self._traffic.under_way -= len(self._waiting)
         self._waiting.clear()
@@ -83,11 +83,11 @@ class Lane:
 
 
 class SlowConnection(LocalConnection):
-    """Connection that delays frames in both directions."""
+    """Connection that delays the frames in both directions."""
 
     def __init__(self, hub: Hub, delay: Delay, chance: random.Random, traffic: Traffic, *, administers: bool) -> None:
         super().__init__(hub, administers=administers)
-        # Two streams, because the frames of one direction would otherwise change the delays of the other.
+        # Use two random streams: otherwise frames in one direction would change the delays in the other direction.
         up, down = (random.Random(chance.random()) for _ in range(2))  # nosec B311  # repeatable on purpose
         self._up = Lane(self._arrive_at_hub, delay, up, traffic)
         self._down = Lane(self._arrive_at_client, delay, down, traffic)
@@ -102,17 +102,17 @@ class SlowConnection(LocalConnection):
             self._down.put(payload)
 
     def end(self, code: int, reason: str) -> None:
-        # The hub has ended the session, so nothing that is still on its way up can count.
+        # The hub has ended the session, so drop frames that are still in transit to the hub.
         self._up.cut()
         if code == 1006:  # an abnormal close loses the frames in transit
             self._down.cut()
             super().end(code, reason)
         else:
-            # Behind the frames in transit: a clean close arrives after all that was sent before it.
+            # A clean close arrives after all frames that were sent before it.
             self._down.put(Closed(code, reason))
 
     def _arrive_at_hub(self, data: bytes | Closed) -> None:
-        # The connection may have closed while the frame was on its way.
+        # The connection may have been closed while the frame was in transit.
         if self.is_open and isinstance(data, bytes):
             super().send(data)
 
@@ -149,7 +149,7 @@ class SimulatedTransport:
 
     async def connect(self) -> LocalConnection:
         if self._is_dead:
-            # As a clean close, which ends the client for good: a dead process does not reconnect.
+            # Use a clean close, which ends the client permanently: a dead process does not reconnect.
             raise Closed(1000, "this participant was killed")
         hub = self._hub()
         if hub is None or hub.is_draining:
@@ -168,12 +168,12 @@ class SimulatedTransport:
         """Cut the connection without notifying either side. The client detects the loss and reconnects."""
         connection, self._connection = self._connection, None
         if connection is not None and connection.is_open:
-            # Counted before the client notices: the network is not idle in the moments between.
+            # Count the client now: the network must not look idle before the client notices the loss.
             self._seek(True)
             await connection.drop()
 
     async def kill(self) -> None:
-        """Cut the connection permanently. No frame of its owner reaches the hub any more."""
+        """Cut the connection permanently. No further frame of its owner reaches the hub."""
         self._is_dead = True
         await self.cut()
         self._seek(False)

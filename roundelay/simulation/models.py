@@ -1,4 +1,4 @@
-"""Observes the models of a simulation's agents: requests, delays, failures and the token limit."""
+"""Observe the models of a simulation's agents: their requests, delays, failures and token limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roundelay.simulation.virtual_time import SimulationLoop
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Request to a model and the model's reply, which is None if the model failed."""
+    """Request to a model, and the model's reply. The reply is None if the model failed."""
 
     agent_id: str
     request: ModelRequest
@@ -33,7 +33,7 @@ class Asked:
 
 @dataclass
 class ModelWatch:
-    """State that all models of a simulation share. ``asked`` contains all requests in the order of the replies."""
+    """State that all models of a simulation share. ``asked`` contains all requests, in the order of the replies."""
 
     delay: Delay
     failure_rate: float = 0.0
@@ -44,16 +44,17 @@ class ModelWatch:
 
     @property
     def tokens(self) -> int:
-        """Tokens used so far."""
+        """Number of tokens used so far."""
         return self.spent.prompt_tokens + self.spent.completion_tokens
 
     def watch(self, agent: Agent, agent_id: str, chance: random.Random) -> Agent:
-        """Return a copy of the agent with observed models. Agents that receive handoffs from it are observed too."""
+        """Return a copy of the agent whose models are observed. Agents that receive handoffs from this agent are
+        observed too."""
         return self._watch(agent, agent_id, chance, {})
 
     def _watch(self, agent: Agent, agent_id: str, chance: random.Random, models: dict[int, WatchedModel]) -> Agent:
-        # Agents that hand over to each other may share a model, and then they share its stream of random numbers as
-        # well.
+        # Agents that hand over to each other may share a model. In that case they also share its stream of random
+        # numbers.
         model = models.setdefault(id(agent.model), WatchedModel(agent_id, agent.model, self, chance))
         handoffs = [handoff if isinstance(handoff, Handoff) else Handoff(handoff) for handoff in agent.handoffs]
         watched = tuple(
@@ -78,7 +79,7 @@ class WatchedModel:
         try:
             if watch.delay:
                 await asyncio.sleep(watch.delay.draw_s(self._chance))
-            # After the delay: a failure takes as long as a reply does.
+            # Fail after the delay, because a failure takes as long as a reply.
             self._refuse()
             with self._being_asked():
                 reply = await self._model.complete(request, on_delta)
@@ -97,7 +98,8 @@ class WatchedModel:
         with ExitStack() as stack:
             if isinstance(loop, SimulationLoop):
                 stack.enter_context(loop.asking(f"the model {self.name} of {self._agent_id}"))
-                # These two answer inside the loop. A real model takes real time, in which no virtual time-out may fire.
+                # Scripts and rules answer inside the loop. A real model takes real time, during which no virtual
+                # timeout may fire.
                 if not isinstance(self._model, ScriptedModel | TapeModel):
                     stack.enter_context(loop.standing_still())
             yield

@@ -42,7 +42,7 @@ from roundelay.simulation.virtual_time import HORIZON_S, SimulationLoop, run
 LINK_DELAY, MODEL_DELAY = Delay(0, 5), Delay(50, 500)
 
 MakeAgent = Callable[[], AgentRunner]
-"""Makes the runner of an agent; called for each start."""
+"""Function that makes the runner of an agent. The function is called for each start."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Setting:
     rights: Mapping[str, Role] | None = None
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     state: Mapping[str, Any] = field(default_factory=dict)
-    """State that the tools of all agents share (`ToolContext.state`). Each run starts with a copy."""
+    """State that the tools of all agents share (`ToolContext.state`). Each run starts with a copy of this state."""
 
     link_delay: Delay = LINK_DELAY
     model_delay: Delay = MODEL_DELAY
@@ -74,13 +74,13 @@ class Setting:
 
 
 class SimulationError(RoundelayError):
-    """The simulation cannot perform the requested action. The error message explains why."""
+    """Raised when the simulation cannot perform the requested action. The error message explains why."""
 
     code = "simulation"
 
 
 START_MS = 1_767_225_600_000
-"""The start time of every simulation: 2026-01-01, 0:00 UTC."""
+"""Start time of every simulation: 2026-01-01, 0:00 UTC."""
 
 
 class RecordingLedger(MemoryLedger):
@@ -97,7 +97,7 @@ class RecordingLedger(MemoryLedger):
 
     async def append(self, rows: Sequence[Row], puts: Sequence[TableWrite]) -> None:
         await super().append(rows, puts)
-        # After the write: a row that could not be stored is no part of the run.
+        # Collect the rows after the write: a row that could not be stored does not belong to the run.
         self.all_rows += rows
         new = [row for row in rows if row.type == "message"]
         self._undecoded += new
@@ -109,14 +109,15 @@ class RecordingLedger(MemoryLedger):
 
     @property
     def all_messages(self) -> list[AnyMessage]:
-        """All stored messages, in order. Decoded on first access, because most runs never read them."""
+        """All stored messages, in order. Messages are decoded at the first access, because most runs never read
+        them."""
         undecoded, self._undecoded = self._undecoded, []
         self._decoded += [message_from_wire(decode_json(row.data)) for row in undecoded]
         return self._decoded
 
     async def wait_for(self, is_wanted: Callable[[AnyMessage], bool], at_most_s: float) -> AnyMessage:
-        """Wait for the first ``wanted`` message since the start. Raises `TimeoutError`."""
-        # The message may have come before anybody waited for it.
+        """Wait for the first message since the start for which ``is_wanted`` is true. Raises `TimeoutError`."""
+        # The message may have been stored before this call.
         for message in filter(is_wanted, self.all_messages):
             return message
         arrived: asyncio.Future[AnyMessage] = asyncio.get_running_loop().create_future()
@@ -130,7 +131,7 @@ class RecordingLedger(MemoryLedger):
 
 
 class SimulatedNetwork(Network):
-    """`Network` of a simulation. A restart replaces the hub, and the clients use links that can be cut."""
+    """`Network` of a simulation. A restart replaces the hub, and clients use links that can be cut."""
 
     def __init__(self, hub: Hub, simulation: Simulation) -> None:
         super().__init__(hub, simulation.new_id, simulation.clock)
@@ -156,9 +157,10 @@ class Simulation:
         self.people: dict[str, Person] = {}
         self.members: dict[str, RunningAgent] = {}
         self.broken: dict[str, BaseException] = {}
-        """Agents whose runner ended with an error."""
+        """Agents whose runner ended with an error, and the errors."""
 
-        # The setting may serve several runs, and the tools of one must not change the start of the next.
+        # Copy the state: several runs may use the same setting, and the tools of one run must not change the start of
+        # the next.
         self.state = copy.deepcopy(dict(setting.state))
         self.hub: Hub | None = None
         self.models = ModelWatch(setting.model_delay, setting.model_failure_rate, setting.max_tokens)
@@ -173,12 +175,12 @@ class Simulation:
         self._rights = make_rights(page, self._mods)
         self._epoch = self.new_id()
         self._ledger = RecordingLedger(self._epoch)
-        self._blobs = MemoryBlobs()  # outlives the hub, as a node's folder does
+        self._blobs = MemoryBlobs()  # survives a restart of the hub, like the folder of a node
         self._network: SimulatedNetwork | None = None
 
     async def __aenter__(self) -> Self:
         if self.setting.is_virtual:
-            # Threads take real time and end in any order, so a run with them would not repeat.
+            # Disable threads: they take real time and end in any order, so a run with threads would not be repeatable.
             isolation.run_inline.set(True)
         await self.restart_hub()
         return self
@@ -194,7 +196,7 @@ class Simulation:
 
     def chance(self, purpose: str) -> random.Random:
         """Return the random stream for a purpose, derived from the seed."""
-        # Seeded by the name: a new purpose leaves the numbers of all others as they were.
+        # Seed the stream by its name, so that a new purpose does not change the numbers of other purposes.
         return random.Random(f"{self.setting.seed}/{purpose}")  # nosec B311  # repeatable on purpose
 
     def new_id(self) -> str:
@@ -224,13 +226,13 @@ class Simulation:
 
     @property
     def network(self) -> Network:
-        """Network with the same interface as a real network (``join`` and ``client``)."""
+        """Current network, with the same interface as a real network (``join`` and ``client``)."""
         if self._network is None:
             raise SimulationError("The simulation has not started. Use it in an `async with`.")
         return self._network
 
     async def restart_hub(self) -> None:
-        """Start the hub with the same ledger. If the hub is running, stop it cleanly first."""
+        """Start the hub with the same ledger. If the hub is running, it is first stopped cleanly."""
         if self.hub is not None:
             hub, self.hub = self.hub, None
             await hub.close()
@@ -257,7 +259,7 @@ class Simulation:
         `restart_hub`."""
         if self.hub is None:
             return
-        # First without a hub, so that clients that reconnect meanwhile find none instead of one that ends.
+        # Remove the hub first, so that clients that reconnect meanwhile find no hub instead of a hub that is ending.
         hub, self.hub = self.hub, None
         await hub.abandon()
         for transport in list(self._transports.values()):
@@ -266,7 +268,7 @@ class Simulation:
     # --- participants
 
     def make_link(self, agent_id: str) -> tuple[SimulatedTransport, Callable[[], float]]:
-        """Create a link for a participant. Each start of the participant has different delays."""
+        """Create a link for a participant. Each start of the participant gets different random delays."""
         self._lives[agent_id] = self._lives.get(agent_id, 0) + 1
         chance = self.chance(f"link/{agent_id}/{self._lives[agent_id]}")
         transport = SimulatedTransport(
@@ -289,7 +291,7 @@ class Simulation:
         return person
 
     async def start_agent(self, make: MakeAgent) -> AgentRunner:
-        """Start an agent, and return its runner when the agent is ready. Each `restart` calls ``make`` again."""
+        """Start an agent. Return its runner when the agent is ready. Each `restart` calls ``make`` again."""
         runner = make()
         self._makers[runner.agent_id] = make
         return await self._start(runner)
@@ -301,7 +303,7 @@ class Simulation:
         if isinstance(runner, SimpleAgentRunner):
             chance = self.chance(f"model/{agent_id}/{self._lives.get(agent_id, 0)}")
             runner.agent = self.models.watch(runner.agent, agent_id, chance)
-            # A runner that was made with its own state keeps it.
+            # Keep the state of a runner that was created with its own state.
             runner.state = self.state if runner.state is None else runner.state
         client = self.network.client(agent_id, role="reactor", card=runner.describe_card())
         member = self.members[agent_id] = await RunningAgent.start(runner, client, self._transports[agent_id])
@@ -311,18 +313,18 @@ class Simulation:
 
     def _handle_end(self, agent_id: str, member: RunningAgent, task: asyncio.Task[None]) -> None:
         failure = None if task.cancelled() else task.exception()
-        # A restart may have put another one in this place, whose entry must stay.
+        # Keep the entry if a restart has already replaced this runner.
         if self.members.get(agent_id) is member:
             del self.members[agent_id]
             if failure is not None:
                 self.broken[agent_id] = failure
 
     async def kill(self, agent_id: str) -> None:
-        """End an agent as ``kill -9`` does. No frame of the agent reaches the hub any more."""
+        """End an agent abruptly, as ``kill -9`` does. No further frame of the agent reaches the hub."""
         await self._remove(agent_id).kill()
 
     async def stop(self, agent_id: str) -> None:
-        """Stop an agent cleanly. Its open reactions wait for the next start."""
+        """Stop an agent cleanly. Its open reactions continue after the next start."""
         await self._remove(agent_id).stop()
 
     def _remove(self, agent_id: str) -> RunningAgent:
@@ -332,7 +334,7 @@ class Simulation:
         return member
 
     async def restart(self, agent_id: str) -> None:
-        """Start an agent again. If it is running, kill it first."""
+        """Start an agent again. If the agent is running, it is killed first."""
         if agent_id in self.members:
             await self.kill(agent_id)
         if agent_id not in self._makers:
@@ -340,13 +342,13 @@ class Simulation:
         await self._start(self._makers[agent_id]())
 
     async def disconnect(self, agent_id: str) -> None:
-        """Cut a participant's connection; its client reconnects."""
+        """Cut a participant's connection. The participant's client reconnects."""
         if agent_id not in self._transports:
             raise SimulationError(f"{agent_id} is not connected.")
         await self._transports[agent_id].cut()
 
     async def leave(self, agent_id: str) -> None:
-        """Let a participant leave cleanly."""
+        """Disconnect a participant cleanly."""
         person = self.people.pop(agent_id, None)
         await (person.leave() if person is not None else self.stop(agent_id))
 
@@ -354,7 +356,7 @@ class Simulation:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the network has nothing left to do.
+        """Whether the network currently has nothing left to do.
 
         This means: no frame in transit, no entry to commit, no delivery to repeat, no client that is trying to connect,
         and no reaction unless it waits for a participant. Deliveries to absent participants are ignored. The value is
@@ -369,7 +371,7 @@ class Simulation:
             return False
         for key, _ in hub.state.items("attempt"):
             agent_id, _, seq = key.partition("/")
-            # Somebody who is absent may never come back, and waiting for that would never end.
+            # Ignore absent participants: they may never return, and waiting for them would never end.
             if hub.view.is_online(agent_id) and hub.view.is_waiting(agent_id, int(seq)):
                 return False
         return True
@@ -380,7 +382,7 @@ class Simulation:
             await self._loop.when_quiet(lambda: self.is_idle)
 
     async def wait_for(self, is_wanted: Callable[[AnyMessage], bool], at_most_s: float = 60.0) -> AnyMessage:
-        """Wait for the first ``wanted`` message since the start. Raises `TimeoutError`."""
+        """Wait for the first message since the start for which ``is_wanted`` is true. Raises `TimeoutError`."""
         return await self._ledger.wait_for(is_wanted, at_most_s)
 
     # --- the end
@@ -409,7 +411,7 @@ searching them took a fifth of its time."""
 
 
 def simulate(main: Callable[[Simulation], Awaitable[T]], setting: Setting | None = None, **options: Any) -> T:
-    """Run ``main`` on a new simulation and return its result, as in ``simulate(main, seed=7)``.
+    """Run ``main`` with a new simulation and return its result, as in ``simulate(main, seed=7)``.
 
     The options are the fields of `Setting`, and override the values in ``setting``. Do not call this function inside an
     event loop, because it creates its own. Raises the exceptions of ``main``, and `virtual_time.Stalled`.
@@ -425,7 +427,7 @@ def simulate(main: Callable[[Simulation], Awaitable[T]], setting: Setting | None
 
 def run_simulated(enter: Callable[[], Coroutine[Any, Any, T]], setting: Setting) -> T:
     """Run a coroutine that creates a simulation with this setting, on a separate event loop, as `simulate` does."""
-    # asyncio's own message for this says nothing about simulations.
+    # Raise a separate error here, because asyncio's error message would not mention simulations.
     if asyncio._get_running_loop() is not None:
         raise SimulationError(
             "A simulation has its own event loop: call it from a plain function, not from a coroutine."

@@ -18,7 +18,7 @@ _logger = logging.getLogger(__name__)
 
 
 class Person:
-    """Person in the network, who sends messages and collects all deliveries in order."""
+    """Person in the network. Sends messages and collects all deliveries in order."""
 
     def __init__(self, client: NetworkClient) -> None:
         self.client = client
@@ -26,7 +26,7 @@ class Person:
         self._listening = asyncio.create_task(self._listen(), name=f"person-{client.agent_id}")
 
     async def leave(self) -> None:
-        """Leave the network cleanly."""
+        """Disconnect cleanly."""
         await self.client.close()
         await asyncio.gather(self._listening, return_exceptions=True)
 
@@ -35,7 +35,7 @@ class Person:
             async for message in self.client:
                 self.heard.append(message)
         except RoundelayError as error:
-            # Expected at the end of a test and after a removal, so no more than a line for debugging.
+            # This error is expected at the end of a test and after a removal, so log it only for debugging.
             _logger.debug("a person has left", extra={"agent_id": self.client.agent_id, "code": error.code})
 
 
@@ -47,7 +47,7 @@ class RunningAgent:
     runner: AgentRunner
     work: asyncio.Task[None]
     transport: SimulatedTransport | None = None
-    """Link of the agent in a simulation; None on a live network."""
+    """Link of the agent in a simulation, or None on a live network."""
 
     @classmethod
     async def start(
@@ -59,19 +59,19 @@ class RunningAgent:
         return cls(client, runner, work, transport)
 
     async def stop(self) -> None:
-        """Stop the agent cleanly. Open reactions wait for the next start."""
+        """Stop the agent cleanly. Its open reactions continue after the next start."""
         await self.runner.stop()
         await self._close()
 
     async def kill(self) -> None:
-        """End the agent at once. In a simulation, no frame of the agent reaches the hub any more."""
+        """End the agent at once. In a simulation, no further frame of the agent reaches the hub."""
         if self.transport is not None:
-            # First the connection: a runner that is cancelled in order would still write its last records.
+            # Cut the connection first: a runner that is cancelled cleanly would still write its last records.
             await self.transport.kill()
         self.work.cancel()
         await self._close()
 
     async def _close(self) -> None:
-        # The end of the work is reported by its own callback; here it must only be over before the client closes.
+        # A callback reports how the work ended. Here, only wait for the end before closing the client.
         await asyncio.gather(self.work, return_exceptions=True)
         await self.client.close()

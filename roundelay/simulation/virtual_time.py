@@ -1,4 +1,4 @@
-"""Event loop that detects when only time can cause the next event, and can then advance time.
+"""Event loop that detects when only time can cause the next event, and that can then advance time.
 
 With a virtual clock, the next timer fires at once. An hour of waiting takes no time, and the same work takes the same
 steps in every run. `SimulationLoop.when_quiet` waits until everything has settled, also with the machine's clock. This
@@ -34,7 +34,7 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 LOOKS = 64
-"""Rounds between two checks for IO with a virtual clock. There is rarely any IO."""
+"""Number of rounds between two checks for IO with a virtual clock, because IO is rare."""
 RESOLUTION_S = 1e-6
 HORIZON_S = 10 * 86_400.0
 """Maximum virtual time before a run counts as one that never ends. An idle hub wakes twice a second, so a week of virtual
@@ -67,8 +67,8 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         self._outside = _QuietSelector(self)
         super().__init__(self._outside)
         if is_virtual:
-            # With a real clock, keep the machine's resolution, so that timers fire together only if they do so
-            # elsewhere.
+            # With a real clock, keep the machine's resolution, so that timers fire together only if they would also do
+            # so in a normal loop.
             self._clock_resolution = RESOLUTION_S
         self.set_task_factory(self._make_task)
 
@@ -88,7 +88,8 @@ class SimulationLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Stop virtual time while an external system works, such as a real model. The loop then waits in real time."""
+        """Stop virtual time while an external system works, for example a real model. The loop then waits in real
+        time."""
         self._holds += 1
         try:
             yield
@@ -97,7 +98,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def asking(self, who: str) -> Iterator[None]:
-        """Record the name of user code that is being asked, for `Stalled`."""
+        """Record the name of the user code that is being called, for the message of `Stalled`."""
         self._asked.append(who)
         try:
             yield
@@ -120,7 +121,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
             await super().shutdown_default_executor(*options)
 
     def tell_quiet(self) -> bool:
-        """Wake the waiters whose predicate is true, when no callback is ready. Return whether a waiter was woken."""
+        """Wake the waiters whose predicate is true, if no callback is ready. Return whether a waiter was woken."""
         is_woken = False
         for predicate, moment in list(self._waiting):
             if moment.done():
@@ -136,7 +137,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         return is_woken
 
     def advance(self, by_s: float | None) -> float | None:
-        """Advance a virtual clock, and return the seconds to wait in real time. Raises `Stalled`."""
+        """Advance a virtual clock. Return the number of seconds to wait in real time. Raises `Stalled`."""
         if not self.is_virtual:
             return by_s
         if self._holds:
@@ -159,7 +160,8 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         return 0.0
 
     def _is_anything_outside(self) -> bool:
-        """Return whether anything except a timer can cause an event: data on a connection, or the result of a thread."""
+        """Return whether anything except a timer can cause an event. Possible causes are data on a connection and the
+        result of a thread."""
         is_connected = len(self._outside.get_map()) > 1  # the loop itself uses one connection to wake up
         workers = (
             thread
@@ -183,7 +185,7 @@ class _NumberedTask(asyncio.Task[T]):
     """
 
     def __init__(self, number: int, work: Coroutine[Any, Any, T], **options: Any) -> None:
-        self._number = number  # before super().__init__, which registers the task by its hash
+        self._number = number  # set before super().__init__, which registers the task by its hash
         super().__init__(work, **options)
 
     def __hash__(self) -> int:
@@ -191,7 +193,7 @@ class _NumberedTask(asyncio.Task[T]):
 
 
 class _QuietSelector(selectors.DefaultSelector):
-    """Checks for IO, and notifies the event loop when no work is left."""
+    """Selector that checks for IO, and notifies the event loop when no work is left."""
 
     def __init__(self, loop: SimulationLoop) -> None:
         super().__init__()
@@ -199,12 +201,13 @@ class _QuietSelector(selectors.DefaultSelector):
         self._rounds = 0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        # Callbacks are ready. With a virtual clock, a look at the sockets in each round would cost more than the work.
+        # Callbacks are ready. With a virtual clock, checking the sockets in each round would cost more than the work
+        # itself.
         if timeout is not None and timeout <= 0:
             self._rounds += 1
             return super().select(0) if self._rounds % LOOKS == 0 or not self._loop.is_virtual else []
         events = super().select(0)
-        # Once more before the clock moves: data that has arrived must come before any timer.
+        # Check once more before the clock advances: data that has arrived must be handled before any timer.
         if events or self._loop.tell_quiet():
             return events
         wait_s = self._loop.advance(timeout)
@@ -212,6 +215,6 @@ class _QuietSelector(selectors.DefaultSelector):
 
 
 def run(main: Coroutine[Any, Any, T], loop: SimulationLoop) -> T:
-    """Run a coroutine to its end on this event loop, as `asyncio.run` does, and close the loop."""
+    """Run a coroutine to its end on this event loop, as `asyncio.run` does. Then close the loop."""
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(main)

@@ -1,1 +1,1 @@
-"""Shows a conversation at a terminal, and runs the person's input."""
+"""Show a conversation at a terminal, and handle the person's input."""

@@ -1,4 +1,4 @@
-"""Actions of a person at any screen, except sending text: open an address, decide, take over, stop and resume.
+"""Actions of a person on any screen, except sending text: open an address, decide, take over, stop and resume.
 
 Each function calls the hub, updates the screen's `LiveActivity`, and returns the sentence to show. Functions here draw
 nothing.
@@ -25,7 +25,7 @@ _YES_OR_NO = {"yes": "approve", "ok": "approve", "okay": "approve", "no": "deny"
 
 
 async def watch(client: NetworkClient) -> None:
-    """Subscribe this session to presence and signals."""
+    """Subscribe this session to presence changes and signals."""
     await client.call("network.watch", {"presence": True, "signals": True})
 
 
@@ -40,7 +40,7 @@ def is_shown(event: Event, me: str) -> bool:
         case Notice(kind="loop_stopped", body={"began_by": by}):
             return bool(by != me)  # a message shows this event, also to people who were offline
         case Notice(kind="inbox" | "marked" | "members" | "mod"):
-            return False  # these events only name data to fetch again
+            return False  # such an event only means that data must be fetched again
         case Presence(agent_id=agent_id):
             return agent_id not in (me, READER_ID)
         case _:
@@ -48,16 +48,16 @@ def is_shown(event: Event, me: str) -> bool:
 
 
 async def check_place(client: NetworkClient, to: str, listed: Iterable[Mapping[str, Any]]) -> None:
-    """Raise `UnknownRecipient` for an address that looks misspelled. ``listed`` are the participants."""
+    """Raise `UnknownRecipient` for an address that looks misspelled. ``listed`` contains the participants."""
     channels: list[str] = []
-    with suppress(RequestError):  # a hub without channels
+    with suppress(RequestError):  # the hub may have no channels
         channels = [str(it["name"]) for it in await list_channels(client)]
-    # A slip in a name would open a new channel, or address somebody who does not exist.
+    # A misspelled name would create a channel, or address a participant that does not exist.
     check_recipient(to, [str(it["agent_id"]) for it in listed], channels)
 
 
 async def enter_place(client: NetworkClient, to: str) -> tuple[Place, str]:
-    """Return the place for an address or a thread, and a sentence if a new channel was created.
+    """Return the place for an address or a thread, and a sentence that reports a newly created channel.
 
     Joins the place if it is a channel. Raises `RoundelayError`.
     """
@@ -74,7 +74,8 @@ async def enter_place(client: NetworkClient, to: str) -> tuple[Place, str]:
 
 
 def choose_request(word: str, waiting: Sequence[PendingRequest]) -> int:
-    """Return the seq of the only request that waits for a decision. Raises `InvalidArguments` if none or several wait."""
+    """Return the sequence number of the only request that waits for a decision. Raises `InvalidArguments` if there is
+    not exactly one."""
     if len(waiting) == 1:
         return waiting[0].seq
     if not waiting:
@@ -84,11 +85,12 @@ def choose_request(word: str, waiting: Sequence[PendingRequest]) -> int:
 
 
 def read_yes_or_no(under_way: LiveActivity, thread_id: str, text: str) -> tuple[str, int] | None:
-    """Return the decision for a plain yes, ok or no, and the seq of the request that waits in this thread.
+    """Interpret a plain yes, ok or no as a decision. Return the decision and the sequence number of the request in this
+    thread.
 
     Return None for any other text. Raises `InvalidArguments` if several requests wait.
     """
-    # Only a line that is nothing but the word: "no, wait" is meant for somebody to read.
+    # Accept only a line that contains nothing else: "no, wait" is a message.
     word = _YES_OR_NO.get(text.strip().rstrip(".!").lower())
     waiting = under_way.list_own_requests(thread_id)
     return (word, choose_request(word, waiting)) if word is not None and waiting else None
@@ -101,7 +103,7 @@ async def decide_request(
     decision: str,
     on_sent: Callable[[AnyMessage, Stored], None] = lambda request, stored: None,
 ) -> tuple[AnyMessage, Stored]:
-    """Decide on an agent's call: ``decision`` is ``/approve ...``, ``/deny ...`` or ``/edit ...``.
+    """Decide on an agent's call. ``decision`` is ``/approve ...``, ``/deny ...`` or ``/edit ...``.
 
     Return the request and the stored decision. Raises `InvalidArguments` if the text is not a valid decision.
     """
@@ -115,7 +117,7 @@ async def decide_request(
 
 async def start_takeover(client: NetworkClient, under_way: LiveActivity, thread_id: str) -> str:
     taken = await client.call("network.take", {"thread_id": thread_id})
-    # At once, since the hub's notice comes later and the prompt would still show the agents as active.
+    # Apply the takeover now: until the hub's notice arrives, the prompt would show the agents as active.
     under_way.takeovers[thread_id] = client.agent_id
     under_way.notify()
     end = f", at the latest until {format_time(taken['until'])}" if "until" in taken else ""
@@ -130,19 +132,19 @@ async def end_takeover(client: NetworkClient, under_way: LiveActivity, thread_id
 
 
 async def stop_work(client: NetworkClient, under_way: LiveActivity, thread_id: str) -> str:
-    """Ask agents to stop their work in a thread."""
+    """Ask agents to stop their work in a thread. Return a sentence about the result."""
     stopped = (await client.call("network.cancel", {"thread_id": thread_id}))["reactions"]
     if stopped:
         count = "1 reaction" if len(stopped) == 1 else f"{len(stopped)} reactions"
         return f"Asked {count} in {sanitize(thread_id)} to stop."
-    # People see an agent at work and may not know in which thread.
+    # Name the other threads, because people who see a working agent may not know its thread.
     elsewhere = sorted(under_way.list_busy_threads() - {thread_id})
     hint = f" Agents are at work in {', '.join(map(sanitize, elsewhere))}: /stop THREAD." if elsewhere else ""
     return f"Nobody is at work in {sanitize(thread_id)}.{hint}"
 
 
 async def resume(client: NetworkClient, what: str) -> str:
-    """Resume a stopped conversation by its root, or a stopped agent."""
+    """Resume a stopped conversation by its root, or a stopped agent. Return a sentence about the result."""
     if what.isdecimal():
         told, more = f"The conversation that began with #{what}", "; it may now be as long once more"
         resumed = await client.call("network.resume_root", {"root": int(what)})

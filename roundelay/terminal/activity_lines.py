@@ -1,4 +1,4 @@
-"""Draws live activity on a terminal: short phrases about active agents, and partial texts below the messages.
+"""Draw live activity on a terminal: short phrases about active agents, and growing texts below the messages.
 
 Does no IO. All text comes from participants, so it is sanitized. No line is wider than requested. Otherwise the
 terminal would break the line, and the prompt could not draw over it.
@@ -14,14 +14,15 @@ from roundelay.live_activity import ActiveCall, ActiveReaction, ActivityNews, Gr
 
 
 def describe_active(under_way: LiveActivity, me: str = "") -> str:
-    """Return the current activity of all participants as a phrase for the prompt. Empty without activity.
+    """Describe the current activity of all participants in a phrase for the prompt. The phrase is empty without
+    activity.
 
     ``me`` is the person at this screen. Typing of the same person at another screen is not shown.
     """
     if not under_way.is_connected:
         return "not connected"
     asking = sorted({it.agent_id for it in under_way.requests.values()})
-    # An agent that waits for a decision is named once, by what it needs.
+    # Mention an agent that waits for a decision only once, with the decision.
     busy = {agent_id: calls for agent_id, calls in under_way.list_busy().items() if agent_id not in asking}
     whose = "your" if under_way.list_own_requests() else "a person's"
     waits = f"{', '.join(asking)} {'waits' if len(asking) == 1 else 'wait'} for {whose} decision"
@@ -33,14 +34,14 @@ def describe_active(under_way: LiveActivity, me: str = "") -> str:
 
 
 def describe_news(news: ActivityNews) -> str:
-    """Return a live-activity event as one line, such as ``bob › ann uses search``."""
+    """Describe a live-activity event on one line, such as ``bob › ann uses search``."""
     return sanitize(
         f"{' › '.join(news.who)}{': ' if news.verb == 'reports' else f' {news.verb} '}{news.object}".rstrip()
     )
 
 
 def draw_growing_texts(under_way: LiveActivity, thread_id: str, *, width: int, rows: int, paint: Paint) -> list[str]:
-    """Return the partial texts of a thread: at most ``rows`` lines of at most ``width`` columns."""
+    """Draw the growing texts of a thread on at most ``rows`` lines of at most ``width`` columns."""
     writing = under_way.list_writing(thread_id)
     if not writing or rows < 1:
         return []
@@ -49,7 +50,7 @@ def draw_growing_texts(under_way: LiveActivity, thread_id: str, *, width: int, r
 
 
 def _describe_calls(calls: Sequence[ActiveCall]) -> str:
-    """Describe the running calls of an agent. Equal descriptions appear only once."""
+    """Describe the running calls of an agent. Equal descriptions are shown only once."""
     used = ", ".join(dict.fromkeys(it.tool for it in calls if not it.asked))
     awaited = ", ".join(dict.fromkeys(", ".join(it.asked) for it in calls if it.asked))
     return " and ".join([*([f"uses {used}"] if used else []), *([f"waits for {awaited}"] if awaited else [])])
@@ -66,14 +67,14 @@ def _draw_work(work: ActiveReaction, width: int, rows: int, paint: Paint) -> lis
         name = fit_start(sanitize(work.agent_id), width // 2)
         text = sanitize_lines(own[0].text[-2 * rows * width :])  # more would not fit
         first, *rest = break_lines(text, width - len(CONTINUED), first_width=width - display_width(f"{name} … "))
-        # As in a message, no line of the text can look like a line of the program.
+        # Indent the lines as in a message, so that no line of the text looks like a line of the program.
         drawn = [f"{paint.name(name)}{paint.dim(' … ')}{first}", *(paint.dim(CONTINUED) + it for it in rest)]
         lines += drawn[-max(rows - len(lines), 1) :]
     return lines
 
 
 def _draw_line(work: ActiveReaction, stream: GrowingText, width: int, paint: Paint) -> str:
-    """Draw the author and the end of the text. For a progress report, draw the beginning instead."""
+    """Draw the author and the end of a growing text, or the beginning of a progress report."""
     label = {"reasoning": "thinks: ", "tool": f"{stream.tool or 'tool'}: ", "progress": "", "text": "writes: "}[
         stream.kind
     ]
@@ -81,7 +82,7 @@ def _draw_line(work: ActiveReaction, stream: GrowingText, width: int, paint: Pai
     text = stream.text[: 2 * width] if is_report else stream.text[-2 * width :]  # more would not fit
     flat = sanitize(" ".join(text.split()))
     head = sanitize(f"{' › '.join(work.name_path(stream.path))} · {label}")
-    # The end of a long path is the agent that writes, and the text keeps a third of the line.
+    # A long path ends with the agent that writes, and the text gets at least a third of the line.
     head = fit_end(head, max(width * 2 // 3, width - display_width(flat)))
     room = width - display_width(head)
     return paint.dim(head + (fit_start(flat, room) if is_report else fit_end(flat, room)))

@@ -1,4 +1,4 @@
-"""Connects a person at a terminal to the network: runs typed lines, and shows messages and events.
+"""Connect a person at a terminal to the network: run the typed lines, and show messages and events.
 
 `Chat` connects a `NetworkClient` and a `Screen`. `converse` passes typed lines to `Chat`, and `chat_commands` defines
 the commands that begin with /. `Chat` never decides who receives a message, and stores nothing permanently. Messages
@@ -32,21 +32,21 @@ from roundelay.terminal.places import BROADCAST, Place
 HISTORY_MESSAGES = 20
 MAX_THREADS = 50
 MAX_BUSY_SHOWN = 10
-"""Maximum number of agents whose work is listed at the start."""
+"""Maximum number of agents whose work is listed at the start of a chat."""
 MAX_SENT_REMEMBERED = 500
 TYPING_INTERVAL_S = 3.0
 SHOWN_AT_START = 5
-"""Number of earlier messages of the current place that are shown at the start."""
+"""Number of earlier messages of the current place that are shown at the start of a chat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """Command of a chat. ``/help`` and the tab key show ``usage`` and ``meaning``."""
+    """Command of a chat. ``/help`` and completion with the tab key show ``usage`` and ``meaning``."""
 
     usage: str
     meaning: str
     run: Callable[[Chat, str], Awaitable[None]]
-    """Function that runs the command with the text after the command's name."""
+    """Function that runs the command. Its argument is the text after the command's name."""
 
 
 class Chat:
@@ -69,11 +69,11 @@ class Chat:
         self.activity = LiveActivity(client.agent_id)
         self.requests = KnownRequests(client)
         self.has_failed = False
-        """Whether a line had no effect because of an error."""
+        """Whether a typed line had no effect because of an error."""
         self.sent: deque[int] = deque(maxlen=MAX_SENT_REMEMBERED)
-        """Seqs of the messages that were sent here, for ``/cost``."""
+        """Sequence numbers of the messages that this chat has sent, for ``/cost``."""
         self.typed = asyncio.Event()
-        """Set whenever the person has typed something."""
+        """Event that is set whenever the person has typed something."""
         self._commands = commands
         self._shows_activity = shows_activity
         self._reconnect_limit = patience or ReconnectLimit(None)
@@ -85,7 +85,7 @@ class Chat:
     # --- output
 
     async def start(self, to: str | None = None) -> None:
-        """Show the current place and the other participants. Open ``to`` if given."""
+        """Show the current place and the other participants. If ``to`` is given, open it first."""
         name, url = sanitize(self.client.welcome.network.name), sanitize(self.client.url)
         await watch(self.client)
         self.screen.note(f"You are {self.client.agent_id} in the network {name} at {url}.")
@@ -105,7 +105,7 @@ class Chat:
                 self.screen.message(message, await self.requests.describe(message))
                 if any(request.seq == message.seq for request in self.activity.list_own_requests()):
                     self._show_how_to_decide(message.seq, read_until(message))
-                # A reply answers the newest message of its thread, so the next line must know that one.
+                # A reply answers the newest message of its thread, so the place must know that message.
                 if self.place.reply_to is not None and message.thread_id == self.place.thread_id:
                     self.place = Place(self.place.to, self.place.thread_id, message.seq)
 
@@ -126,7 +126,7 @@ class Chat:
                     if self._reconnect_limit.handle_event(event):
                         self.errors.event(event)
                     if isinstance(event, Reconnected):
-                        # Run in a separate task, because the connection may be lost again before the calls return.
+                        # Use a separate task, because the connection may be lost again before the calls return.
                         self._watching = asyncio.create_task(self._watch_again())
                 case _ if is_shown(event, self.client.agent_id):
                     self.screen.event(event)
@@ -151,8 +151,8 @@ class Chat:
             await self._load_activity(await list_participants(self.client))
 
     async def _load_activity(self, participants: Iterable[Mapping[str, Any]]) -> None:
-        """Load the state from before the person joined: takeovers, and work in progress for the prompt."""
-        # Without a prompt there is no line that could show the work as it changes.
+        """Load the takeovers and the work in progress from before the person joined."""
+        # Without a prompt, no line could show this activity.
         if not self._shows_activity:
             self.activity.load_work(participants)
         self.activity.load_takeovers(await list_threads(self.client, limit=MAX_THREADS))
@@ -167,7 +167,7 @@ class Chat:
         if not others:
             self.screen.note("Nobody else is registered yet.")
         busy = [entry for entry in others if entry.get("activity") not in ("idle", "gone", None)]
-        # `_show_requests` lists agents that wait for a decision.
+        # `_show_requests` lists agents that wait for a decision
         busy = [entry for entry in busy if not any("decisions" in work for work in entry.get("work", ()))]
         for entry in busy[:MAX_BUSY_SHOWN]:
             self.screen.note(sanitize(f"{describe_agent(entry)}."))
@@ -178,17 +178,17 @@ class Chat:
 
         Unread messages are not shown here, because the hub delivers them.
         """
-        with suppress(RequestError):  # a place without messages
+        with suppress(RequestError):  # the place may have no messages
             welcome, me = self.client.welcome, self.client.agent_id
-            # Up to the head at the time of joining: what came later arrives as a delivery, and would appear twice.
+            # Show only messages up to the time of joining: later messages arrive as deliveries and would appear twice.
             history = await self.client.history(self.place.thread_id, before=welcome.head + 1, limit=HISTORY_MESSAGES)
             seen = [it for it in history.messages if it.seq <= welcome.cursor or it.sender_id == me]
             for message in seen[-SHOWN_AT_START:]:
                 self.screen.message(message, await self.requests.describe(message))
 
     async def _show_requests(self) -> None:
-        """Show the calls that wait for this person's decision, in all threads."""
-        with suppress(RequestError):  # an older hub
+        """Show all calls that wait for this person's decision, in any thread."""
+        with suppress(RequestError):  # an older hub lacks this operation
             for request in await list_requests(self.client):
                 if request.may_decide:
                     self.activity.add_request(request.message)
@@ -219,7 +219,8 @@ class Chat:
     # --- input
 
     async def handle_line(self, line: str) -> bool:
-        """Run one line: a command, or text for the current place. Return False if it ends the chat.
+        """Run one typed line, which is a command or a text for the current place. Return False if the line ends the
+        chat.
 
         Shows the hub's refusals. Raises only when the connection has ended permanently.
         """
@@ -251,17 +252,17 @@ class Chat:
         return True
 
     async def say(self, text: str) -> None:
-        """Send text to the current place."""
+        """Send a text to the current place."""
         place = self.place
         stored = await self.client.send(place.to, text, reply_to=place.reply_to, conversation=place.conversation)
         self._accepted.add(place.to)
         self._show_sent(stored, place.to, text, place.reply_to)
-        # A message that arrived during the sending may have moved the place on already.
+        # A message that arrived meanwhile may have updated the place.
         if self.place == place and place.reply_to is not None:
             self.place = Place(place.to, place.thread_id, stored.seq)
 
     async def go(self, to: str) -> None:
-        """Make an address or a thread the current place. Joins the place if it is a channel. Raises `RoundelayError`."""
+        """Make an address or a thread the current place. A channel is joined first. Raises `RoundelayError`."""
         self.place, sentence = await enter_place(self.client, to)
         if sentence:
             self.screen.note(sentence)
@@ -280,7 +281,7 @@ class Chat:
         try:
             await self.say(text.strip())
         except RoundelayError:
-            # Further lines would go to a place that has just refused one.
+            # Return to the old place: otherwise further lines would go to a place that has refused the text.
             self.place = previous
             raise
 
@@ -300,7 +301,7 @@ class Chat:
             self._show_sent(stored, self.client.find_reply_address(request), sentence, seq)
 
         request, stored = await decide_request(self.client, self.activity, seq, decision, show)
-        # The hub reported the decision in the operator's place, so nothing was shown as sent.
+        # The hub reported the decision for the operator, so the decision is not shown as a sent message.
         if not sent:
             sentence = describe_decision(request, self.client.agent_id, decision) or decision
             self.screen.note(f"Told {sanitize(request.sender_id)} in #{stored.seq}: {sanitize(sentence)}.")

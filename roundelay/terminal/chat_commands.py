@@ -50,7 +50,7 @@ async def go_to(chat: Chat, rest: str) -> None:
 
 async def show_threads(chat: Chat, _rest: str) -> None:
     threads = await list_threads(chat.client, limit=MAX_THREADS)
-    # The list is read anyway, so the prompt may profit from it.
+    # The list of threads is available here, so use it to update the prompt.
     chat.activity.load_takeovers(threads)
     rows = [
         (it["thread_id"], it.get("title", ""), it["messages"], f"#{it['last_seq']}", it.get("held", {}).get("by", ""))
@@ -111,7 +111,7 @@ async def leave(chat: Chat, rest: str) -> None:
     if not rest and not chat.place.to.startswith("channel:"):
         raise InvalidArguments("You are in no channel now; write /leave CHANNEL.")
     await chat.client.call("channels.leave", {"name": name})
-    # Further lines would go to a channel that the person has just left.
+    # Leave the place, because further lines would go to a channel that the person has just left.
     if chat.place.to == f"channel:{name}":
         chat.place = BROADCAST
     chat.screen.note(f"You left the channel {sanitize(name)}.")
@@ -163,7 +163,7 @@ async def edit(chat: Chat, rest: str) -> None:
 async def stop(chat: Chat, rest: str) -> None:
     sentence = await stop_work(chat.client, chat.activity, rest or chat.place.thread_id)
     if rest:
-        await chat.client.history(rest, limit=1)  # raises if the thread does not exist
+        await chat.client.history(rest, limit=1)  # raises an error if the thread does not exist
     chat.screen.note(sentence)
 
 
@@ -174,7 +174,7 @@ async def resume_work(chat: Chat, rest: str) -> None:
 
 
 async def show_cost(chat: Chat, _rest: str) -> None:
-    # Imported on first use: the code for costs is slow to load, and most chats never ask.
+    # Import on first use: the code for costs is slow to load, and most chats never need it.
     from roundelay.runs.cost import read_usage
     from roundelay.runs.cost_text import describe_usage
 
@@ -233,11 +233,11 @@ _LISTED: tuple[tuple[str, str, Callable[[Chat, str], Awaitable[None]]], ...] = (
     ("/help", "show this list", show_help),
 )
 COMMANDS = {usage.split()[0].removeprefix("/"): Command(usage, meaning, run) for usage, meaning, run in _LISTED}
-"""The commands by name, in the order of ``/help``."""
+"""Chat commands by name, in the order of ``/help``."""
 
 
 def _read_request(chat: Chat, word: str, rest: str) -> tuple[int, str]:
-    """Return the seq of the request that a command decides, and the text after the number.
+    """Return the sequence number of the request that a command decides, and the text after the number.
 
     Without a number, use the only waiting request.
     """
@@ -250,7 +250,7 @@ def _read_request(chat: Chat, word: str, rest: str) -> tuple[int, str]:
 
 
 def _read_member_and_channel(chat: Chat, word: str, rest: str) -> tuple[str, str]:
-    """Return the id and the channel that a command names. The default is the current channel."""
+    """Return the participant's id and the channel that a command names. The default is the current channel."""
     agent_id, _, channel = rest.partition(" ")
     place = channel.strip() or chat.place.to
     if not agent_id or (not channel.strip() and not place.startswith("channel:")):

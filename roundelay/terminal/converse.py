@@ -1,4 +1,4 @@
-"""Runs the lines of ``roundelay chat`` from a prompt or a pipe. After the end of a pipe, waits for answers."""
+"""Run the lines of ``roundelay chat`` from a prompt or a pipe. After a pipe has ended, wait for the answers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from roundelay.terminal.chat import Chat
 from roundelay.terminal.chat_commands import COMMANDS
 
 QUIET_S = 2.0
-"""After the end of a pipe, leave when nothing has happened for this time and nobody is at work."""
+"""Time without events after the end of a pipe, in seconds, after which the chat ends if no agent is working."""
 MOST_QUIET_WAIT_S = 120.0
 
 
 async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: float | None = None) -> bool:
-    """Chat until the person leaves or the input ends. Return True if every line succeeded.
+    """Chat until the person leaves or the input ends. Return whether every line succeeded.
 
     ``wait_s`` is the time to stay after the end of a pipe, in seconds. With None, stay until all agents are done.
     Raises the error that ends the connection.
     """
-    # Both: with either one in a pipe, there is nobody to see the prompt or nothing to draw it on.
+    # A prompt needs a terminal for both input and output.
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
     if is_interactive:
         from roundelay.terminal.prompt import PromptLine
@@ -49,7 +49,7 @@ async def run_chat(client: NetworkClient, *, to: str | None = None, wait_s: floa
         await chat.start(to)
         open_before = await _count_open_reactions(client)
         await _converse(chat, read_lines(sys.stdin.fileno()), wait_s=wait_s, open_before=open_before)
-    # A person has seen the error; a script only has the exit code.
+    # A person has seen the error, but a script has only the exit code.
     return not chat.has_failed or is_interactive
 
 
@@ -67,18 +67,18 @@ async def _converse(chat: Chat, lines: AsyncIterator[str], *, wait_s: float | No
 
 
 async def _wait_for_answers(chat: Chat, wait_s: float | None, open_before: int) -> None:
-    """Wait until no agent is working and no more reactions are open than at the start.
+    """Wait until no agent is working, and no more reactions are open than at the start.
 
     Reactions that were open at the start may belong to agents that never reconnect.
     """
     if wait_s is not None:
-        # The caller has said how long, so nothing is guessed from the activity.
+        # The caller has set the time, so ignore the activity.
         await asyncio.sleep(wait_s)
         return
     try:
         async with asyncio.timeout(MOST_QUIET_WAIT_S):
             await chat.activity.wait_until_quiet(QUIET_S)
-            # A quiet moment may be a model that thinks, so the hub is asked as well.
+            # A quiet agent may be waiting for its model, so also ask the hub for open reactions.
             while await _count_open_reactions(chat.client) > open_before + len(chat.activity.list_waiting_reactions()):
                 await chat.activity.wait_until_quiet(QUIET_S)
         for it in chat.activity.list_own_requests():
@@ -89,7 +89,8 @@ async def _wait_for_answers(chat: Chat, wait_s: float | None, open_before: int) 
 
 
 async def _count_open_reactions(client: NetworkClient) -> int:
-    """Return the number of open reactions. Return 0 if this client may not see the number; only signals are used then."""
+    """Return the number of open reactions. If this client may not see the number, return 0, so that only signals
+    count."""
     try:
         return int((await client.call("network.status"))["open_reactions"])
     except RequestError:
@@ -124,7 +125,7 @@ def _split_lines(descriptor: int) -> Iterator[str]:
     rest = b""
     while data := _read(descriptor):
         *lines, rest = (rest + data).split(b"\n")
-        # Decoded by the line: a piece of the pipe may end in the middle of a character.
+        # Decode complete lines, because a chunk may end in the middle of a character.
         yield from (line.removesuffix(b"\r").decode(errors="replace") for line in lines)
     if rest:
         yield rest.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Places, which are the destinations of a person's lines, and their addresses and thread ids."""
+"""Places, to which a person's lines are sent, and the addresses and thread ids of places."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from roundelay.network.frames import is_id
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Destination of typed lines. In a reply thread, lines reply to the newest message (``reply_to``)."""
+    """Destination of typed lines. In a reply thread, a line answers the newest message (``reply_to``)."""
 
     to: str
     thread_id: str
@@ -43,26 +43,26 @@ BROADCAST = Place("broadcast", "broadcast")
 
 
 def check_recipient(written: str, known: Sequence[str], channels: Sequence[str] = ()) -> None:
-    """Raise `UnknownRecipient` for an unknown id, or for a new channel with a name similar to an existing channel.
+    """Raise `UnknownRecipient` for an unknown id, or for a new channel whose name is similar to an existing channel.
 
     The error suggests the closest name.
     """
     kind, _, name = written.rpartition(":")
-    # What is no id at all gets its own error when the place is looked up.
+    # Skip a text that is not an id: finding its place raises a separate error.
     if not is_id(name) or written == BROADCAST.to:
         return
     if kind == "channel" and name not in channels and (close := get_close_matches(name, channels, n=1)):
         meant = f"Did you mean channel:{sanitize(close[0])}?"
         raise UnknownRecipient(f"There is no channel {name!r}. {meant} /create {name} makes a new one.")
     if kind in ("", "agent") and name not in known:
-        # Who writes a channel's name alone most likely means the channel.
+        # A person who writes only the name of a channel most likely means that channel.
         near = [f"channel:{name}"] if name in channels else get_close_matches(name, known, n=1)
         meant = f" Did you mean {sanitize(near[0])}?" if near else ""
         raise UnknownRecipient(f"Nobody is registered as {name!r}.{meant} `roundelay agents` lists who is.")
 
 
 async def find_place(client: NetworkClient, written: str) -> Place:
-    """Return the place for an address, a thread id or a participant's id. Joins and sends nothing.
+    """Return the place for an address, a thread id or a participant's id. This sends nothing and joins no channel.
 
     Raises `RoundelayError` if no place has this name, or for a reply thread that the person may not read.
     """
@@ -84,7 +84,7 @@ async def find_place(client: NetworkClient, written: str) -> Place:
             return Place(mod_address(mod), thread_id, newest.seq)
         return Place(mod_address(mod), thread_id)
     if kind == "thread":
-        # A reply needs a message to answer, and its address is that of the thread.
+        # A reply needs a message to answer, and is sent to the address of the thread.
         newest = (await client.history(written, limit=1)).messages[-1]
         return Place(newest.to, written, newest.seq)
     target = name if kind == "agent" else written

@@ -1,4 +1,4 @@
-"""Bottom lines of `roundelay chat` at a terminal: partial texts, the prompt, and the line being typed.
+"""Bottom lines of `roundelay chat` at a terminal: growing texts, the prompt, and the line that is being typed.
 
 Only this module imports `prompt_toolkit`, so that other commands start fast. Messages are written above the prompt, and
 finished lines go to `PromptLine.lines`. Pasted text stays one line, even with line breaks. Otherwise each of its lines
@@ -44,17 +44,18 @@ from roundelay.terminal.chat import Chat
 from roundelay.terminal.chat_commands import COMMANDS
 
 MAX_LINES = 1000
-"""Maximum number of entered lines that wait. A further line stays in the prompt."""
+"""Maximum number of entered lines that wait for processing. Further lines stay in the prompt."""
 MAX_LIVE_ROWS, MAX_TYPED_ROWS, MENU_ROWS = 10, 8, 6
-"""Maximum rows of growing texts and of the typed line, so that the conversation stays visible; rows of completions."""
+"""Maximum number of rows for growing texts and for the typed line, so that the conversation remains visible; and for
+completions."""
 DRAW_EVERY_S = 0.05
-"""Minimum time between two drawings of others' activity. Typing is drawn at once."""
+"""Minimum time between two redraws of others' activity, in seconds. Typing is drawn at once."""
 ESCAPE_S = 0.1
-"""A key within this time after Esc belongs to it, as in Alt-b."""
+"""Maximum time in seconds between Esc and a key that form one shortcut, as in Alt-b."""
 MAX_LABEL, MIN_STATE, MIN_TYPING = 40, 8, 20
 """Columns of the prompt: maximum for the activity and for the place, minimum for the activity, minimum for typing."""
 LINE_BREAK = "⏎ "
-"""Prefix of each further line of a pasted text."""
+"""Prefix of the second and further lines of a pasted text."""
 MAX_HISTORY, MAX_HISTORY_BYTES = 500, 1_000_000
 """Number of earlier lines that are loaded, and the size at which the older half of their file is deleted."""
 COMPLETE_WITHIN_S, MAX_THREADS = 2.0, 50
@@ -68,8 +69,9 @@ class PromptLine:
         self._stream = stream
         self.chat: Chat | None = None
         self._has_hinted = False  # whether the hint was shown since the last entered line
-        self._due: asyncio.TimerHandle | None = None  # timer of the next drawing
-        self._lines: asyncio.Queue[str | None] = asyncio.Queue(maxsize=MAX_LINES + 1)  # None: the person leaves
+        self._due: asyncio.TimerHandle | None = None  # timer of the next redraw
+        # None means that the person leaves
+        self._lines: asyncio.Queue[str | None] = asyncio.Queue(maxsize=MAX_LINES + 1)
         # Do not ask the terminal for the cursor position. Not every terminal answers, and typed keys would be mixed
         # into the answer.
         output = Vt100_Output(
@@ -80,7 +82,7 @@ class PromptLine:
             output=output,
             history=_open_history(),
             completer=_Completer(self),
-            # Each letter would be another question to the hub.
+            # Complete only on request: otherwise each letter would cause a request to the hub.
             complete_while_typing=False,
             input_processors=[_Clean()],
             key_bindings=self._make_keys(),
@@ -96,11 +98,10 @@ class PromptLine:
         return self._stream.fileno()
 
     def write(self, text: str) -> None:
-        """Write whole lines above the prompt."""
+        """Write complete lines above the prompt."""
         app = self._session.app
         if app.is_running:
-            # The text goes where the prompt stands; without this, parts of the old prompt would stay among the
-            # messages.
+            # Erase the prompt first: otherwise parts of the old prompt would remain among the messages.
             app.renderer.erase()
         self._stream.write(text)
         self._stream.flush()  # write at once, because the caller acknowledges the message next
@@ -110,7 +111,7 @@ class PromptLine:
         self._stream.flush()
 
     def follow(self, chat: Chat) -> None:
-        """Show the chat's current place and active agents in the prompt."""
+        """Show the current place of the chat and the active agents in the prompt."""
         self.chat = chat
         chat.activity.on_change = self._draw_soon
 
@@ -123,7 +124,7 @@ class PromptLine:
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[PromptLine]:
-        """Show the prompt until the block ends, and then restore the terminal."""
+        """Show the prompt until the block ends. Then restore the terminal."""
         task = asyncio.current_task()
         assert task is not None
         typing = asyncio.create_task(self._session.prompt_async(set_exception_handler=False, handle_sigint=False))
@@ -141,11 +142,11 @@ class PromptLine:
 
     def _accept(self, buffer: Buffer) -> bool:
         """Queue an entered line. Return True to keep the line in the prompt, because too many lines are waiting."""
-        # One place is left for the end of the input, which must never be lost.
+        # Reserve one entry of the queue for the end of the input, which must never be lost.
         if self._lines.qsize() >= MAX_LINES:
             return True
         self._has_hinted = False
-        # Bytes that are not UTF-8 arrive as lone surrogates.
+        # Python decodes bytes that are not UTF-8 to lone surrogates.
         self._lines.put_nowait(buffer.text.encode(errors="surrogateescape").decode(errors="replace"))
         return False
 
@@ -226,7 +227,7 @@ class PromptLine:
         return keys
 
     def _draw_soon(self) -> None:
-        # One timer for all changes until it fires: texts grow many times a second.
+        # Use one timer for all changes until it fires, because texts grow many times per second.
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(DRAW_EVERY_S, self._draw)
 
@@ -235,7 +236,8 @@ class PromptLine:
         self._session.app.invalidate()
 
     def _describe(self) -> ANSI:
-        """Return the prompt, after the partial texts of the current place. They use less than half of the terminal."""
+        """Return the growing texts of the current place, followed by the prompt. The texts use less than half of the
+        terminal."""
         if self.chat is None:
             return ANSI("")
         width, height = terminal_width(self._stream) or 80, terminal_height(self._stream) or 24
@@ -256,7 +258,7 @@ class PromptLine:
 
 
 async def _find_words(chat: Chat, before: list[str], word: str) -> list[tuple[str, str]]:
-    """Return completions for a word: arguments from the command's usage, or in a text the ids of participants."""
+    """Return completions for a word: arguments according to the command's usage or, in a text, participants' ids."""
     if not before and word.startswith("/") and not word.startswith("//"):
         return [(f"/{name}", command.meaning) for name, command in COMMANDS.items()] + [("/quit", "leave")]
     command = COMMANDS.get(before[0][1:]) if before and before[0].startswith("/") else None
@@ -276,13 +278,14 @@ async def _find_words(chat: Chat, before: list[str], word: str) -> list[tuple[st
 
 
 class _Completer(Completer):
-    """Completes the last word of a line. Asks the hub, and offers no completions if the hub fails or takes too long."""
+    """Completes the last word of a line with data from the hub. If the hub fails or takes too long, there are no
+    completions."""
 
     def __init__(self, prompt: PromptLine) -> None:
         self._prompt = prompt
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
-        return []  # only asynchronous completions, because they ask the hub
+        return []  # completions are asynchronous, because they need the hub
 
     async def get_completions_async(
         self, document: Document, complete_event: CompleteEvent
@@ -294,13 +297,13 @@ class _Completer(Completer):
                 async with asyncio.timeout(COMPLETE_WITHIN_S):
                     found = await _find_words(self._prompt.chat, before, word)
         for it, meaning in found:
-            # A name that must be escaped cannot be shown as what would be inserted.
+            # Skip a name that must be escaped, because the inserted text would differ from the shown text.
             if it.casefold().startswith(word.casefold()) and sanitize(it) == it:
                 yield Completion(it, -len(word), display_meta=sanitize(meaning))
 
 
 class _Clean(Processor):
-    """Sanitizes the typed line on the screen, because pasted or earlier text could control the terminal."""
+    """Sanitizes the typed line on the screen, because pasted or earlier text could contain control characters."""
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
         chars = explode_text_fragments(transformation_input.fragments)
@@ -317,7 +320,8 @@ class _Clean(Processor):
 
 
 class _History(FileHistory):
-    """Lines typed in this and earlier chats. If the file cannot be written, the chat works without a history file."""
+    """History of the lines typed in this chat and earlier chats. If its file cannot be written, the chat continues
+    without it."""
 
     def load_history_strings(self) -> Iterable[str]:
         return islice(super().load_history_strings(), MAX_HISTORY)
@@ -337,7 +341,7 @@ def _open_history() -> History:
         make_folder(path.parent)
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | CLOSE_ON_EXEC, 0o600)
         try:
-            set_mode(descriptor, 0o600)  # the file may have been copied here
+            set_mode(descriptor, 0o600)  # the file may have been copied here with other permissions
         finally:
             os.close(descriptor)
         if path.stat().st_size > MAX_HISTORY_BYTES:
@@ -352,7 +356,7 @@ def _open_history() -> History:
 
 
 def _count_before(event: KeyPressEvent) -> int:
-    """Return the number of code points of the character before the cursor. An emoji may have seven."""
+    """Return the number of code points in the character before the cursor. An emoji may have seven code points."""
     text = event.current_buffer.document.text_before_cursor
     return len(text) - grapheme_boundary_before(text, len(text)) if text else 0
 

@@ -1,4 +1,4 @@
-"""Files at a terminal: save those that a message attaches, and send files of this machine."""
+"""Save files that a message attaches, and send files from this machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def _read(path: Path) -> bytes:
 
 
 async def send_file(client: NetworkClient, place: Place, path: Path, text: str) -> Stored:
-    """Store a file of this machine, and send it to a place. Raises `InvalidArguments` if it cannot be read."""
+    """Store a file from this machine on the hub, and send it to a place. Raises `InvalidArguments` if the file cannot
+    be read."""
     try:
         data = await asyncio.to_thread(_read, path)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Actions in the full-screen terminal that need a dialog, or that can outlive the pane where they began."""
+"""Actions in the full-screen terminal that need a dialog, or that can outlive the pane in which they began."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPING_INTERVAL_S = 3.0
 
 
 class DialogHost(Protocol):
-    """Part of `RoundelayTerminal` that actions use."""
+    """Functions of `RoundelayTerminal` that actions use."""
 
     def work(self, do: Callable[..., Awaitable[object]], *args: object) -> None: ...
 
@@ -32,7 +32,7 @@ class DialogHost(Protocol):
 
 
 class PersonActions:
-    """Actions of a person. Actions in the background show refusals as lines."""
+    """Actions of the person at the terminal. If the hub refuses a background action, the refusal is shown as a line."""
 
     def __init__(self, terminal: DialogHost, desk: Desk) -> None:
         self._terminal = terminal
@@ -40,7 +40,7 @@ class PersonActions:
         self._typing_sent_at = 0.0
 
     def decide(self, word: str, seq: int, scope: str) -> None:
-        """Decide on a request. Ask the person for a reason or for other arguments if needed."""
+        """Decide on a request for approval. If necessary, ask the person for a reason or for other arguments."""
 
         def answer(text: str | None) -> None:
             if text is not None:
@@ -60,7 +60,7 @@ class PersonActions:
         self._terminal.push_screen(Ask(question, sanitize_json(call["arguments"])), answer)
 
     async def send_decision(self, seq: int, decision: str) -> None:
-        """Send ``/approve ...``, ``/deny ...`` or ``/edit ...``. Raises `RoundelayError`."""
+        """Send a decision: ``/approve ...``, ``/deny ...`` or ``/edit ...``. Raises `RoundelayError`."""
         if decision.startswith("/edit"):
             check_arguments(decision.removeprefix("/edit").strip())
         sent: list[int] = []
@@ -71,7 +71,7 @@ class PersonActions:
             await self._terminal.show_sent(it)
 
     def resume_item(self, item: InboxItem) -> None:
-        """Resume the conversation or agent of an inbox item. A dead letter is delivered again."""
+        """Resume the conversation or the agent that an inbox item names. A dead letter is delivered again."""
         if item.kind == "dead_letter":
             self._terminal.work(self._deliver_again, item)
         elif item.kind in ("stopped", "budget"):
@@ -88,7 +88,7 @@ class PersonActions:
         self._desk.remove_item(item)
 
     async def resume(self, what: str) -> None:
-        """Resume an agent, or a conversation by the seq of its root. Raises `RoundelayError`."""
+        """Resume an agent, or the conversation whose root has this sequence number. Raises `RoundelayError`."""
         self._desk.show_line(await resume(self._desk.client, what))
 
     def toggle_read_state(self, thread_id: str, name: str) -> None:
@@ -105,11 +105,11 @@ class PersonActions:
         self._terminal.push_screen(Ask("What you call this thread:", row.title if row is not None else ""), name)
 
     def stop(self, thread_id: str) -> None:
-        """Stop what agents do in a thread."""
+        """Stop the work of agents in a thread."""
         self._terminal.work(self._change_thread, stop_work, thread_id)
 
     def toggle_takeover(self, thread_id: str) -> None:
-        """Take a thread over after a question, or end the takeover."""
+        """Take over a thread after the person confirms, or end the takeover."""
         if thread_id in self._desk.activity.takeovers:
             self._terminal.work(self._change_thread, end_takeover, thread_id)
             return
@@ -129,7 +129,7 @@ class PersonActions:
     def send_typing(self, place: Place) -> None:
         """Signal to the readers of a place that this person is typing."""
         now = time.monotonic()
-        # A thread without a message has no readers yet who could be told.
+        # Skip a thread without messages, because it has no readers yet.
         if place.thread_id in self._desk.threads and now - self._typing_sent_at >= TYPING_INTERVAL_S:
             self._typing_sent_at = now
             self._terminal.work(partial(self._desk.client.signal, "typing", {}, thread_id=place.thread_id))

@@ -38,11 +38,11 @@ from roundelay.tui.thread import ThreadPane
 from roundelay.tui.views import AgentsPane, InboxPane, SearchPane, ThreadsPane
 
 ENDED_BY_SIGTERM = 143
-"""Exit code after a signal, as shells report it: 128 plus the signal's number."""
+"""Exit code after a signal, in the format of shells: 128 plus the signal's number."""
 MAX_STACK = 12
-"""Maximum number of views that Esc goes back through."""
+"""Maximum number of views to which Esc can return."""
 DRAW_EVERY_S = 0.05
-"""Minimum time between two drawings of others' activity."""
+"""Minimum time between two redraws of other participants' activity, in seconds."""
 VIEWS: dict[str, type[Pane]] = {
     "inbox": InboxPane,
     "threads": ThreadsPane,
@@ -58,7 +58,8 @@ async def run_terminal(client: NetworkClient, to: str | None = None) -> int:
     Raises the error that ends the connection.
     """
     app = RoundelayTerminal(client, to)
-    # Textual decodes keys strictly. The first byte that is not UTF-8 would end Textual's input thread and the screen.
+    # Textual decodes keys strictly. The first byte that is not UTF-8 would end Textual's input thread, and with it the
+    # screen.
     linux_driver.getincrementaldecoder = _decode_whatever_comes  # type: ignore[attr-defined, assignment]  # Textual has no setting for it
     with handle_signals([signal.SIGTERM], lambda: app.exit(return_code=ENDED_BY_SIGTERM)):
         await app.run_async()
@@ -72,7 +73,7 @@ def _decode_whatever_comes(encoding: str) -> Callable[[], codecs.IncrementalDeco
 
 
 class Tab(Static):
-    """Name of a screen in the top line. A click opens the screen."""
+    """Name of a screen in the top line. A click on the name opens the screen."""
 
     def __init__(self, place: str) -> None:
         super().__init__(markup=False, id=f"tab-{place}")
@@ -102,9 +103,9 @@ class RoundelayTerminal(App[None]):
         super().__init__()
         self.desk = Desk(client)
         self.failure: BaseException | None = None
-        """The error that ended the connection for good."""
+        """Error that ended the connection permanently, or None."""
         self.stack: list[Pane] = []
-        """The views that Esc goes back through, the visible one last."""
+        """Views to which Esc can return; the visible view is last."""
         self._to = to
         self._stale: set[Part] = set()
         self._is_due = False
@@ -148,7 +149,7 @@ class RoundelayTerminal(App[None]):
             self._leave(error)
 
     def _leave(self, error: RoundelayError) -> None:
-        # The first error is the cause; the others follow from it.
+        # Report the first error, because the other errors follow from it.
         self.failure = self.failure or error
         self.exit()
 
@@ -157,11 +158,11 @@ class RoundelayTerminal(App[None]):
         return self.stack[-1]
 
     async def show(self, view: Pane) -> None:
-        """Show a view. Esc goes back to the previous one."""
+        """Show a view. Esc returns to the previous view."""
         if self.stack:
             self.pane.display = False
         self.stack.append(view)
-        # Each view keeps its widgets, and a day of going about would open hundreds.
+        # Remove the oldest views: each view keeps its widgets, and a long session would open hundreds.
         while len(self.stack) > MAX_STACK:
             await self.stack.pop(0).remove()
         await self.query_one("#body").mount(view)
@@ -171,13 +172,13 @@ class RoundelayTerminal(App[None]):
         self.desk.hint = ""
         self.pane.display = True
         self.pane.focus_main()
-        # A hidden view gets no changes, so it must catch up on all of them.
+        # A hidden view receives no changes, so update all parts when it becomes visible.
         for part in ("inbox", "threads", "agents", "live", "connection"):
             self.pane.handle_change(part)
         self._draw()
 
     def _change(self, part: Part) -> None:
-        """Record a changed part of the data, and schedule one redraw for all changes until then."""
+        """Record that a part of the data has changed. One redraw handles all changes until then."""
         self._stale.add(part)
         if not self._is_due and self.is_running:
             self._is_due = True
@@ -185,7 +186,7 @@ class RoundelayTerminal(App[None]):
 
     def _draw(self) -> None:
         self._is_due = False
-        # Emptied first: drawing may change the desk again, and that must not be lost.
+        # Clear the set first: drawing may change the desk again, and that change must not be lost.
         stale, self._stale = self._stale, set()
         if not self.stack or not self.is_running:
             return
@@ -198,7 +199,7 @@ class RoundelayTerminal(App[None]):
         self.query_one("#busy", Static).update(Content(fit_start(describe_active(desk.activity, desk.me), width - 2)))
 
     def _draw_top(self, width: int) -> None:
-        """Draw the person's id and the names of the screens. On a narrow terminal, shorten inactive names to one
+        """Draw the person's id and the names of the screens. On a narrow terminal, inactive names are shortened to one
         letter.
         """
         desk, is_lost = self.desk, bool(self.desk.lost)
@@ -224,7 +225,7 @@ class RoundelayTerminal(App[None]):
 
     def _take_message(self, message: AnyMessage | Revised) -> None:
         for view in self.stack:
-            # Hidden views too: Esc may bring them back.
+            # Update hidden views too, because Esc may show them again.
             if isinstance(view, ThreadPane) and view.thread_id == message.thread_id:
                 if isinstance(message, Revised):
                     self.work(view.window.replace, message.seq)
@@ -234,7 +235,7 @@ class RoundelayTerminal(App[None]):
     # --- navigation
 
     def work(self, do: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Run a call of the hub in the background. A refusal is shown as a line."""
+        """Call the hub in the background. If the hub refuses the call, show the refusal as a line."""
 
         _: Worker[None] = self.run_worker(partial(self._work, do, *args))
 
@@ -251,7 +252,7 @@ class RoundelayTerminal(App[None]):
             await self.show(VIEWS[place](self.desk))
 
     async def action_back(self) -> None:
-        # The first view stays: without any, the screen would be empty and no key would work.
+        # Never close the last view: without a view, the screen would be empty and keys would have no effect.
         if len(self.stack) > 1:
             await self.stack.pop().remove()
             self._uncover()
@@ -307,7 +308,8 @@ class RoundelayTerminal(App[None]):
         return [*found, ("broadcast", Content("broadcast  Everybody"))]
 
     async def go_to(self, to: str) -> None:
-        """Open the thread of an address, a participant or a thread id. Joins a channel first. Raises `RoundelayError`."""
+        """Open the thread of an address, a participant or a thread id. A channel is joined first. Raises
+        `RoundelayError`."""
         await check_place(self.desk.client, to, self.desk.agents)
         place, told = await enter_place(self.desk.client, to)
         if told:
@@ -326,7 +328,8 @@ class RoundelayTerminal(App[None]):
     # --- called by views
 
     async def show_sent(self, seq: int) -> None:
-        """Show a message that this client sent, in its thread and in the list. Raises `RoundelayError`."""
+        """Show a message that this client has sent, in its thread and in the list of threads. Raises
+        `RoundelayError`."""
         message = await find_message(self.desk.client, seq)
         self.desk.handle_message(message)
         self._take_message(message)

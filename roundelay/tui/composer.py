@@ -1,4 +1,4 @@
-"""Text field of a thread, with several lines. Offers participants' ids after an @.
+"""Text field of a thread, with several lines. After an @, the field offers participants' ids.
 
 Enter posts `Composer.Entered`, and the handler of that event sends the text and empties the field. Pasted text is
 sanitized, so that the person sends exactly the text on the screen.
@@ -26,14 +26,14 @@ class Composer(TextArea):
     """Text field of a thread. ``list_ids`` returns the ids that can be mentioned."""
 
     class Entered(TextualMessage):
-        """The person has sent the text."""
+        """Event: the person has sent the text."""
 
         def __init__(self, text: str) -> None:
             super().__init__()
             self.text = text
 
     class Left(TextualMessage):
-        """The person goes back to the messages."""
+        """Event: the person has moved from the text field back to the messages."""
 
     def __init__(self, offered: Offered, list_ids: Callable[[], Iterable[str]]) -> None:
         super().__init__(soft_wrap=True, show_line_numbers=False, highlight_cursor_line=False, compact=True)
@@ -45,7 +45,7 @@ class Composer(TextArea):
         return is_typed(key) or super().check_consume_key(key, character)
 
     async def _on_key(self, event: events.Key) -> None:
-        # While ids are offered, these keys choose: Enter would otherwise send half of a name.
+        # While ids are offered, these keys select an id. Otherwise Enter would send an incomplete name.
         if self._offered.display and event.key in ("tab", "up", "down", "escape", "enter"):
             self._choose(event.key)
         elif event.key in _SEND:
@@ -69,9 +69,9 @@ class Composer(TextArea):
 
     def on_text_area_changed(self, _event: TextArea.Changed) -> None:
         named = self._find_named()
-        # An id that must be escaped would be inserted as something else than what was shown.
+        # Skip ids that must be escaped, because the inserted text would differ from the shown text.
         ids = [it for it in self._list_ids() if named is not None and it.startswith(named) and sanitize(it) == it]
-        # A name that is complete needs no offer, and Enter sends again.
+        # Offer nothing for a complete name, so that Enter sends the text.
         self._offered.offer(ids[:MAX_OFFERED] if ids != [named] else [])
 
     def _find_named(self) -> str | None:
@@ -97,7 +97,7 @@ class Composer(TextArea):
 
 
 class Offered(OptionList, can_focus=False):
-    """List of ids that is offered after an @."""
+    """List of participants' ids that is shown after an @."""
 
     def __init__(self) -> None:
         super().__init__(markup=False, compact=True)

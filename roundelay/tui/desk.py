@@ -1,4 +1,4 @@
-"""Data of the full-screen terminal: threads, the inbox, participants, and deliveries that were not shown yet.
+"""Data of the full-screen terminal: threads, the inbox, participants, and deliveries that have not been shown yet.
 
 `Desk` connects a `NetworkClient` and the widgets. Widgets read the data, and ``on_change`` receives the part that has
 changed. A delivery is acknowledged only after a widget has reported its message as shown (`acknowledge_shown`). A
@@ -29,13 +29,13 @@ from roundelay.runs.lists import list_dead_letters, list_participants, list_thre
 from roundelay.terminal.actions import is_shown, watch
 
 Part = Literal["threads", "inbox", "agents", "live", "connection", "told"]
-"""Parts of a desk that change on their own."""
+"""Parts of a desk that change independently of each other."""
 
 MAX_THREADS, MAX_ITEMS, MAX_TOLD, MAX_STOPPED = 200, 200, 100, 50
 MAX_TEXT = 200
-"""Maximum characters of a message in a list."""
+"""Maximum number of characters of a message in a list."""
 AGENTS_EVERY_S = 0.5
-"""Minimum time between two fetches of the participants: every signal may change them."""
+"""Minimum time between two fetches of the participants, in seconds. Every signal may change participants."""
 KEYS_FOR_COMMANDS = {
     "until you /give it back": "until you give it back (o)",
     "there until /give": "there until it is given back",
@@ -45,11 +45,11 @@ KEYS_FOR_COMMANDS = {
     "/agents lists": "the screen Agents lists",
     " /history shows their numbers.": "",
 }
-"""Commands of the chat that sentences name, and the keys here."""
+"""Chat commands that occur in sentences, and the keys that replace them in the full-screen terminal."""
 
 
 def tell_here(sentence: str) -> str:
-    """Return a sentence of the hub or of the chat, in which keys replace commands."""
+    """Replace the commands in a sentence of the hub or of the chat with the keys of the full-screen terminal."""
     told = tell_person(sentence, in_chat=True)
     for command, key in KEYS_FOR_COMMANDS.items():
         told = told.replace(command, key)
@@ -74,16 +74,16 @@ class ThreadRow:
     unread: int = 0
     read_upto: int = 0
     name: str = ""
-    """Title from the hub; empty if unknown."""
+    """Title that the hub has stored for the thread; empty if unknown."""
     title: str = ""
-    """Name that the person gave to the thread."""
+    """Name that this person has given to the thread."""
     is_pinned: bool = False
     is_muted: bool = False
     is_archived: bool = False
 
     def set_read_state(self, mark: Mapping[str, Any]) -> None:
-        """Apply a read state as ``network.mark`` stores it."""
-        # Marks may arrive out of order, and what was read stays read.
+        """Apply a read state in the format of ``network.mark``."""
+        # Read states may arrive out of order. A message that was read stays read.
         self.read_upto = max(self.read_upto, int(mark.get("read_upto") or 0))
         self.title = sanitize(str(mark.get("title", self.title) or ""))
         self.is_pinned = bool(mark.get("is_pinned", self.is_pinned))
@@ -102,8 +102,8 @@ class ThreadRow:
         return row
 
     def add_message(self, message: AnyMessage, me: str) -> None:
-        """Add a message of the thread."""
-        # The list may have been fetched after this message was sent: it would count twice.
+        """Update the row for a message of the thread."""
+        # Skip a message that the fetched list already contains, because it would be counted twice.
         if message.seq <= self.last_seq and self.text:
             return
         self.messages += message.seq > self.last_seq
@@ -114,7 +114,7 @@ class ThreadRow:
 
 @dataclass(frozen=True, slots=True)
 class InboxItem:
-    """Item that waits for the person."""
+    """Item of the inbox, which waits for the person."""
 
     kind: str
     seq: int
@@ -133,7 +133,7 @@ class InboxItem:
 
 
 class Revised(NamedTuple):
-    """A message that was edited or deleted."""
+    """A message that its sender has edited or deleted."""
 
     thread_id: str
     seq: int
@@ -146,35 +146,36 @@ class Desk:
         self.client = client
         self.me = client.agent_id
         self.epoch = client.welcome.network.epoch
-        """Epoch of the ledger whose messages are shown."""
+        """Epoch of the ledger that contains the shown messages."""
         self.activity = LiveActivity(client.agent_id)
         self.activity.on_change = lambda: self.on_change("live")
         self.threads: dict[str, ThreadRow] = {}
         self.inbox: list[InboxItem] = []
         self.agents: list[dict[str, Any]] = []
         self.told: deque[str] = deque(maxlen=MAX_TOLD)
-        """Sentences about events, the newest last."""
+        """Sentences about events; the newest sentence is last."""
         self.hint = ""
-        """Hint about a key that had no effect; removed by the next screen or event."""
+        """Explanation why a key had no effect. The next screen or event removes it."""
         self.lost = ""
-        """Why the hub is not connected; empty while it is."""
+        """Reason why the hub is not connected, or empty."""
         self.lacks_marks = self.lacks_inbox = False
-        """Whether the hub is too old to store the read state, or the inbox."""
+        """Whether the hub is too old to store read states or an inbox."""
         self.drafts: dict[str, str] = {}
-        """Unsent text, by thread."""
+        """Unsent text of each thread."""
         self.on_change: Callable[[Part], None] = lambda part: None
         self.on_message: Callable[[AnyMessage | Revised], None] = lambda message: None
         self._held: dict[str, dict[int, Delivery]] = {}
-        self._stopped: deque[InboxItem] = deque(maxlen=MAX_STOPPED)  # items noticed here, for a hub without an inbox
+        # items that this client has noticed, for a hub without an inbox
+        self._stopped: deque[InboxItem] = deque(maxlen=MAX_STOPPED)
         self._stale: set[Part] = set()
-        self._marks: dict[str, int] = {}  # read positions that were not sent to the hub yet
+        self._marks: dict[str, int] = {}  # read positions that have not been sent to the hub yet
         self._news = asyncio.Event()
 
     # --- input
 
     async def start(self) -> None:
-        """Fetch all parts. Raises `RoundelayError`."""
-        # First, so that nothing is missed between the fetching and the first event.
+        """Subscribe to events and fetch all parts of the data. Raises `RoundelayError`."""
+        # Subscribe before fetching, so that no event is missed in between.
         await watch(self.client)
         for part in ("agents", "threads", "inbox"):
             await self._fetch(part)
@@ -188,17 +189,18 @@ class Desk:
             if message.sender_id == self.me:
                 await delivery.ack()  # another session of the same person sent the message
                 continue
-            # Not acknowledged yet: the person has not seen it, and it must come again after a crash.
+            # Do not acknowledge the message yet: the person has not seen it, and the hub must deliver it again after a
+            # crash.
             self._held.setdefault(message.thread_id, {})[message.seq] = delivery
             self._count_held(message.thread_id)
             self.on_message(message)
             await self._make_room()
 
     def handle_message(self, message: AnyMessage) -> None:
-        """Handle a message of any thread, including messages of the person."""
+        """Handle a message of any thread, including messages that the person has sent."""
         self.activity.handle_message(message)
         row = self.threads.get(message.thread_id)
-        # Only the hub knows the title and the readers of a new thread.
+        # Fetch new threads, because only the hub knows their title and readers.
         if row is None:
             self._refresh("threads")
         else:
@@ -235,7 +237,7 @@ class Desk:
                     continue
                 case Notice(kind="mod", body={"mod": "messages", "event": "edited" | "deleted", "seq": int(seq)}):
                     self.on_message(Revised(event.thread_id or "", seq))
-                    self._refresh("threads", "inbox")  # their lines may quote the message
+                    self._refresh("threads", "inbox")  # rows of these lists may quote the message
                     continue
                 case Notice(kind="marked", body=dict() as body):
                     self._take_mark(str(body.get("thread_id") or event.thread_id), body)
@@ -246,7 +248,8 @@ class Desk:
                 self.show_line(sentence)
 
     def _begin_anew(self, epoch: str) -> None:
-        """Discard all data after a reconnection to a different ledger, because its seqs belong to other messages."""
+        """Discard all data after a reconnection to a different ledger, whose sequence numbers belong to other
+        messages."""
         if epoch != self.epoch:
             self.epoch = epoch
             self._held.clear()
@@ -281,7 +284,8 @@ class Desk:
             row = self.threads[thread_id]
             before = row.title
             row.set_read_state(mark)
-            row.name = row.name if row.title == before else ""  # the hub combines the name with the address
+            # the hub combines the name with the address
+            row.name = row.name if row.title == before else ""
             self._refresh("threads")
 
     def show_line(self, sentence: str) -> None:
@@ -291,22 +295,22 @@ class Desk:
         self.on_change("told")
 
     def show_hint(self, sentence: str) -> None:
-        """Show why a key had no effect."""
+        """Show an explanation why a key had no effect."""
         self.hint = sanitize(sentence)
         self.on_change("told")
 
     # --- acknowledgments
 
     async def acknowledge_shown(self, thread_id: str, first: int, last: int) -> None:
-        """Acknowledge the messages of a thread in a range of seqs, and mark them as read. They must have been on the
-        screen.
+        """Acknowledge the messages of a thread in a range of sequence numbers, and mark them as read. All of them must
+        have been on the screen.
         """
         held = self._held.get(thread_id, {})
         for seq in [it for it in held if first <= it <= last]:
             await held.pop(seq).ack()
         self._count_held(thread_id)
         row = self.threads.get(thread_id)
-        # Scrolling back must not mark as unread what was read before.
+        # Scrolling back must not mark messages as unread that were read before.
         if row is None or last <= row.read_upto:
             return
         row.read_upto = last
@@ -315,18 +319,18 @@ class Desk:
             row.unread = 0
             self.on_change("threads")
         else:
-            # The hub counts what is left unread; the rows here do not know the messages in between.
+            # Let the hub count the unread messages, because this client does not know all messages in between.
             self._stale.add("threads")
         self._news.set()
 
     def _count_held(self, thread_id: str) -> None:
-        """Count deliveries that were not shown, for a hub that does not count unread messages."""
+        """Count the deliveries of a thread that were not shown, for a hub that does not count unread messages."""
         if self.lacks_marks and thread_id in self.threads:
             self.threads[thread_id].unread = len(self._held.get(thread_id, ()))
             self.on_change("threads")
 
     async def read_all(self, thread_id: str) -> None:
-        """Mark a whole thread as read, even messages that were never shown."""
+        """Mark a whole thread as read, including messages that were never shown."""
         await self.acknowledge_shown(thread_id, 0, self.threads[thread_id].last_seq)
 
     async def _make_room(self) -> None:
@@ -338,17 +342,17 @@ class Desk:
         """
         most = self.client.welcome.limits.get("max_unacked", 256)
         waiting = sum(map(len, self._held.values()))
-        # Half, so that there is room for a burst before the hub stops delivering.
+        # Acknowledge half of them, to have room for a burst before the hub stops delivering.
         if waiting <= most // 2:
             return
         if self.lacks_marks:
-            # Said once, when the limit is reached: the hub delivers nothing more then.
+            # Show this warning once, when the limit is reached: after that, the hub delivers no more messages.
             if waiting == most:
                 self.show_line(
                     f"{waiting} messages wait in threads that you have not read; no further ones come before."
                 )
             return
-        # The oldest one first: it is the least likely to be read soon.
+        # Acknowledge the oldest message first, because the person is least likely to read it soon.
         seq, thread_id = min((seq, thread_id) for thread_id, held in self._held.items() for seq in held)
         await self._held[thread_id].pop(seq).ack()
 
@@ -359,17 +363,17 @@ class Desk:
         self._news.set()
 
     async def refresh_forever(self) -> None:
-        """Fetch stale parts, and send read positions to the hub. Runs until cancelled."""
+        """Fetch changed parts of the data, and send read positions to the hub. Runs until cancelled."""
         while True:
             await self._news.wait()
             self._news.clear()
             stale, self._stale = self._stale, set()
-            with suppress(RoundelayError):  # not connected; all parts are fetched after the reconnection
+            with suppress(RoundelayError):  # without a connection this fails; a reconnection fetches all parts again
                 await self._say_marks()
                 for part in sorted(stale):
                     await self._fetch(part)
             if "agents" in stale:
-                # Changes meanwhile gather in the set, and one fetch brings them all.
+                # Changes during the pause are collected in the set, and one fetch handles them all.
                 await asyncio.sleep(AGENTS_EVERY_S)
 
     async def _fetch(self, part: Part) -> None:
@@ -392,7 +396,7 @@ class Desk:
                 known = before.get(row.thread_id, row)
                 row.unread = len(self._held.get(row.thread_id, ()))
                 row.sender_id, row.text, row.at = known.sender_id, known.text, known.at
-            # The hub may not have heard of this position yet, and its list would show old news as unread.
+            # The hub may not know this position yet. Its list would show messages as unread that were read.
             row.read_upto = max(row.read_upto, self._marks.get(row.thread_id, 0))
 
     async def _fetch_inbox(self) -> None:
@@ -424,7 +428,7 @@ class Desk:
                 self.lacks_marks = True
             except RequestError:
                 pass  # the thread does not belong to this person
-            # The person may have read on during the call; then the newer position is still to be sent.
+            # If the person has read more messages during the call, the newer position must still be sent.
             if self._marks.get(thread_id) == upto:
                 del self._marks[thread_id]
 
@@ -436,7 +440,7 @@ class Desk:
             self.show_line("This hub keeps no marks: threads are not pinned, muted or named there.")
             return
         await self.client.call("network.mark", {"thread_id": thread_id, **mark})
-        # At once, without waiting for the notice: the key must show its effect.
+        # Apply the change before the hub's notice arrives, because the key must have an immediate effect.
         self._take_mark(thread_id, mark)
 
     async def dismiss(self, item: InboxItem) -> None:
@@ -449,8 +453,8 @@ class Desk:
         self._refresh("inbox")
 
     def remove_item(self, item: InboxItem) -> None:
-        """Remove an item that was handled here."""
-        # Only a hub without an inbox needs these; another one drops the item by itself.
+        """Remove an item that was handled on this terminal."""
+        # This is necessary only for a hub without an inbox. A hub with an inbox removes the item itself.
         if item in self._stopped:
             self._stopped.remove(item)
         self._refresh("inbox")
@@ -463,7 +467,7 @@ class Desk:
         return sorted(rows, key=lambda it: (it.is_archived, not it.is_pinned, -it.last_seq))
 
     def count_unread(self) -> int:
-        """Return the number of unread threads that are not muted."""
+        """Return the number of threads with unread messages, without muted threads."""
         return sum(1 for it in self.threads.values() if it.unread and not it.is_muted and not it.is_archived)
 
     def name_thread(self, thread_id: str) -> str:

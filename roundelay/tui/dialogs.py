@@ -1,4 +1,5 @@
-"""Dialogs: a question with a one-line answer, a choice from a list, the key after g, and the help."""
+"""Dialogs of the full-screen terminal: a question with a one-line answer, a choice from a list, the key after g, and
+the help."""
 
 from __future__ import annotations
 
@@ -68,7 +69,7 @@ class Choose(ModalScreen[str | None]):
     def _list(self, typed: str) -> list[Option]:
         words = typed.strip().lower()
         found = [it for it in self._choices if words in it[1].plain.lower()]
-        # Enter takes the first entry, which must be the one whose id was typed in full.
+        # Enter selects the first entry, so an entry with exactly the typed id must be first.
         found.sort(key=lambda it: (it[0] != words, not it[0].startswith(words)))
         return [Option(label, id=value) for value, label in found]
 
@@ -86,7 +87,7 @@ class Choose(ModalScreen[str | None]):
         event.stop()
         listed = self.query_one(OptionList)
         chosen = listed.get_option_at_index(listed.highlighted).id if listed.highlighted is not None else None
-        # Text that fits no entry may name a place that is not listed yet, such as a new channel.
+        # A text without a matching entry may name an unlisted place, for example a new channel.
         self.dismiss(chosen or event.value)
 
     def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
@@ -103,7 +104,7 @@ class Choose(ModalScreen[str | None]):
 
 
 class GoTo(ModalScreen[str | None]):
-    """Dialog that waits for the key after g."""
+    """Dialog that waits for the second key after g."""
 
     PLACES: ClassVar = {"i": "inbox", "t": "threads", "a": "agents", "c": "cost", "s": "search", "m": "mods"}
     BINDINGS: ClassVar = [

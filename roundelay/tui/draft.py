@@ -1,4 +1,4 @@
-"""Draft of one thread: unsent text, and the message that the text replies to or replaces.
+"""Draft of one thread: unsent text, and the message that this text answers or replaces.
 
 The thread's pane shows and sends the draft. The text is stored in `Desk.drafts`, so that it survives when the pane is
 closed or the connection is lost. This module draws nothing.
@@ -12,12 +12,12 @@ from roundelay.tui.desk import Desk
 
 
 class ThreadDraft:
-    """Unsent text of a thread: a plain text, a reply, or an edit of one of the person's messages."""
+    """Unsent text of a thread. It is a plain text, a reply, or an edit of one of the person's messages."""
 
     def __init__(self, desk: Desk, thread_id: str) -> None:
         self.reply_to: AnyMessage | None = None
         self.replaces: AnyMessage | None = None
-        """The message that is being edited."""
+        """Message that is being edited, or None."""
         self._desk = desk
         self._thread_id = thread_id
         self._text_before_edit = ""
@@ -34,8 +34,8 @@ class ThreadDraft:
             self._desk.drafts.pop(self._thread_id, None)
 
     def start_edit(self, message: AnyMessage, text: str) -> None:
-        """Let the draft replace a message. ``text`` is the current text of the field, which is restored after the edit."""
-        # If one edit follows another, the field contains the text of the first edit and not the person's draft.
+        """Start to edit a message. ``text`` is the current text of the field, which is restored after the edit."""
+        # If another message is already being edited, the field contains that message and not the person's draft.
         if self.replaces is None:
             self._text_before_edit = text
         self.replaces, self.reply_to = message, None
@@ -48,10 +48,11 @@ class ThreadDraft:
 
 
 async def send_replacement(client: NetworkClient, replaced: AnyMessage, text: str) -> int:
-    """Send a text that replaces one of the person's messages, and cancel reactions to that message. Return the new seq."""
+    """Send a text that replaces one of the person's messages, and cancel the reactions to that message. Return the
+    sequence number of the new message."""
     for recipient in (await client.call("network.message_status", {"seq": replaced.seq}))["recipients"]:
-        newest = recipient.get("again", recipient)  # also stop the reaction after a takeover
-        # Otherwise the agent would answer the old text in addition to the new text.
+        newest = recipient.get("again", recipient)  # after a takeover, stop the second reaction
+        # Cancel the reaction: otherwise the agent would answer both the old text and the new text.
         if newest.get("reaction_status") == "open" and newest.get("reaction"):
             await client.call("network.cancel", {"reaction": newest["reaction"]})
     sent = await client.send(

@@ -1,4 +1,4 @@
-"""The screens that explain a run: why a message was sent and what followed from it, and the cost.
+"""Screens that explain a run: why a message was sent, what followed from it, and the cost of models.
 
 The texts come from `roundelay.runs`, like the texts of the commands.
 """
@@ -26,12 +26,12 @@ from roundelay.tui.desk import Desk
 from roundelay.tui.parts import Pane, Rows
 
 MAX_LINE = 1000
-"""Maximum columns of a line: a message may be long, and is shown in full in its thread."""
+"""Maximum number of columns of a line. A long message is shown completely in its thread."""
 _NUMBER = re.compile(r"^[\s│├└─]*(?:\d\d:\d\d:\d\d )?#(\d+)\b")
 
 
 class WhyPane(Pane):
-    """Why a message was sent, what followed from it, and the cost of its conversation."""
+    """Screen that explains why a message was sent, what followed from it, and the cost of its conversation."""
 
     name_here = "why"
     BINDINGS: ClassVar = [("w", "why", "Why that one")]
@@ -53,7 +53,7 @@ class WhyPane(Pane):
         lines = [*describe_steps(steps), "", "What followed from it:", *describe_effect(await follow(source, self.seq))]
         root = steps[-1].message.root
         try:
-            # Nothing of this conversation comes before its root, so the earlier log need not be read.
+            # No message of this conversation precedes its root, so skip the earlier part of the log.
             cost = await read_cost(source, CallFilter(root=root, after=root - 1), "agent")
             lines += [
                 "",
@@ -88,7 +88,7 @@ class WhyPane(Pane):
 
 
 class CostPane(Pane):
-    """The cost of models by agent, model, thread, conversation or day."""
+    """Screen with the cost of models by agent, model, thread, conversation or day."""
 
     name_here = "cost"
     GROUPS: ClassVar[dict[str, By]] = {"1": "agent", "2": "model", "3": "thread", "4": "root", "5": "day"}

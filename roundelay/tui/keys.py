@@ -1,4 +1,4 @@
-"""Keys that several screens share, and the help screen that lists all keys."""
+"""Keys that several screens share, and the list of all keys for the help screen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_typed(key: str) -> bool:
 
 
 class Keys:
-    """Groups of key bindings. The bindings call actions of the widget that declares them."""
+    """Groups of key bindings. A binding calls an action of the widget that declares it."""
 
     move: ClassVar = [
         Binding("j,down", "down", "Down", show=False),
@@ -76,4 +76,4 @@ HELP = (
     ),
     ("Cost", (("1 … 5", "by agent, model, thread, conversation, day"),)),
 )
-"""Keys of each screen, with their meaning."""
+"""Keys of each screen, with their meanings."""

@@ -1,4 +1,4 @@
-"""Renders participants' Markdown as styled terminal lines: headings, lists, quotes, code, tables, emphasis and links.
+"""Render participants' Markdown as styled terminal lines: headings, lists, quotes, code, tables, emphasis and links.
 
 HTML is shown as text. A link is shown as its text and address, and nothing is clickable. Every piece of text is
 sanitized after parsing, because the parser turns ``&#27;`` into an escape character. `messages.fold` shows texts that
@@ -20,7 +20,7 @@ from textual.content import Content
 from roundelay.display.text import break_lines, display_width, fit_start, sanitize
 
 MAX_CHARS = 20_000
-"""Maximum length of a parsed text. Parsing longer texts would take too long."""
+"""Maximum length of a text that is parsed, in characters. Parsing a longer text would take too long."""
 MIN_COLUMNS = 20
 _SIGNS = re.compile(r"[*_`#>~|\[]|^\s*([-+]|\d+[.)])\s", re.MULTILINE)
 _PARSER = MarkdownIt("commonmark", {"html": False, "maxNesting": 20}).enable(["table", "strikethrough"])
@@ -33,19 +33,19 @@ def render(text: str, width: int) -> list[Content] | None:
 
     A text without Markdown also returns None.
     """
-    # Most texts have no sign of Markdown, and the search is far cheaper than the parser.
+    # Skip texts without Markdown: most texts have none, and this search is far cheaper than the parser.
     if len(text) > MAX_CHARS or width < MIN_COLUMNS or _SIGNS.search(text) is None:
         return None
     writer = _Writer(width)
     writer.write(_PARSER.parse(text))
     lines = writer.lines
-    # Rich may count columns otherwise. A line that is too wide would be broken by the terminal, outside of its frame.
+    # Rich may count columns differently. The terminal would break a line that is too wide.
     is_fitting = all(len(break_lines([line.plain], width)) == 1 for line in lines)
     return [Content.from_rich_text(line) for line in lines] if lines and is_fitting else None
 
 
 class _Writer:
-    """Builds lines from tokens. Each line begins with ``_prefixes``, which come from the open blocks."""
+    """Builds lines from Markdown tokens. Each line begins with ``_prefixes``, which come from the open blocks."""
 
     def __init__(self, width: int) -> None:
         self.lines: list[Text] = []
@@ -156,14 +156,14 @@ def _read_inline(tokens: Sequence[Token], style: str) -> Text:
             case "softbreak" | "hardbreak":
                 text.append("\n")
             case "image":
-                # Images are not loaded: that would tell a stranger's server who reads this.
+                # Do not load images: the request would tell the image's server who reads the message.
                 text.append(f"[image {sanitize(token.content)}]", now)
             case "link_open":
                 address = sanitize(str(token.attrGet("href") or ""))
                 open_styles.append(_STYLES[name])
             case "link_close":
                 open_styles.remove(_STYLES[name])
-                # The words of a link may lie about its address, so the address is shown, unless it is the words.
+                # The text of a link may lie about its target, so show the address unless it equals the text.
                 if address and not text.plain.endswith(address):
                     text.append(f" ({fit_start(address, 60)})", "dim")
             case _ if token.nesting > 0 and name in _STYLES:

@@ -1,4 +1,4 @@
-"""Messages of a thread on the screen: one widget per message, in a window that moves over the thread.
+"""Messages of a thread on the screen. Each message is a widget, in a window that moves over the thread.
 
 `MessageWindow` has at most `MAX_SHOWN` widgets. It fetches more messages when the person scrolls near an end, and
 removes distant widgets. It reports the messages that were on the screen, and the `Desk` acknowledges these messages.
@@ -32,17 +32,17 @@ from roundelay.tui.markdown import render
 
 MAX_SHOWN, PAGE = 200, 50
 NEAR = 6
-"""Distance from an end, in lines, at which more messages are fetched."""
+"""Distance from an end of the window, in lines, at which more messages are loaded."""
 MAX_LINES, MAX_CHARS = 40, 4000
-"""Maximum lines of a folded message."""
+"""Maximum number of lines of a folded message."""
 MAX_OPEN_LINES, MAX_OPEN_CHARS = 4000, 200_000
 INDENT = "  "
 NAME_COLORS = ("#5fafff", "#87d787", "#d7af5f", "#d787d7", "#5fd7d7", "#ff9f6f", "#afafff", "#c0d75f")
-"""Colors of names, without red, which is for errors."""
+"""Colors of participants' names. Red is reserved for errors."""
 
 
 def name_color(agent_id: str) -> str:
-    """Return a participant's color. It is the same on every screen."""
+    """Return a participant's color, which is the same on every screen."""
     return NAME_COLORS[zlib.crc32(agent_id.encode()) % len(NAME_COLORS)]
 
 
@@ -51,7 +51,7 @@ def fold(text: str, width: int, *, is_open: bool = False) -> list[str]:
     many.
     """
     most_lines, most_chars = (MAX_OPEN_LINES, MAX_OPEN_CHARS) if is_open else (MAX_LINES, MAX_CHARS)
-    # Cut before it is broken: a message of a megabyte would stop the screen.
+    # Cut the text before it is broken into lines: a message of one megabyte would block the screen.
     lines = break_lines(sanitize_lines(text[:most_chars]), max(width, 8))
     if len(text) <= most_chars and len(lines) <= most_lines:
         return lines
@@ -60,7 +60,7 @@ def fold(text: str, width: int, *, is_open: bool = False) -> list[str]:
 
 
 def fold_markdown(text: str, width: int, *, is_open: bool = False) -> Sequence[Content | str]:
-    """Return a text as `fold` does, but with rendered Markdown."""
+    """Fold a text as `fold` does, but with rendered Markdown."""
     most_lines, most_chars = (MAX_OPEN_LINES, MAX_OPEN_CHARS) if is_open else (MAX_LINES, MAX_CHARS)
     lines = render("\n".join(sanitize_lines(text[:most_chars])), width)
     if lines is None:
@@ -71,12 +71,14 @@ def fold_markdown(text: str, width: int, *, is_open: bool = False) -> Sequence[C
 
 
 def list_replaced(messages: Iterable[AnyMessage]) -> dict[int, int]:
-    """Return the messages that their senders have replaced, with the seq of the newest replacement of each."""
+    """Return the messages that their senders have replaced. The values are the sequence numbers of the newest
+    replacements."""
     senders: dict[int, str] = {}
     found = {}
     for it in messages:
         old = (it.metadata or {}).get("replaces")
-        # Only the sender may replace a message. Anybody can write this metadata, and could hide the words of others.
+        # Accept a replacement only from the same sender: anybody can write this metadata and could hide others'
+        # messages.
         if type(old) is int and senders.get(old) == it.sender_id:
             found[old] = it.seq
         senders[it.seq] = it.sender_id
@@ -84,7 +86,8 @@ def list_replaced(messages: Iterable[AnyMessage]) -> dict[int, int]:
 
 
 class MessageBox(Widget):
-    """One message. ``below`` has lines about the message: its replies, its readers, and the person's possible actions."""
+    """Widget of one message. ``below`` contains lines about its replies, its readers, and the actions that the person
+    may take."""
 
     def __init__(self, message: AnyMessage, me: str, decision: str | None = None) -> None:
         super().__init__(markup=False)
@@ -104,13 +107,13 @@ class MessageBox(Widget):
         return self.message.seq
 
     def set_below(self, lines: Sequence[str]) -> None:
-        # A new layout for each event of the network would make scrolling jump.
+        # Skip an unchanged list: a new layout for each event of the network would disturb scrolling.
         if tuple(lines) != self.below:
             self.below = tuple(lines)
             self._draw_again()
 
     def set_waiting(self, is_waiting: bool) -> None:
-        """Set whether the message's approval request waits for a decision."""
+        """Set whether the approval request in this message waits for a decision."""
         if is_waiting != self._is_waiting:
             self._is_waiting = is_waiting
             self._draw_again()
@@ -122,13 +125,13 @@ class MessageBox(Widget):
             self._draw_again()
 
     def toggle(self) -> None:
-        """Unfold or fold a long text."""
+        """Unfold a long text, or fold it again."""
         self.is_open = not self.is_open
         self._draw_again()
 
     def _draw_again(self) -> None:
         self._drawn = None
-        # Textual would keep the old height, and the new text would be cut off.
+        # Request a new layout: Textual would keep the old height and cut off the new text.
         self.clear_cached_dimensions()
         self.refresh(layout=True)
 
@@ -152,7 +155,7 @@ class MessageBox(Widget):
         parts.append((f"{place}{answers}", "dim"))
         if self._replaced_by is not None:
             parts.append((f"\n{INDENT}replaced by #{self._replaced_by}", "dim italic"))
-            # The new text stands below; the old one only matters to somebody who asks for it.
+            # The new text is further down, so show the old text only on request.
             if not self.is_open:
                 return Content.assemble(*parts, ("; Enter shows what it said", "dim italic"))
         text = fold_markdown(it.text, room, is_open=self.is_open)
@@ -188,7 +191,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
     ]
 
     class OnScreen(TextualMessage):
-        """The messages in this range of seqs were on the screen."""
+        """Event: the messages in this range of sequence numbers were on the screen."""
 
         def __init__(self, first: int, last: int) -> None:
             super().__init__()
@@ -200,7 +203,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         self.selected: int | None = None
         self.has_before = self.has_after = False
         self.newest = 0
-        """Seq of the newest known message of the thread."""
+        """Sequence number of the newest known message of the thread."""
         self._client = client
         self._requests = KnownRequests(client)
         self._is_loading = False
@@ -218,7 +221,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
     # --- loading
 
     async def load(self, at: int | None = None, unread_from: int | None = None) -> None:
-        """Show the thread from its first unread message, or the part around one message.
+        """Show the thread from its first unread message, or the part of the thread around one message.
 
         Raises `RoundelayError`.
         """
@@ -237,7 +240,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         self.call_after_refresh(self._go_to, at, first_unread)
 
     def _go_to(self, at: int | None, first_unread: MessageBox | None) -> None:
-        """After the layout, scroll to a message, to the first unread message, or to the end."""
+        """When the layout is done, scroll to a message, to the first unread message, or to the end."""
         if at is not None:
             self.select(at)
         elif first_unread is not None:
@@ -258,10 +261,10 @@ class MessageWindow(VerticalScroll, can_focus=True):
         boxes = self.boxes
         self._told = (0, 0)  # the history may already contain the message
         self.call_after_refresh(self.look)
-        # The message lies in a part that is not loaded; it comes when the person scrolls there.
+        # This part of the thread is not loaded. The message appears when the person scrolls there.
         if self.has_after or (boxes and self.has_before and message.seq < boxes[0].seq) or self.find(message.seq):
             return
-        # Asked before the message is added, which moves the end.
+        # Check this before the message is added, because the message moves the end.
         follows = self.is_at_end
         behind = next((it for it in boxes if it.seq > message.seq), None)
         await self._mount([message], before=behind)
@@ -303,7 +306,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         self.call_after_refresh(lambda: self._keep_at(last, distance))
 
     async def _read_after(self, seq: int) -> list[AnyMessage]:
-        """Return some of the next messages.
+        """Return some of the messages that follow a sequence number.
 
         The hub only pages backward from a seq, so guess a seq ahead. Guess further ahead if the thread is sparse, and
         nearer if a page would not reach back to the current messages.
@@ -312,7 +315,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         while True:
             page = await self._client.history(self.thread_id, before=seq + step + 1, limit=500)
             found = [it for it in page.messages if it.seq > seq]
-            # The page does not reach back to the seq, so messages in between are missing.
+            # The page does not reach back to that number, so messages in between are missing.
             is_cut = page.has_more and len(found) == len(page.messages)
             if found and not is_cut:
                 return found[:PAGE]
@@ -324,9 +327,9 @@ class MessageWindow(VerticalScroll, can_focus=True):
                 nothing_upto, step = step, step * 4
 
     async def replace(self, seq: int) -> None:
-        """Show a message that was edited or deleted in its new form. Raises `RoundelayError`."""
+        """Show a message in its new form after it was edited or deleted. Raises `RoundelayError`."""
         page = await self._client.history(self.thread_id, before=seq + 1, limit=1)
-        old = self.find(seq)  # after the read, because the person may have scrolled meanwhile
+        old = self.find(seq)  # find it after the read, because the person may have scrolled meanwhile
         if old is not None and page.messages and page.messages[-1].seq == seq:
             await self._mount(page.messages[-1:], before=old)
             await old.remove()
@@ -350,7 +353,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         await self.remove_children(boxes)
 
     def _keep_at(self, box: MessageBox, distance: float) -> None:
-        """Keep a message at the same distance from the top, so that the text being read does not move."""
+        """Keep a message at the same distance from the top, so that the text that the person reads does not move."""
         self.scroll_to(y=box.virtual_region.y - distance, animate=False, force=True)
         self.call_after_refresh(self.look)
 
@@ -362,9 +365,9 @@ class MessageWindow(VerticalScroll, can_focus=True):
             self.call_after_refresh(self.look)
 
     def look(self) -> None:
-        """Report the messages on the screen, and fetch more messages near an end."""
+        """Report which messages are on the screen, and load more messages near an end."""
         boxes = self.boxes
-        # Before the layout is done every message seems to be on the screen, and all would count as read.
+        # Wait for the layout: before it is done, every message seems to be on the screen and would count as read.
         if not boxes or not self._is_settled or not self.is_on_screen or self.size.height == 0:
             return
         bottom = self.scroll_y + self.size.height
@@ -393,7 +396,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
         _: Worker[None] = self.run_worker(load)
 
     def select(self, seq: int | None) -> None:
-        """Select the message to which keys apply."""
+        """Select the message to which the keys apply."""
         for it in self.boxes:
             it.set_class(it.seq == seq, "-selected")
         self.selected = seq
@@ -434,7 +437,7 @@ class MessageWindow(VerticalScroll, can_focus=True):
             box.toggle()
 
     def on_resize(self, _event: events.Resize) -> None:
-        # Who reads the end should still see it when the window changes its size.
+        # A person who reads the end should still see it after the window changes its size.
         if self.boxes and self.is_at_end:
             self.scroll_end(animate=False)
         self.call_after_refresh(self.look)

@@ -1,4 +1,5 @@
-"""Screens that mods describe as data (docs/mods.md). This module draws any of them as a list, and knows no mod.
+"""Screens that mods describe as data (docs/mods.md). This module draws all of them as lists, without knowledge of a
+particular mod.
 
 A board is drawn as one list in the order of its columns. Texts of items are untrusted and sanitized here.
 """
@@ -23,7 +24,7 @@ from roundelay.tui.parts import Pane, Parts, Rows, write_row
 
 Item = Mapping[str, Any]
 MAX_PAGES = 10
-"""Maximum number of pages of items that a screen reads."""
+"""Maximum number of pages of items that a screen loads."""
 MAX_TEXT_CHARS = 20_000
 
 
@@ -38,7 +39,7 @@ def take_args(names: Mapping[str, str], *sources: Item) -> dict[str, Any]:
 
 
 def write_value(value: object, kind: str = "text") -> str:
-    """Return a field's value as one line."""
+    """Format a field's value on one line."""
     if isinstance(value, list | tuple):
         return ", ".join(write_value(one, kind) for one in value)
     if isinstance(value, dict):
@@ -51,12 +52,12 @@ def write_value(value: object, kind: str = "text") -> str:
 
 
 def write_plain(value: object) -> str:
-    """Return a value as `when` of an action names it: ``true`` and ``false`` as in JSON."""
+    """Format a value as the key `when` of an action names it, with ``true`` and ``false`` as in JSON."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def write_facts(facts: Sequence[Item], item: Item) -> str:
-    """Return the facts that an item has, in one line."""
+    """Format the facts of an item on one line."""
     given = [(fact, item.get(fact["field"])) for fact in facts]
     return " · ".join(
         f"{sanitize(fact['label'])} {write_value(value, fact.get('kind', 'text'))}".strip()
@@ -68,7 +69,7 @@ def write_facts(facts: Sequence[Item], item: Item) -> str:
 
 
 class ModPane(Pane):
-    """The items of one screen. Enter opens an item."""
+    """Screen with the items of a mod. Enter opens an item."""
 
     name_here = "mods"
     BINDINGS: ClassVar = [("c", "create", "Create"), ("x", "act", "Actions"), ("r", "read", "Read again")]
@@ -93,8 +94,8 @@ class ModPane(Pane):
         self.terminal.work(self._refuse_other_fields, do, *args)
 
     async def _refuse_other_fields(self, do: Callable[..., Awaitable[object]], *args: object) -> None:
-        """Raise `RoundelayError` if a mod returns other fields than its screen names. Any other error would end the
-        program."""
+        """Run a call, and raise `RoundelayError` if the mod's result lacks fields that its screen names. Any other
+        error would end the program."""
         try:
             await do(*args)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -190,14 +191,14 @@ class ModPane(Pane):
             )
 
     async def _begin(self, action: Item, item: Item) -> None:
-        """Read the opened item, whose fields are the present values of a form, and ask for the inputs."""
+        """Read the opened item, whose fields are the current values of a form. Then ask for the inputs."""
         detail = self._screen.get("detail")
         if detail is not None and action.get("inputs"):
             item = {**item, **await self.desk.client.call(detail["op"], take_args(detail["args"], item))}
         self._enter(action, item, {})
 
     def _enter(self, action: Item, item: Item, entered: dict[str, str]) -> None:
-        """Ask for the next input, one dialog after the other, and then call the operation."""
+        """Ask for the inputs in separate dialogs, one after the other. Then call the operation."""
         inputs = action.get("inputs", ())
         if len(entered) == len(inputs):
             args = {**take_args(action.get("args", {}), item), **{name: text for name, text in entered.items() if text}}
@@ -220,7 +221,7 @@ class ModPane(Pane):
             else entry.get("choices")
         )
         if choices:
-            # Once each: the list would refuse two entries with the same id, and so end the program.
+            # Remove duplicates: two entries with the same id would raise an error in the list and end the program.
             return Choose(label, [(choice, Content(sanitize(choice))) for choice in dict.fromkeys(choices)])
         value = item.get(entry.get("field", ""))
         return Ask(label, "" if value is None else str(value))
@@ -231,7 +232,7 @@ class ModPane(Pane):
 
 
 class Reader(ModalScreen[None]):
-    """Shows a text that scrolls."""
+    """Screen that shows a text and scrolls."""
 
     BINDINGS: ClassVar = [("escape,q", "leave", "Back")]
 

@@ -1,4 +1,4 @@
-"""Building blocks of the screens: panes, lists and text fields, and the interfaces through which a pane uses the app."""
+"""Building blocks of the screens: panes, lists and text fields, and the interfaces through which panes use the app."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Parts = list[Content | str | tuple[str, str]]
 
 
 class Actions(Protocol):
-    """Actions that need a dialog or outlive the pane. Methods that fail raise `RoundelayError`."""
+    """Actions that need a dialog, or that may outlive their pane. Failing methods raise `RoundelayError`."""
 
     def decide(self, word: str, seq: int, scope: str) -> None: ...
 
@@ -49,7 +49,7 @@ class Actions(Protocol):
 
 
 class Terminal(Protocol):
-    """Functions of the terminal app that panes use. Methods that fail raise `RoundelayError`."""
+    """Functions of the terminal app that panes use. Failing methods raise `RoundelayError`."""
 
     @property
     def actions(self) -> Actions: ...
@@ -66,12 +66,12 @@ class Terminal(Protocol):
 
 
 class Pane(Vertical):
-    """One screen, below the top line with the names of the screens."""
+    """One screen of the app, below the top line with the names of the screens."""
 
     name_here = ""
     """Name of the screen."""
     tab = ""
-    """Name that the top line highlights for a screen that is not in the top line."""
+    """Name to highlight in the top line, for a screen that the top line does not list."""
 
     def __init__(self, desk: Desk) -> None:
         super().__init__()
@@ -79,11 +79,11 @@ class Pane(Vertical):
 
     @property
     def terminal(self) -> Terminal:
-        # A protocol instead of the class: the app imports the panes, and they cannot import it in turn.
+        # Use a protocol instead of the class, because the app imports the panes.
         return cast(Terminal, self.app)
 
     def handle_change(self, part: Part) -> None:
-        """Redraw a part of the data that has changed."""
+        """Redraw what shows a part of the data that has changed."""
 
     def focus_main(self) -> None:
         """Focus the main widget when the pane is shown."""
@@ -93,11 +93,11 @@ class Pane(Vertical):
 
 
 class ReadStateKeys(Pane):
-    """A pane whose keys change how this person sees one thread: all read, pinned, muted, archived, its name."""
+    """Pane with keys that change this person's state of one thread: read, pinned, muted, archived, and its name."""
 
     @property
     def marked_thread(self) -> str | None:
-        """The thread that the keys act on, or None."""
+        """Thread to which the keys apply, or None."""
         raise NotImplementedError
 
     def action_read(self) -> None:
@@ -114,11 +114,11 @@ class ReadStateKeys(Pane):
 
 
 class FileKeys(Pane):
-    """A pane with a key that saves the files of the selected message."""
+    """Pane with a key that saves the files of the selected message."""
 
     @property
     def chosen(self) -> AnyMessage | None:
-        """The selected message, or None."""
+        """Selected message, or None."""
         raise NotImplementedError
 
     def action_save_files(self) -> None:
@@ -133,7 +133,7 @@ class FileKeys(Pane):
 
 
 class Line(Input):
-    """A text field of one line."""
+    """Text field with one line."""
 
     def on_mount(self) -> None:
         self.cursor_blink = False
@@ -144,7 +144,7 @@ class Line(Input):
     def _on_paste(self, event: events.Paste) -> None:
         event.prevent_default()
         event.stop()
-        # A field of one line would keep only the first line of a pasted text.
+        # Join the lines of a pasted text: a field with one line would keep only the first line.
         self.insert_text_at_cursor(" ".join(sanitize_lines(event.text.strip())))
 
 
@@ -169,12 +169,12 @@ class KeyLine(Footer):
 
 
 def _width(key: FooterKey) -> int:
-    """Return the width of a key, including the spaces around it."""
+    """Return the width of a key in columns, including the spaces around it."""
     return display_width(f" {key.key_display} {key.description} ")
 
 
 class Rows(OptionList):
-    """List with one or two lines per entry. The selection survives a redraw."""
+    """List whose entries have one or two lines. The selection survives a redraw."""
 
     BINDINGS: ClassVar = [
         Binding("j", "cursor_down", "Down", show=False),
@@ -186,10 +186,10 @@ class Rows(OptionList):
         self._keys: list[str] = []
 
     def show(self, rows: Sequence[tuple[str, Content]]) -> None:
-        """Show rows, each with its name."""
+        """Show rows, each with the name that identifies it."""
         chosen = self.chosen
         self._keys = [key for key, _ in rows]
-        # A redraw is no choice of the person, so nothing may react to it as one.
+        # A redraw is not a choice of the person, so suppress its events.
         with self.prevent(OptionList.OptionHighlighted):
             self.clear_options()
             self.add_options([Option(content) for _, content in rows])
@@ -198,7 +198,7 @@ class Rows(OptionList):
 
     @property
     def chosen(self) -> str | None:
-        """Name of the highlighted row."""
+        """Name of the highlighted row, or None."""
         at = self.highlighted
         return self._keys[at] if at is not None and at < len(self._keys) else None
 
@@ -209,7 +209,8 @@ class Rows(OptionList):
 
 
 def write_row(left: Parts, right: str, width: int, below: str = "") -> Content:
-    """Return a line with a right-aligned part, and a dim line below. All arguments must already be sanitized."""
+    """Return a line with a right-aligned part, and optionally a dim line below it. All arguments must already be
+    sanitized."""
     head = Content.assemble(*left)
     room = width - display_width(right) - 1
     plain = fit_start(head.plain, room)

@@ -35,7 +35,7 @@ VIEWING_SENT_EVERY_S = 20.0
 
 
 class ThreadPane(ReadStateKeys, FileKeys):
-    """Pane of one thread, opened at the message ``at`` if given."""
+    """Screen of one thread. If ``at`` is given, the thread is opened at that message."""
 
     name_here = "thread"
     tab = "threads"
@@ -60,7 +60,7 @@ class ThreadPane(ReadStateKeys, FileKeys):
         super().__init__(desk)
         self.thread_id = thread_id
         self.place: Place | None = None
-        """Where the text field sends to; None if the person may not write here."""
+        """Place to which the text field sends, or None if the person may not write here."""
         self._at = at
         self._draft = ThreadDraft(desk, thread_id)
         self._lines_below = LinesBelow(desk, thread_id)
@@ -134,7 +134,8 @@ class ThreadPane(ReadStateKeys, FileKeys):
     def _update_viewing(self) -> None:
         """Signal to the readers of the thread whether this person is viewing it."""
         was_viewed, self._is_viewed = self._is_viewed, self.display and self.thread_id in self.desk.threads
-        # Repeat the signal while the thread is open, because it expires on other screens. Signal the end only once.
+        # Repeat the signal while the thread is open, because the signal expires on other screens. Signal the end only
+        # once.
         if was_viewed or self._is_viewed:
             signal = partial(self.desk.client.signal, "viewing", {"active": self._is_viewed}, thread_id=self.thread_id)
             self.terminal.work(signal)
@@ -145,7 +146,7 @@ class ThreadPane(ReadStateKeys, FileKeys):
         """Show a new message of this thread."""
         await self.window.add(message)
         if message.sender_id == self.desk.me:
-            # Show a message of this person even if the person has scrolled elsewhere.
+            # Show the person's own message even if the person has scrolled elsewhere.
             await self.window.action_newest()
         self._draw()
         self.terminal.work(self._read_receipts)
@@ -212,7 +213,7 @@ class ThreadPane(ReadStateKeys, FileKeys):
             if replaces is not None:
                 await self.terminal.show_sent(await send_replacement(desk.client, replaces, text))
                 return
-            # A reply to a selected message belongs to that message, even if the text is a plain yes.
+            # A reply to a selected message belongs to that message, even if the text is a plain "yes".
             decision = read_yes_or_no(desk.activity, self.thread_id, text) if reply is None else None
             if decision is not None:
                 await self.terminal.actions.send_decision(decision[1], f"/{decision[0]}")
@@ -227,7 +228,7 @@ class ThreadPane(ReadStateKeys, FileKeys):
             await self.terminal.show_sent(stored.seq)
         except RoundelayError as error:
             desk.show_line(f"Not sent: {tell_here(str(error))}")
-            # Restoring the old text must not overwrite text that was written meanwhile.
+            # Do not overwrite text that the person has written meanwhile.
             if self.is_mounted and not self.composer.text:
                 self.composer.load_text(text)
             else:

@@ -33,7 +33,8 @@ _STATES = {
 
 
 def write_title(desk: Desk, thread_id: str, width: int) -> Content:
-    """Return the title line of a thread: its name, the person who has taken it over, its viewers and its readers."""
+    """Return the title line of a thread, with its name, the person who has taken it over, its viewers and its
+    readers."""
     row, holder = desk.threads.get(thread_id), desk.activity.takeovers.get(thread_id)
     readers = [sanitize(reader) for reader in row.readers] if row is not None else []
     more = f" and {len(readers) - MAX_READERS} more" if len(readers) > MAX_READERS else ""
@@ -51,7 +52,7 @@ def write_title(desk: Desk, thread_id: str, width: int) -> Content:
 
 
 def write_activity(desk: Desk, thread_id: str, sending: Iterable[str], width: int) -> Content:
-    """Return the partial texts of a thread, the agents that ended without an answer, and the texts that are being sent."""
+    """Return lines with growing texts, agents that finished without an answer, and texts that are being sent."""
     lines = draw_growing_texts(desk.activity, thread_id, width=width, rows=MAX_LIVE_ROWS, paint=PLAIN)
     silent = desk.activity.unanswered.get(thread_id, ())
     lines += [fit_start(f"{sanitize(agent_id)} finished without an answer", width) for agent_id in silent]
@@ -60,7 +61,7 @@ def write_activity(desk: Desk, thread_id: str, sending: Iterable[str], width: in
 
 
 def write_draft(draft: ThreadDraft, width: int) -> Content:
-    """Return a line that names the message that the draft replies to or replaces. Empty without such a message."""
+    """Return a line about the message that the draft answers or replaces. The line is empty if there is none."""
     if draft.replaces is not None:
         return Content(fit_start(f"In the place of #{draft.replaces.seq} (Esc: not)", width))
     if draft.reply_to is not None:
@@ -75,11 +76,11 @@ class LinesBelow:
     def __init__(self, desk: Desk, thread_id: str) -> None:
         self._desk = desk
         self._thread_id = thread_id
-        self._receipts: dict[int, str] = {}  # by seq
+        self._receipts: dict[int, str] = {}  # receipts by sequence number
         self._is_stale = self._is_reading = False
 
     def draw(self, window: MessageWindow) -> None:
-        """Draw the lines, and mark the requests that wait for a decision."""
+        """Draw the lines below all messages, and mark the requests that wait for a decision."""
         is_at_end = bool(window.boxes) and window.is_at_end
         for box in window.boxes:
             lines = []

@@ -1,4 +1,4 @@
-"""The screens that are lists: inbox, threads, agents, search.
+"""Screens that are lists: the inbox, threads, agents, and search.
 
 Each screen is a `Pane`. The app mounts the pane, and calls `handle_change` when a part of the data has changed.
 """
@@ -35,7 +35,7 @@ def describe_age(at: int, now_ms: int) -> str:
 
 
 class InboxPane(Pane):
-    """The inbox: items that wait for this person, oldest first."""
+    """Screen of the inbox, which lists the items that wait for this person, oldest first."""
 
     name_here = "inbox"
     WORDS: ClassVar = {
@@ -66,7 +66,7 @@ class InboxPane(Pane):
         if self.desk.lacks_inbox:
             about += " This hub keeps no inbox: shown are approvals, dead letters, and what stopped since you came."
         self.query_one("#about", Static).update(Content(about))
-        # Named by content, not by place: the choice stays on an item when others go.
+        # Name rows by content instead of position, so that the selection stays on its item when other items disappear.
         rows.show([(f"{it.kind} {it.seq} {it.agent_id}", self._write(it, rows.room, now_ms)) for it in self.desk.inbox])
 
     def _write(self, it: InboxItem, width: int, now_ms: int) -> Content:
@@ -108,7 +108,7 @@ NEEDS_DECISION = ("  needs your decision", "yellow")
 
 
 class ThreadsPane(ReadStateKeys):
-    """The threads of this person, with unread counts, the last message and agents at work."""
+    """Screen with the threads of this person: unread counts, last messages, and working agents."""
 
     name_here = "threads"
     BINDINGS: ClassVar = [
@@ -171,7 +171,7 @@ class ThreadsPane(ReadStateKeys):
 
 
 class AgentsPane(Pane):
-    """Participants and their activity, with the card of the selected participant."""
+    """Screen with the participants and their activity, and the card of the selected participant."""
 
     name_here = "agents"
     BINDINGS: ClassVar = [("R", "go_on", "Let it go on")]
@@ -221,7 +221,7 @@ class AgentsPane(Pane):
             if not value:
                 continue
             listed = value if isinstance(value, list) else [value]
-            # A card is written by its participant and may have any shape.
+            # Participants write their own cards, which may have any shape.
             named = [str(it.get("name", it)) if isinstance(it, dict) else str(it) for it in listed]
             parts += [(f"\n{sanitize(str(name))}: ", "dim"), fit_start(sanitize(", ".join(named)), 600)]
         now_ms = self.desk.now_ms()
@@ -247,7 +247,7 @@ class _Hit:
 
 
 class SearchPane(Pane):
-    """Search for messages by words. Enter opens the thread of a message."""
+    """Screen that searches messages by words. Enter opens the thread of a message."""
 
     name_here = "search"
 
