@@ -1,5 +1,5 @@
-"""The client: one participant's connection to a hub, for programs. Imports only the protocol's modules, and nothing of
-the hub."""
+"""The client: one participant's connection to a hub, for programs. This package imports the protocol's modules, but no
+module of the hub."""
 
 from .acks import Delivery
 from .client import NetworkClient

@@ -1,11 +1,11 @@
 """`NetworkClient`: one participant's connection to a hub, for programs.
 
-Sending methods return when the hub has stored the message. Deliveries arrive in order, and handled ones are
-acknowledged. After a lost connection the client reconnects and sends unanswered requests again under the same ids, so
-that nothing is lost or doubled.
+Sending methods return when the hub has stored the message. Deliveries arrive in order, and the client acknowledges the
+deliveries that the program has handled. After a lost connection, the client reconnects and sends unanswered requests
+again under the same ids, so that no message is lost or stored twice.
 
-`link` owns the connection, and `acks` the acknowledgements. WebSocket and in-process transports (`transport`) behave
-alike."""
+`link` owns the connection, and `acks` sends the acknowledgements. WebSocket and in-process transports (`transport`)
+behave alike."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ MAX_EVENTS = 1000
 MAX_WAIT_S = 25.0
 """Maximum time that one `network.receive` call waits at the hub, in seconds."""
 _LOOP_LEFT = (
-    "The loop over messages was left at #%d without acknowledging it: %s gets it again in its next session. To take "
-    "one message, write: async with client.receive() as message"
+    "The loop over messages ended without acknowledging message #%d. %s will receive this message again in its next "
+    "session. To receive a single message, write: async with client.receive() as message"
 )
 
 
@@ -80,25 +80,25 @@ class NetworkClient(ConversationReads):
     """A participant's connection, which reconnects by itself. Use it as ``async with NetworkClient("alice") as
     client``.
 
-    **Address.** Without ``url`` the client finds the node of this machine. ``urls`` may hold several addresses,
-    separated by commas or as ``roundelay://A,B/``. They are nodes of one network, and one of them serves at a time. A
-    node may name the leader; with ``goes_to_leader`` the client connects to the leader. The client skips an address of
-    another network. An invalid address raises `ConfigError`.
+    **Address.** Without ``url``, the client finds the node on this machine. ``urls`` may contain the addresses of
+    several nodes of one network, separated by commas or as ``roundelay://A,B/``. The client connects to one node at a
+    time. If a node names the leader and ``goes_to_leader`` is true, the client connects to the leader. The client skips
+    the address of another network. An invalid address raises `ConfigError`.
 
-    **Identity.** Without ``token`` the client makes and saves a token for an agent. A person or a service joins with
+    **Identity.** Without ``token``, the client makes and saves a token for an agent. A person or a service joins with
     the owner's token of the node on this machine. If ``kind`` is None, ``token`` is required and determines the kind.
 
-    **Deliveries.** With ``resume`` they start at the client's own cursor. With ``deliver`` False the hub delivers
-    nothing; use the operation ``network.receive`` or `follow` instead.
+    **Deliveries.** With ``resume``, deliveries start at the client's own cursor. If ``deliver`` is false, the hub
+    delivers no messages; use the operation ``network.receive`` or `follow` instead.
 
-    **Waiting.** Sending methods raise the `RoundelayError` that the hub answers. While the connection is down they
+    **Waiting.** Sending methods raise the `RoundelayError` that the hub answers. While the connection is down, they
     wait, or raise `ConnectError` with ``reconnect=False``. ``connect_timeout_s`` limits each attempt up to the welcome
     (TCP, TLS, WebSocket and hello). Its default is ``ROUNDELAY_CONNECT_TIMEOUT_S``, or 20 s. A hub with too many
-    connections may close a new one; `connect` then tries again within this time. At most 4,096 requests and 16 MiB are
-    unanswered at a time; further requests wait.
+    connections may close a new connection; `connect` then tries again within this time. At most 4,096 requests and 16
+    MiB may be unanswered at a time; further requests wait.
 
-    ``new_id`` makes the ids that the caller does not give. ``jitter`` (0 to 1) spreads reconnects. ``clock`` is the
-    program's clock.
+    ``new_id`` makes the ids that the caller does not supply. ``jitter`` (0 to 1) spreads reconnects over time.
+    ``clock`` is the program's clock.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class NetworkClient(ConversationReads):
         self._kind: Literal["agent", "human", "service"] | None = kind
         self._deliver = deliver
         if url is not None and urls is not None:
-            raise ConfigError("Give NetworkClient a url or urls, not both.")
+            raise ConfigError("Pass either url or urls to NetworkClient, not both.")
         if urls is not None and not urls:
             raise ConfigError(
                 "NetworkClient got an empty urls. Name an address, or leave urls out to find the node of this machine."
@@ -135,7 +135,7 @@ class NetworkClient(ConversationReads):
         if url or urls is not None or transport is None:
             named = ",".join(map(read_urls, urls if urls is not None else [url or find_url()]))
         self._named = named
-        # the line break at the end of a file is not part of the token
+        # remove white space: a token that was read from a file may end with a line break
         self._token = None if token is None else clean_secret(token)
         self._saved: AgentToken | None = None
         self._role: Literal["observer", "reactor"] = role
@@ -175,7 +175,7 @@ class NetworkClient(ConversationReads):
 
     @property
     def url(self) -> str:
-        """The hub's URL. With several URLs, the one that serves this client or was tried last."""
+        """The hub's URL. If the client has several URLs, this is the URL that was tried last."""
         return self._transport.url if isinstance(self._transport, WebSocketTransport) else self._named
 
     @property
@@ -187,7 +187,8 @@ class NetworkClient(ConversationReads):
 
     @property
     def kind(self) -> Literal["agent", "human", "service"]:
-        """The participant's kind, from the constructor or from the token. Raises `ConnectError` while it is unknown."""
+        """The participant's kind, from the constructor or from the token. Raises `ConnectError` while the kind is
+        unknown."""
         return self._kind if self._kind is not None else self.welcome.kind
 
     @property
@@ -197,23 +198,24 @@ class NetworkClient(ConversationReads):
 
     @property
     def is_connected(self) -> bool:
-        """Whether the client has a session now. Requests wait until there is one."""
+        """Whether the client currently has a session. Without a session, requests wait."""
         return self._link.is_connected
 
     @property
     def as_of(self) -> int | None:
-        """Time up to which the last read from a read replica is complete, in ms by the replica's clock. None at a
-        leader."""
+        """Time up to which the last result from a read replica is complete, in ms by the replica's clock. None if the
+        hub is the leader."""
         return self._link.as_of
 
     @property
     def cursor(self) -> Cursor:
-        """Position up to which everything is handled. Save it, and pass it as ``resume`` later."""
+        """Position up to which all deliveries are handled. Save this cursor to pass it as ``resume`` to a later
+        client."""
         return Cursor(self._epoch, self._acks.prefix)
 
     async def connect(self) -> Welcome:
-        """Join the network. May be called again after `close`, or in another event loop after the first one has ended.
-        Raises `ConnectError`, `NotAuthenticated`, `Forbidden`, `Superseded`."""
+        """Join the network. This method may be called again after `close`, or in a new event loop after the previous
+        event loop has ended. Raises `ConnectError`, `NotAuthenticated`, `Forbidden`, `Superseded`."""
         if self._link.is_closing or self._link.is_left_behind():
             # Queues, events and tasks belong to the event loop that first awaited them.
             self._deliveries, self._event_arrived, self._link = DeliveryQueue(), asyncio.Event(), self._make_link()
@@ -234,7 +236,7 @@ class NetworkClient(ConversationReads):
         return self.welcome
 
     async def close(self) -> None:
-        """End the session in order. Unanswered requests raise `ConnectError`. Idempotent."""
+        """End the session with a goodbye to the hub. Unanswered requests raise `ConnectError`. Idempotent."""
         if not self._link.is_left_behind():
             self._acks.send_due()
         await self._link.close()
@@ -262,25 +264,26 @@ class NetworkClient(ConversationReads):
         )
 
     def check_welcome(self, welcome: Welcome) -> None:
-        # At the same address, a different history means that the hub lost its ledger, and its participants continue. At
-        # another address it means another network, which must not receive this network's requests.
+        # A different history at the same address means that the hub lost its ledger, and the client continues. At
+        # another address, a different history means another network, which must not receive this network's requests.
         if self._is_elsewhere() and welcome.network.epoch != self._epoch:
             raise ConnectError(
                 self._pass_over(f"serves another network ({welcome.network.name}) than {self._joined_at}")
             )
 
     def check_refusal(self, error: NotAuthenticated) -> None:
-        # All nodes of a network accept the same tokens. So a refusal at another address means another network.
+        # All nodes of a network accept the same tokens, so a node at another address that refuses this token belongs to
+        # another network.
         if self._is_elsewhere():
             reason = self._pass_over(f"serves another network than {self._joined_at}, which accepted {self.agent_id}")
             raise ConnectError(f"{reason} ({error})") from error
 
     def _is_elsewhere(self) -> bool:
-        """Return whether the current address differs from that of the last session."""
+        """Return whether the current address differs from the address of the last session."""
         return bool(self._epoch) and urlsplit(self.url).netloc != urlsplit(self._joined_at).netloc
 
     def _pass_over(self, why: str) -> str:
-        """Switch to the next address. Return the reason as a sentence."""
+        """Switch to the next address. Return the reason as a sentence for an error text."""
         reason = f"{self.url} {why}. Check the addresses, or connect with a new client."
         if isinstance(self._transport, WebSocketTransport):
             self._transport.pass_over()
@@ -289,12 +292,12 @@ class NetworkClient(ConversationReads):
     def begin_session(self, welcome: Welcome, wire: Wire) -> None:
         if welcome.network.epoch != self._epoch:
             self._acks.is_stale = True
-            self._acks = Acks()  # in another history the same seqs mean other messages
+            self._acks = Acks()  # in another history, the same seqs belong to other messages
         if self._saved is not None and self.url != self._joined_at:
             try:
                 self._saved.save(self.url)
-            except ConfigError as error:  # keep the token in the file from which it was read
-                log.warning("a token is not saved: %s", error, extra={"agent_id": self.agent_id})
+            except ConfigError as error:  # the token is still in the file that it was read from
+                log.warning("The token could not be saved: %s", error, extra={"agent_id": self.agent_id})
         self._epoch, self._joined_at = welcome.network.epoch, self.url
         self._acks.begin_session(wire, welcome.cursor)
 
@@ -309,7 +312,7 @@ class NetworkClient(ConversationReads):
             case "notice":
                 self._take_notice(Notice(frame["kind"], frame.get("thread_id"), frame["body"]))
             case _:
-                return  # a frame type of a newer hub
+                return  # ignore frame types of newer hubs
 
     def _take_delivery(self, frame: dict[str, Any]) -> None:
         message = message_from_wire(frame["message"])
@@ -325,7 +328,7 @@ class NetworkClient(ConversationReads):
         for dropped in displaced:  # dropped messages stay in the history of their threads
             self._acks.drop(dropped.message.seq)
         if displaced:
-            log.info("own messages that nobody reads are dropped", extra={"agent_id": self.agent_id})
+            log.info("dropped old unread messages of this participant", extra={"agent_id": self.agent_id})
 
     def _take_notice(self, notice: Notice) -> None:
         body = notice.body if isinstance(notice.body, dict) else {}
@@ -335,7 +338,8 @@ class NetworkClient(ConversationReads):
 
     def take_event(self, event: Event) -> None:
         if len(self._events) == MAX_EVENTS:
-            # Drop the oldest signal, because notices, reconnects and a person's stop (`cancel`) are not repeated.
+            # Drop the oldest signal, because the hub does not repeat notices, reconnects and `cancel` (a person's
+            # stop).
             droppable = (
                 index for index, old in enumerate(self._events) if isinstance(old, Signal) and old.kind != "cancel"
             )
@@ -363,10 +367,10 @@ class NetworkClient(ConversationReads):
         metadata: Mapping[str, Any] | None = None,
         message_id: str | None = None,
     ) -> Stored:
-        """Send any JSON ``content`` to an address. Returns when the message is durable.
+        """Send any JSON ``content`` to an address. Returns when the hub has stored the message durably.
 
-        ``message_id`` makes the send idempotent across processes. ``conversation`` is an id that selects one of several
-        threads with the same participant."""
+        Sending again with the same ``message_id``, also from another process, stores no second message.
+        ``conversation`` is an id that selects one of several threads with the same participant."""
         message_id = message_id if message_id is not None else self._new_id()
         frame = make_send(
             to,
@@ -418,8 +422,8 @@ class NetworkClient(ConversationReads):
         return True
 
     async def reply(self, message: AnyMessage, text: str, **options: Any) -> Stored:
-        """Answer a message in its direct thread, its mod thread or its reply thread. A reply thread is started if
-        necessary."""
+        """Answer a message in its direct thread, its mod thread or its reply thread. The first reply starts the reply
+        thread."""
         to = self.find_reply_address(message)
         return await self.send(to, text, **{"reply_to": message.seq, "cause": message.seq, **options})
 
@@ -432,8 +436,8 @@ class NetworkClient(ConversationReads):
         return message.to
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
-        """Call an operation of the hub or of a mod, and return its value. ``call_id`` makes a change idempotent across
-        processes."""
+        """Call an operation of the hub or of a mod, and return its value. A repeated call with the same ``call_id``
+        makes its change only once."""
         call_id = call_id if call_id is not None else self._new_id()
         frame = CallFrame(call_id=call_id, op=op, args=Raw(encode(dict(args or {}))))
         return await self._link.ask(f"c:{plain_text(call_id)}", encode(frame))
@@ -446,7 +450,7 @@ class NetworkClient(ConversationReads):
         return read_pages(self.call, op, args)
 
     async def record(self, reaction: str, kind: str, body: Mapping[str, Any], *, record_id: str) -> Stored:
-        """Store a turn record. Returns when the record is durable."""
+        """Store a turn record. Returns when the hub has stored the record durably."""
         frame = make_record(reaction, kind, body, record_id=record_id)
         stored: Stored = await self._link.ask(f"r:{plain_text(record_id)}", encode(frame))
         return stored
@@ -469,11 +473,11 @@ class NetworkClient(ConversationReads):
         thread_id: str | None = None,
         trigger: int | None = None,
     ) -> None:
-        """Send live activity to everyone who watches a thread. ``trigger`` is the seq of the message being worked on.
-        With it, only participants who may know of this work get the signal.
+        """Send live activity to everyone who watches a thread. ``trigger`` is the seq of the message that the agent
+        works on. If it is given, only participants who may know of this work receive the signal.
 
-        Signals are never stored. They are dropped without a connection, while the hub is slow, and beyond its
-        ``signals_per_s``."""
+        Signals are never stored. A signal is dropped if there is no connection, if the hub reads too slowly, or if the
+        client exceeds the hub's limit ``signals_per_s``."""
         frame = SignalFrame(
             kind=kind,
             body=Raw(encode(body)),
@@ -486,8 +490,8 @@ class NetworkClient(ConversationReads):
     # --- receiving
 
     async def deliveries(self) -> AsyncIterator[Delivery]:
-        """Yield deliveries in order; acknowledge each. Ends when the client is closed. Raises the error that ended the
-        connection permanently."""
+        """Yield deliveries in order. The caller must acknowledge each of them. Ends when the client is closed. Raises
+        the error that ended the connection permanently."""
         while (delivery := await self._next_delivery()) is not None:
             yield delivery
 
@@ -496,8 +500,8 @@ class NetworkClient(ConversationReads):
         """Receive the next message, for an ``async with`` block.
 
         The message is acknowledged when the block ends, and refused when the block raises (`Delivery.nack`). If the
-        block is cancelled, the message stays open and comes again in a later session. Raises the error that ended the
-        connection, or `ConnectError` once this client is closed."""
+        block is cancelled, the message stays open and is delivered again in a later session. Raises the error that
+        ended the connection, or `ConnectError` if this client is closed."""
         delivery = await self._next_delivery()
         if delivery is None:
             raise ConnectError("This client is closed and receives no messages. Await connect() first.")
@@ -505,10 +509,10 @@ class NetworkClient(ConversationReads):
             yield message
 
     async def __aiter__(self) -> AsyncIterator[AnyMessage]:
-        """Yield messages in order, without end. Asking for the next message acknowledges the previous one.
+        """Yield messages in order, without end. Requesting the next message acknowledges the previous message.
 
-        Leaving the loop leaves the current message open: a `break` looks like an error in the body of the loop, and
-        unhandled messages must come again. To take a single message, use `receive`."""
+        A `break` leaves the current message unacknowledged, because this method cannot distinguish it from an error in
+        the loop's body. The hub then delivers the message again. To receive a single message, use `receive`."""
         async for delivery in self.deliveries():
             try:
                 yield delivery.message
@@ -518,7 +522,7 @@ class NetworkClient(ConversationReads):
             await delivery.ack()
 
     async def _next_delivery(self) -> Delivery | None:
-        """Return the next delivery, or None once this client is closed. Raises the error that ended the connection
+        """Return the next delivery, or None if this client is closed. Raises the error that ended the connection
         permanently."""
         self._link.check_loop()
         delivery = await self._deliveries.get()
@@ -529,11 +533,11 @@ class NetworkClient(ConversationReads):
     async def follow(
         self, thread_id: str | None = None, *, after: int, timeout_s: float | None = None
     ) -> AsyncIterator[AnyMessage]:
-        """Yield this participant's messages above the seq ``after`` as they arrive, of one thread or of all.
+        """Yield this participant's messages above the seq ``after`` as they arrive, of one thread or of all threads.
 
-        Following does not deliver messages: nothing has to be acknowledged. The participant's own messages are left
-        out. Ends after ``timeout_s`` seconds (None: never), after at least one read. If the hub is busy, the client
-        waits for the delay that the hub names and asks again. Raises the error that ends the connection.
+        Followed messages are not deliveries and need no acknowledgement. The participant's own messages are left out.
+        Ends after ``timeout_s`` seconds (None: never), but reads at least once. If the hub is busy, the client waits
+        for the delay that the hub requests and tries again. Raises the error that ends the connection.
         """
         loop = asyncio.get_running_loop()
         until = None if timeout_s is None else loop.time() + timeout_s
@@ -552,18 +556,18 @@ class NetworkClient(ConversationReads):
                     yield message_from_wire(message)
 
     async def handle(self, handler: Callable[[AnyMessage], Awaitable[None]]) -> None:
-        """Call a handler for each message, without end. Acknowledge when the handler returns, and refuse when it
-        raises."""
+        """Call a handler for each message, without end. A message is acknowledged when the handler returns, and refused
+        (`Delivery.nack`) when the handler raises."""
         async for delivery in self.deliveries():
             try:
                 async with delivery as message:
                     await handler(message)
             except Exception:
-                log.exception("a handler failed", extra={"agent_id": self.agent_id, "seq": delivery.message.seq})
+                log.exception("A handler failed.", extra={"agent_id": self.agent_id, "seq": delivery.message.seq})
 
     async def events(self) -> AsyncIterator[Event]:
-        """Yield presence, signals, notices and reconnects as they arrive. If more than 1000 wait, the oldest are
-        dropped, signals first. Ends with the connection."""
+        """Yield presence, signals, notices and reconnects as they arrive. If more than 1000 events are unread, the
+        oldest events are dropped, signals first. Ends when the connection ends permanently."""
         while True:
             while self._events:
                 yield self._events.popleft()
@@ -573,7 +577,7 @@ class NetworkClient(ConversationReads):
             await self._event_arrived.wait()
 
     async def ack(self, seq: int, *, only: bool = False) -> None:
-        """Acknowledge everything up to ``seq``, or only that message with ``only``."""
+        """Acknowledge every message up to ``seq``, or with ``only`` just the message ``seq``."""
         self._acks.handle(seq, only=only)
 
     async def nack(self, seq: int, reason: str, retry_after_ms: int | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Reads of conversations: history, the window of a prompt, what is open, and the wait until nothing is."""
+"""Methods of `NetworkClient` that read conversations: history, the window of a prompt, and open items."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class ConversationReads:
         return Window.read(await self.call("network.window", args))
 
     async def open_items(self, root: int, *, others: bool = False, wait_s: float = 0.0, limit: int = 100) -> OpenItems:
-        """Return what is open in the conversation of the message ``root``, oldest first.
+        """Return the open items of the conversation that the message ``root`` started, oldest first.
 
-        With ``wait_s`` (at most 30) the answer waits until the conversation is quiet. With ``others``, items of this
-        participant do not count.
+        With ``wait_s`` (at most 30), the hub answers when the conversation is quiet or after this time. With
+        ``others``, items of this participant do not count.
         """
         args = {"root": root, "others": others, "wait_ms": int(wait_s * 1000), "limit": limit}
         return OpenItems.read(await self.call("network.open_items", args))
 
     async def wait_until_quiet(self, root: int, timeout_s: float | None = None, *, others: bool = False) -> OpenItems:
-        """Wait until nothing of a conversation is open, or until the timeout (None: no limit). Return what is open at
-        the end: `OpenItems.is_quiet` says which.
+        """Wait until a conversation has no open items, or until the timeout (None: no limit). Return the items that are
+        still open. `OpenItems.is_quiet` is false after a timeout.
 
-        Lost connections and busy hubs only make the wait longer. With ``others``, items of this participant do not
-        count, so an agent can wait inside its own reaction.
+        Lost connections and busy hubs only prolong the wait. With ``others``, items of this participant do not count,
+        so an agent can wait inside its own reaction.
         """
         loop = asyncio.get_running_loop()
         until = None if timeout_s is None else loop.time() + timeout_s

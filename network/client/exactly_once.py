@@ -1,7 +1,8 @@
-"""Exactly-once handling: a handler's effect in SQLite and the cursor are written in one transaction.
+"""Exactly-once handling of messages: a handler's effect in SQLite and the cursor are written in one transaction.
 
-The hub delivers at least once. The cursor is in the same database as the effect, so a crash or a repeated delivery
-neither doubles nor loses an effect (promise P5). Effects elsewhere, such as a mail, cannot be rolled back."""
+The hub delivers each message at least once. The effect and the cursor are in the same database, so a crash or a
+repeated delivery neither repeats nor loses an effect (promise P5). Effects outside of the database, such as a sent
+mail, cannot be rolled back."""
 
 from __future__ import annotations
 
@@ -24,12 +25,12 @@ log = logging.getLogger(__name__)
 Handler = Callable[[aiosqlite.Connection, AnyMessage], Awaitable[None]]
 
 _SCHEMA = (
-    # Everything up to the cursor is handled, with two exceptions: open deliveries, and messages from before the first
-    # start (up to ``began``) that are not in roundelay_done.
+    # All messages up to the cursor are handled, with two exceptions: open deliveries, and messages from before the
+    # first start (up to ``began``) that are not in roundelay_done.
     "CREATE TABLE IF NOT EXISTS roundelay_cursor "
     "(agent_id TEXT PRIMARY KEY, epoch TEXT NOT NULL, seq INTEGER NOT NULL, began INTEGER NOT NULL DEFAULT 0)",
-    # Deliveries at or below the cursor whose handler has failed so far. They are delivered again; a dead letter only if
-    # somebody restores it.
+    # Deliveries at or below the cursor whose handler has failed. The hub delivers them again, but a dead letter only
+    # after somebody restores it.
     "CREATE TABLE IF NOT EXISTS roundelay_open "
     "(agent_id TEXT NOT NULL, seq INTEGER NOT NULL, dead INTEGER NOT NULL DEFAULT 0, PRIMARY KEY (agent_id, seq))",
     "CREATE TABLE IF NOT EXISTS roundelay_done "
@@ -42,9 +43,9 @@ _ADDED_COLUMNS = (("roundelay_cursor", "began"), ("roundelay_open", "dead"))
 class HistoryReplaced(RoundelayError):
     """The hub's ledger was lost, restored or replaced, or no longer reaches back to the cursor.
 
-    Nobody knows which of the hub's messages were handled. Compare the hub's messages with your data. Then delete the
-    row of ``roundelay_cursor`` to handle everything that the hub still has, or set its cursor to a position in the new
-    history."""
+    It is unknown which of the hub's messages were handled. Compare the hub's messages with your data. Then delete the
+    row of ``roundelay_cursor`` to handle all messages that the hub still has, or set the row's cursor to a position in
+    the new history."""
 
     code = "history_replaced"
 
@@ -54,20 +55,21 @@ async def handle_exactly_once(
 ) -> None:
     """Handle each message for ``agent_id`` exactly once, without end. ``options`` are passed to `NetworkClient`.
 
-    ``handler(db, message)`` writes through ``db`` and neither commits nor rolls back. If the handler raises, its effect
-    is rolled back and the message comes again. After the fifth failure the message becomes a dead letter. Raises
-    `HistoryReplaced`, and the errors that end the client. Run one process at a time per agent and database."""
+    ``handler(db, message)`` writes through ``db`` and must not commit or roll back. If the handler raises, its effect
+    is rolled back and the message is delivered again. After the fifth failure, the message becomes a dead letter.
+    Raises `HistoryReplaced`, and the errors that end the client. Run only one process at a time per agent and
+    database."""
     async with aiosqlite.connect(database, isolation_level=None) as db:
         await db.execute("PRAGMA journal_mode = WAL")
-        # With NORMAL, a power cut could undo a commit whose message is already acknowledged. The effect would be lost.
+        # With NORMAL, a power cut could undo a commit after its message was acknowledged. The effect would be lost.
         await db.execute("PRAGMA synchronous = FULL")
         await db.execute("PRAGMA fullfsync = ON")  # only on macOS, where fsync leaves data in the drive's cache
         await _prepare_tables(db)
         cursor = await _read_cursor(db, agent_id)
         async with NetworkClient(agent_id, url, resume=cursor, **options) as client:
             replaced = HistoryReplaced(
-                f"The hub at {client.url} no longer has the history to which the cursor in {database} belongs. See "
-                "roundelay.network.client.exactly_once."
+                f"The hub at {client.url} no longer has the history that the cursor in {database} belongs to. See "
+                "HistoryReplaced in roundelay.network.client.exactly_once."
             )
             # Stop instead of skipping: messages between the cursor and the hub's oldest message may not have been
             # handled.
@@ -85,17 +87,17 @@ async def handle_exactly_once(
                         await _handle(db, client, delivery, handler)
             finally:
                 dead_letters.cancel()
-                # The task may be inside a statement. Wait for it before closing the database.
+                # The task may be executing a statement, so wait for the task before closing the database.
                 await asyncio.wait([dead_letters])
                 if not dead_letters.cancelled() and (failure := dead_letters.exception()) is not None:
-                    log.error("dead letters are no longer recorded", exc_info=failure)
+                    log.error("Dead letters were no longer recorded, because of an error.", exc_info=failure)
 
 
 async def _prepare_tables(db: aiosqlite.Connection) -> None:
     for statement in _SCHEMA:
         await db.execute(statement)
     for table, column in _ADDED_COLUMNS:
-        # SQLite has no ADD COLUMN IF NOT EXISTS.
+        # Check first, because SQLite does not support ADD COLUMN IF NOT EXISTS.
         columns = [row[1] for row in await db.execute_fetchall(f"PRAGMA table_info({table})")]
         if column not in columns:
             await db.execute(f"ALTER TABLE {table} ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
@@ -112,8 +114,8 @@ async def _begin(db: aiosqlite.Connection, client: NetworkClient) -> None:
 
 
 async def _read_cursor(db: aiosqlite.Connection, agent_id: str) -> Cursor | None:
-    """Return where to resume: before the oldest open delivery. None at the very first start, which resumes at the hub's
-    ack cursor."""
+    """Return the cursor to resume from, which is before the oldest open delivery. Return None at the very first start,
+    so that the client resumes at the hub's ack cursor."""
     row = await (await db.execute("SELECT epoch, seq FROM roundelay_cursor WHERE agent_id = ?", (agent_id,))).fetchone()
     if row is None:
         return None
@@ -125,11 +127,11 @@ async def _read_cursor(db: aiosqlite.Connection, agent_id: str) -> Cursor | None
 
 async def _handle(db: aiosqlite.Connection, client: NetworkClient, delivery: Delivery, handler: Handler) -> None:
     message, agent_id = delivery.message, client.agent_id
-    # An own message, or a repeat of a handled one. Acknowledge it, so that the hub stops delivering it.
+    # The message is the agent's own or was already handled. Acknowledge it, so that the hub stops delivering it.
     if message.sender_id == agent_id or not await _is_open(db, agent_id, message.seq):
         await delivery.ack()
         return
-    # Open a delivery below the cursor (a restored dead letter) again before its handler runs. Otherwise a crash of the
+    # A restored dead letter is below the cursor. Mark it as open before its handler runs. Otherwise a crash of the
     # handler would lose the message, because a restart resumes before the oldest open delivery.
     await db.execute(_OPEN_AGAIN, (agent_id, message.seq))
     await db.execute("BEGIN IMMEDIATE")
@@ -141,16 +143,17 @@ async def _handle(db: aiosqlite.Connection, client: NetworkClient, delivery: Del
         await db.execute("COMMIT")
     except Exception as error:
         await db.execute("ROLLBACK")
-        log.exception("a handler failed", extra={"agent_id": agent_id, "seq": message.seq})
+        log.exception("A handler failed.", extra={"agent_id": agent_id, "seq": message.seq})
         await db.execute("BEGIN IMMEDIATE")
         await db.execute(
             "INSERT OR REPLACE INTO roundelay_open (agent_id, seq, dead) VALUES (?, ?, 0)", (agent_id, message.seq)
         )
         await _advance(db, client, message.seq)
         await db.execute("COMMIT")
-        # Nack after the commit: if this nack is lost, the row makes the next start deliver the message again.
+        # Send the nack after the commit. If the nack is lost, the committed row makes the next start receive the
+        # message again.
         await delivery.nack(f"{type(error).__name__}: {error}")
-    except BaseException:  # cancelled: restore the state before the handler
+    except BaseException:  # the task was cancelled
         await db.execute("ROLLBACK")
         raise
     else:
@@ -187,7 +190,8 @@ async def _advance(db: aiosqlite.Connection, client: NetworkClient, seq: int) ->
 
 
 async def _record_dead_letters(db: aiosqlite.Connection, client: NetworkClient, turn: asyncio.Lock) -> None:
-    """Mark dead letters. They no longer hold the cursor back, and are handled if somebody restores them."""
+    """Mark dead letters in the database, so that the next start does not resume before them. A dead letter is handled
+    if somebody restores it."""
     sql = "INSERT OR REPLACE INTO roundelay_open (agent_id, seq, dead) VALUES (?, ?, 1)"
     async for event in client.events():
         if isinstance(event, Notice) and event.kind == "dead_letter" and event.body.get("agent_id") == client.agent_id:
@@ -197,4 +201,4 @@ async def _record_dead_letters(db: aiosqlite.Connection, client: NetworkClient, 
                 except (
                     aiosqlite.Error
                 ):  # the dead letter still holds the cursor back, so a restart gets more messages than necessary
-                    log.exception("a dead letter is not recorded", extra={"agent_id": client.agent_id})
+                    log.exception("A dead letter could not be recorded.", extra={"agent_id": client.agent_id})

@@ -1,6 +1,7 @@
 """Files of a network, for programs: upload, attach and download contents in chunks.
 
-The functions use the operations of the mod ``files``. An upload continues where it stopped, also after a reconnect.
+The functions use the operations of the mod ``files``. An interrupted upload continues at its last chunk, also after a
+reconnect.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from roundelay.network.errors import InternalError
 from .client import NetworkClient
 
 CHUNK_BYTES = 128 * 1024
-"""Size of one chunk. As base64 it fits into a frame."""
+"""Size of one chunk, in bytes. A chunk encoded as base64 fits into a frame."""
 
 
 async def upload_file(
@@ -29,17 +30,19 @@ async def upload_file(
     cause: int | None = None,
     upload_id: str | None = None,
 ) -> dict[str, Any]:
-    """Store a content as a file, or as a new version of ``file``. Return its description, whose ``file`` is the id.
+    """Store data as a new file, or as a new version of ``file``. Return the file's description, which contains its id
+    as ``file``.
 
-    The content is durable when this returns. Attach the description to a message:
-    ``client.send(to, {"text": "…", "files": [described]})``. With the same ``upload_id``, a repeat continues the upload.
+    The file is durable when this function returns. Attach the description to a message with
+    ``client.send(to, {"text": "…", "files": [described]})``. A repeated call with the same ``upload_id`` continues the
+    upload.
     """
     upload_id = upload_id or ordered_id().lower()
     offset, is_first = 0, True
     while is_first or offset < len(data):
         chunk = b64encode(data[offset : offset + CHUNK_BYTES]).decode()
         answer = await client.call("files.upload", {"upload_id": upload_id, "offset": offset, "data": chunk})
-        # The hub may already have more, from an earlier attempt, or less, if its draft has expired.
+        # The hub may already have more data from an earlier attempt, or less data if its draft has expired.
         offset, is_first = min(int(answer["size"]), len(data)), False
     args: dict[str, Any] = {
         "upload_id": upload_id,
@@ -64,7 +67,7 @@ async def read_chunks(client: NetworkClient, file: str, version: int | None = No
     args: dict[str, Any] = {"file": file} | ({"version": version} if version is not None else {})
     while True:
         answer = await client.call("files.download", {**args, "offset": offset, "length": CHUNK_BYTES})
-        args["version"] = answer["version"]  # a newer version may appear meanwhile
+        args["version"] = answer["version"]  # read all chunks from one version, even if a newer version appears
         data = b64decode(answer["data"])
         digest.update(data)
         offset += len(data)

@@ -1,7 +1,9 @@
-"""`gather`: ask several agents the same question and get answers of one JSON schema, until a quorum or a deadline.
+"""`gather`: ask several agents the same question and collect answers that match a JSON schema, until a quorum or a
+deadline.
 
-The question is an ordinary message to each agent that requires a response. The schema is part of its text, so any agent
-can answer. An answer is the first reply whose JSON matches the schema. `agents.lead_tools` offers the same as a tool.
+The question is an ordinary message to each agent, and requires a response. The schema is part of the question's text,
+so any agent can answer. The first reply whose JSON matches the schema counts as the agent's answer. `agents.lead_tools`
+offers the same function as a tool.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ MAX_AGENTS = 64
 MAX_SCHEMA_BYTES = 8192
 MAX_PROBLEM_CHARS = 200
 FIRST_LOOK_S, MAX_LOOK_S = 2.0, 60.0
-"""Delays in seconds between checks whether the missing agents still work on the question. Each is twice the one
-before."""
+"""First and maximum delay between checks whether the missing agents still work on the question, in seconds. Each delay
+is twice the previous delay."""
 _REFUSED = frozenset({"pattern", "patternProperties", "$ref", "$dynamicRef", "$recursiveRef"})
-"""Keywords that a schema may not use: a pattern may run forever, and a reference may name any address."""
+"""Keywords that a schema may not use. Matching a pattern may take forever, and a reference may name any address."""
 
 
 class Gathered(Struct, frozen=True):
-    """Outcome of `gather`. ``answers`` are the values by agent. ``missing`` says for each other agent why there is
-    none."""
+    """Outcome of `gather`. ``answers`` maps agents to their answers. ``missing`` maps every other agent to the reason
+    why it has no answer."""
 
     asked: tuple[str, ...]
     answers: dict[str, Any]
@@ -39,13 +41,14 @@ class Gathered(Struct, frozen=True):
 
     @property
     def summary(self) -> str:
-        """One line: ``11 of 12 answered; missing: bob (no answer in time)``."""
+        """The outcome as one line: ``11 of 12 answered; missing: bob (no answer within 300 s)``."""
         listed = ", ".join(f"{agent_id} ({why})" for agent_id, why in self.missing.items())
         return f"{len(self.answers)} of {len(self.asked)} answered" + (f"; missing: {listed}" if listed else "")
 
 
 class SchemaForm:
-    """A JSON schema for answers, and the check of one answer. Raises `InvalidArguments` for an unusable schema."""
+    """A JSON schema for answers, with a method that checks an answer. Raises `InvalidArguments` for an unusable
+    schema."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         from jsonschema import Draft202012Validator
@@ -70,7 +73,8 @@ class SchemaForm:
         return f"{text}\n\nAnswer with JSON only, without other text. It must match this JSON schema: {self.text}"
 
     def read(self, text: str, metadata: Mapping[str, Any] | None) -> tuple[Any, str]:
-        """Return the value of an answer, and its problem. The problem is empty if the value matches."""
+        """Return the value of an answer, and a description of its problem, which is empty if the value matches the
+        schema."""
         value = (metadata or {}).get("structured")
         if value is None:
             try:
@@ -90,7 +94,8 @@ class SchemaForm:
 
 
 def _list_keywords(schema: object) -> set[str]:
-    """Return the keys of all objects in a schema. Names of properties count too, which only refuses more."""
+    """Return the keys of all objects in a schema. Names of properties are included, so some valid schemas are refused
+    too."""
     match schema:
         case dict():
             return set(schema).union(*map(_list_keywords, schema.values()))
@@ -107,13 +112,13 @@ def _strip_fence(text: str) -> str:
 
 
 def check_request(agent_ids: Sequence[str], quorum: int | None) -> tuple[list[str], int]:
-    """Return the agents without repeats, and the number of answers that is enough. Raises `InvalidArguments`."""
+    """Return the agents without duplicates, and the number of answers that are enough. Raises `InvalidArguments`."""
     asked = list(dict.fromkeys(agent_ids))
     if not 0 < len(asked) <= MAX_AGENTS:
-        raise InvalidArguments(f"{len(asked)} agents are named. gather asks 1 to {MAX_AGENTS}.")
+        raise InvalidArguments(f"{len(asked)} agents are named, but gather can ask 1 to {MAX_AGENTS} agents.")
     enough = len(asked) if quorum is None else quorum
     if not 0 < enough <= len(asked):
-        raise InvalidArguments(f"The quorum is {quorum}. With {len(asked)} agents it is 1 to {len(asked)}.")
+        raise InvalidArguments(f"The quorum is {quorum}. With {len(asked)} agents, it must be from 1 to {len(asked)}.")
     return asked, enough
 
 
@@ -127,11 +132,11 @@ async def gather(
     timeout_s: float = 300.0,
     gather_id: str,
 ) -> Gathered:
-    """Ask agents for answers of one JSON schema. Returns when ``quorum`` of them (default: all) have answered, when
-    nobody else will, or after ``timeout_s`` seconds.
+    """Ask agents for answers that match a JSON schema. Returns when ``quorum`` agents (default: all) have answered,
+    when no other agent will answer, or after ``timeout_s`` seconds.
 
-    ``gather_id`` makes it resumable: a call with the same id, also by another process, asks nobody twice and finds
-    earlier answers. The answers also arrive as ordinary deliveries.
+    A repeated call with the same ``gather_id``, also by another process, asks no agent twice and finds earlier answers.
+    The answers also arrive as ordinary deliveries.
     """
     form = SchemaForm(schema)
     asked, enough = check_request(agent_ids, quorum)
@@ -166,7 +171,8 @@ async def gather(
                 answers[agent_id] = value
             if len(answers) >= enough:
                 break
-        # Only now: a reply is stored before its conversation is quiet, so it would have been read.
+        # Mark silent agents only after reading. A reply is stored before its conversation becomes quiet, so the loop
+        # above has read every reply of these agents.
         missing |= {
             agent_id: "it finished without an answer" for agent_id in silent if agent_id not in answers | missing
         }
@@ -181,7 +187,7 @@ async def gather(
 async def _find_silent(
     client: NetworkClient, questions: Mapping[int, str], answers: Mapping[str, Any], missing: Mapping[str, str]
 ) -> list[str]:
-    """Return the agents whose question is in a quiet conversation, so that no answer follows."""
+    """Return the agents that will not answer, because the conversation of their question is quiet."""
     return [
         agent_id
         for seq, agent_id in questions.items()

@@ -1,9 +1,9 @@
-"""A client's connection to its hub: connect, join, stay connected, reconnect. The lower half of `NetworkClient`, which
-implements `Owner`.
+"""`Link`, a client's connection to its hub: it connects, joins, and reconnects. `NetworkClient` uses a link, and
+implements the protocol `Owner` for the link's callbacks.
 
-The link owns the connection (`Wire`) and the task that reads it. Answers go to the `RequestQueue`, and all other frames
-to the owner. After a lost connection the link joins again. The queue then sends unanswered requests again under the
-same ids.
+The link owns the connection (`Wire`) and the task that reads it. It passes answers to the `RequestQueue`, and all other
+frames to the owner. After a lost connection, the link joins again. The queue then sends unanswered requests again under
+the same ids.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ log = logging.getLogger(__name__)
 RECONNECT_BACKOFF = Backoff(0.1, 5.0)
 CROWDED_BACKOFF = Backoff(0.1, 1.0)
 STEADY_S = 2.0
-"""Duration in seconds after which a session counts as healthy. The next reconnect then starts with the shortest delay
+"""Duration after which a session counts as healthy, in seconds. The next reconnect then starts with the shortest delay
 again."""
 BYE_TIMEOUT_S = 2.0
 MADE_ROOM = 4408
 """Close code of a hub that closes a new connection to make room for others."""
 COME_BACK_CODES = (1001, 1006, 1011, 4408, 4429, 4503)
-"""Close codes before a welcome after which another attempt may succeed."""
+"""Close codes that a hub may send before its welcome and after which another attempt may succeed."""
 
 
 class Owner(Protocol):
@@ -58,16 +58,17 @@ class Owner(Protocol):
     agent_id: str
 
     def make_hello(self, fence: int | UnsetType) -> HelloFrame:
-        """Return the ``hello`` frame. ``fence`` is the fencing token of the last session."""
+        """Return the ``hello`` frame for a new session. ``fence`` is the fencing token of the last session."""
 
     def check_welcome(self, welcome: Welcome) -> None:
-        """Raise `ConnectError` if the client must not join this hub. Only the hello was sent to the hub so far."""
+        """Raise `ConnectError` if the client must not join this hub. At this point, the client has sent only its
+        hello."""
 
     def check_refusal(self, error: NotAuthenticated) -> None:
         """Raise `ConnectError` if another address may accept the token, so that a later attempt may succeed."""
 
     def begin_session(self, welcome: Welcome, wire: Wire) -> None:
-        """Start a session. The frames of the session follow."""
+        """Handle the start of a session, before any frame of the session."""
 
     def take_frame(self, frame: dict[str, Any]) -> None:
         """Handle a frame that does not answer a request."""
@@ -76,14 +77,14 @@ class Owner(Protocol):
         """Handle a lost or restored connection."""
 
     def end(self) -> None:
-        """Handle the end of the link. Called once. `Link.failure` has the reason."""
+        """Handle the end of the link. Called once. `Link.failure` is the reason."""
 
 
 class Link:
     """One client's connection to its hub, across sessions.
 
     ``jitter`` returns numbers from 0 to 1. ``connect_timeout_s`` limits each attempt up to the welcome, including the
-    transport's own time. With None only the transport's time is limited.
+    time of the transport. If it is None, only the transport limits its own time.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Link:
         self.failure: RoundelayError | None = None
         self.is_closing = False
         self.loop: asyncio.AbstractEventLoop | None = None
-        """The event loop in which the link was opened. Its futures and tasks belong to this loop."""
+        """The event loop that the link was opened in. The link's futures and tasks belong to this loop."""
         self._owner = owner
         self._transport = transport
         self._reconnects = reconnects
@@ -108,7 +109,7 @@ class Link:
         self._connect_timeout_s = connect_timeout_s
         self._requests = RequestQueue(self._send)
         self._failures = 0
-        """Number of attempts to reconnect in a row since the last session that lasted for `STEADY_S`."""
+        """Number of reconnect attempts since the last session that lasted for at least `STEADY_S`."""
         self._drops_fence = False
         """Whether to join without the last session's fencing token, because the hub did not know the token."""
         self._wire: Wire | None = None
@@ -116,10 +117,9 @@ class Link:
         self._task: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Join for the first time. Afterwards the link reconnects by itself. Raises the hub's refusal, or
-        `ConnectError`.
+        """Join for the first time. Later, the link reconnects by itself. Raises the hub's refusal, or `ConnectError`.
 
-        If the hub closes the connection to make room for others, try again until the timeout.
+        If the hub closes the connection because it has too many pending connections, try again until the timeout.
         """
         if self._task is not None:
             return
@@ -146,7 +146,7 @@ class Link:
         self._task = asyncio.create_task(self._stay_connected(wire), name=f"link-{self._owner.agent_id}")
 
     async def close(self) -> None:
-        """End the session in order. Unanswered requests raise `ConnectError`. Idempotent."""
+        """End the session with a goodbye to the hub. Unanswered requests raise `ConnectError`. Idempotent."""
         if self.is_closing:
             return
         if self.is_left_behind():
@@ -155,8 +155,8 @@ class Link:
             return
         self.is_closing = True
         if self._wire is not None and self._task is not None and not self._task.done():
-            # The hub closes after a goodbye, so the reading task ends by itself. Limit the wait, because the hub may be
-            # gone.
+            # The hub closes the connection after a goodbye, and then the reading task ends by itself. Limit the wait,
+            # because the hub may not respond.
             self.push(encode(ByeFrame()))
             await asyncio.wait({self._task}, timeout=BYE_TIMEOUT_S)
         if self._task is not None:
@@ -167,23 +167,24 @@ class Link:
         self._end(ConnectError("The client was closed."))
 
     def is_left_behind(self) -> bool:
-        """Return whether the event loop of this link has ended, so that its tasks and futures can no longer be awaited.
-        Raise `ConnectError` if that loop still runs, in another thread."""
+        """Return whether the event loop of this link has ended, so that the link's tasks and futures can no longer be
+        awaited. Raise `ConnectError` if that loop still runs in another thread."""
         if self.loop is None or self.loop is asyncio.get_running_loop():
             return False
         if self.loop.is_running():
             raise ConnectError(
-                f"The client of {self._owner.agent_id} is connected in the event loop of another thread. Use it there, "
-                "or make another client."
+                f"The client of {self._owner.agent_id} is connected in the event loop of another thread. Use the client in "
+                "that thread, or create another client."
             )
         return True
 
     def check_loop(self) -> None:
-        """Raise `ConnectError` in an event loop other than the link's own: an answer would never arrive in it."""
+        """Raise `ConnectError` if the running event loop is not the link's own, because answers arrive only in that
+        loop."""
         if self.is_left_behind():
             raise ConnectError(
                 f"The client of {self._owner.agent_id} was connected in another event loop, which has ended. Await "
-                "connect() in this one."
+                "connect() in the current event loop."
             )
 
     @property
@@ -192,10 +193,11 @@ class Link:
         return self._wire is not None
 
     async def ask(self, key: str, frame: bytes) -> Any:
-        """Send a frame until it is answered under ``key``, and return the answer (see `RequestQueue.ask`).
+        """Send a request and return the answer that arrives under ``key`` (see `RequestQueue.ask`). After a reconnect,
+        an unanswered request is sent again.
 
-        Raises the hub's error, or the failure that ended the link. Raises `InternalError` if the connection was lost
-        with this request several times.
+        Raises the hub's error, or the failure that ended the link. Raises `InternalError` if this request has probably
+        caused the hub to close the connection several times.
         """
         if self.failure is not None:
             raise self.failure
@@ -205,14 +207,14 @@ class Link:
         return await self._requests.ask(key, frame)
 
     def push(self, frame: bytes, *, may_drop: bool = False) -> None:
-        """Send a frame once. The frame is lost without a connection, and if it is larger than the hub allows. With
-        ``may_drop`` it is also lost while the hub reads too slowly."""
+        """Send a frame once, without waiting for an answer. The frame is dropped if there is no connection, or if it is
+        larger than the hub allows. With ``may_drop``, it is also dropped while the hub reads too slowly."""
         if self._wire is None or (may_drop and self._wire.is_full):
             return
         try:
             self._requests.check_size(frame)
         except TooLarge as error:
-            log.warning("a frame is dropped: %s", error)
+            log.warning("A frame was dropped: %s", error)
             return
         self._send(frame)
 
@@ -226,8 +228,8 @@ class Link:
     # --- joining
 
     async def _connect(self) -> Wire:
-        """Connect and join. Raises `ConnectError`, the hub's refusal, or `Closed`. The connection is dropped before an
-        error is raised."""
+        """Connect and join. Before raising an error, drop the connection. Raises `ConnectError`, the hub's refusal, or
+        `Closed`."""
         timeout_s = self._connect_timeout_s
         deadline = asyncio.get_running_loop().time() + timeout_s if timeout_s is not None else None
         wire = await self._transport.connect()
@@ -249,7 +251,8 @@ class Link:
     async def _join(self, wire: Wire) -> None:
         """Send the hello and start the session. Raises the hub's refusal, or `Closed`."""
         last = None if self._drops_fence else self.welcome
-        # Drop the token for one attempt only. The welcome brings a new token, which the next join must present.
+        # Omit the fencing token for one attempt only. The next welcome contains a new token, which the join after it
+        # must present.
         self._drops_fence = False
         fence: int | UnsetType = last.fence if last is not None and last.fence is not None else UNSET
         hello = self._owner.make_hello(fence)
@@ -263,7 +266,8 @@ class Link:
                 self._owner.check_welcome(welcome)
                 self._start_session(wire, welcome)
                 return
-            # The hub sends an error and then closes. Wait for the close code, which decides what the error means.
+            # The hub sends an error and then closes the connection. Wait for the close code, which is needed to
+            # interpret the error.
             error = _read_error(frame)
             await anext(frames)
         except Closed as closed:
@@ -271,13 +275,13 @@ class Link:
             if refusal is closed:
                 raise
             raise refusal from closed
-        raise Closed(1006, "the hub went on after an error")
+        raise Closed(1006, "the hub sent another frame after an error")
 
     def _explain_refusal(
         self, hello: HelloFrame, error: RoundelayError | None, closed: Closed
     ) -> RoundelayError | Closed:
-        """Return the error for a connection that was closed before its welcome. ``error`` is the hub's error, if one
-        was sent. Raises `ConnectError` if another address may help."""
+        """Return the error for a connection that was closed before its welcome. ``error`` is the error that the hub has
+        sent, if any. Raises `ConnectError` if an attempt at another address may succeed."""
         if closed.code == 4409:
             superseded = self._superseded()
             superseded.was_away = True
@@ -290,8 +294,8 @@ class Link:
         if error is None:
             return closed
         if closed.code == 4403 and hello.fence is not UNSET:
-            # A hub whose ledger was lost or replaced never issued this fencing token, so join as a new session. If
-            # another reactor has really taken over, the hub closes with 4409 instead.
+            # The hub does not know this fencing token because its ledger was lost or replaced. Join again without the
+            # token. If another reactor had taken over, the hub would have closed with 4409 instead.
             self._drops_fence = True
             return Closed(4503, error.message)
         if isinstance(error, NotAuthenticated):
@@ -301,24 +305,25 @@ class Link:
     def _start_session(self, wire: Wire, welcome: Welcome) -> None:
         self.welcome = welcome
         self._wire = wire
-        # Notify the owner first: it must reset its acknowledgements before any answer of the new session arrives.
+        # Notify the owner first, because it must reset its acknowledgements before the first answer arrives.
         self._owner.begin_session(welcome, wire)
         self._requests.resend(welcome.limits)
 
     # --- staying
 
     async def _stay_connected(self, wire: Wire) -> None:
-        """Read until the connection ends, and reconnect while that may help. Owns the wire."""
+        """Read frames until the connection ends, then reconnect, until an error ends the link permanently. This task
+        owns the wire."""
         try:
             loop = asyncio.get_running_loop()
             while True:
                 joined_at = loop.time()
                 closed = await self._read(wire)
-                self._wire = None  # from now on requests wait, instead of going to a dead connection
+                self._wire = None  # from now on, requests wait instead of being sent to a dead connection
                 await wire.drop()
                 if loop.time() - joined_at >= STEADY_S:
                     self._failures = 0
-                # Before reconnecting: a request that ended this session would end the next one too.
+                # Count the loss before reconnecting, because a request that ended this session would end the next too.
                 self._requests.count_loss(closed)
                 ending = self._find_ending(closed)
                 if ending is not None:
@@ -328,14 +333,14 @@ class Link:
         except RoundelayError as error:
             self._end(error)
         except Exception as error:
-            log.exception("a client's link failed", extra={"agent_id": self._owner.agent_id})
+            log.exception("A client's link failed.", extra={"agent_id": self._owner.agent_id})
             self._wire = None
-            # No task reads this connection any more. Close it, so that the hub delivers in the next session.
+            # No task reads this connection any more. Close it, so that the hub does not deliver messages to it.
             await wire.drop()
             self._end(InternalError(f"The client failed on a frame of the hub: {type(error).__name__}: {error}"))
 
     async def _read(self, wire: Wire) -> Closed:
-        """Dispatch frames until the connection closes. Return how it closed."""
+        """Dispatch frames until the connection closes. Return the close code and reason."""
         try:
             async for data in wire.frames():
                 frame = decode_json(data)
@@ -363,15 +368,15 @@ class Link:
             if name in frame:
                 self._requests.answer(prefix + frame[name], error)
                 return
-        # An error without an id refers to a frame without an answer, such as a signal or an acknowledgement.
-        log.warning("the hub refused a frame: %s", error, extra={"code": frame["code"]})
+        # An error without an id is about a frame that has no answer, such as a signal or an acknowledgement.
+        log.warning("The hub refused a frame: %s", error, extra={"code": frame["code"]})
 
     def _handle_stored(self, key: str, frame: dict[str, Any]) -> None:
         self._requests.answer(key, _read_stored(frame))
 
     def _find_ending(self, closed: Closed) -> RoundelayError | None:
-        """Return the error that ends the link permanently, or None if reconnecting may help."""
-        # Code 1000 is a hub's orderly goodbye: the hub does not want this client to come back.
+        """Return the error that ends the link permanently, or None if a reconnect may succeed."""
+        # A hub closes with code 1000 if the client should not reconnect.
         if self.is_closing or not self._reconnects or closed.code == 1000:
             return ConnectError(f"The connection to the hub has ended ({closed}).")
         if closed.code == 4409:
@@ -381,7 +386,7 @@ class Link:
         return None
 
     def _end(self, error: RoundelayError) -> None:
-        # The first failure is the cause. Later failures, such as a close, must not hide it.
+        # Keep the first failure, because later failures, such as a close, are consequences of it.
         if self.failure is None:
             self.failure = error
             self._requests.end(error)
@@ -390,7 +395,8 @@ class Link:
     # --- reconnecting
 
     async def _reconnect(self, reason: str) -> Wire:
-        """Try until the hub welcomes this client again. Raises an error if no further attempt can succeed."""
+        """Try to connect until the hub welcomes this client again. Raises an error if no further attempt can
+        succeed."""
         min_s = 0.0
         while True:
             self._failures += 1
@@ -404,30 +410,34 @@ class Link:
                 reason = str(error)
             except RetryLater as later:
                 reason = str(later)
-                # A program that was connected should be back soon. So limit the hub's delay to the longest backoff.
+                # A program that was connected should be connected again soon, so limit the hub's delay to the longest
+                # backoff.
                 min_s = min(self._delay_named_by_hub_s(later), RECONNECT_BACKOFF.max_s)
             except Closed as closed:
                 reason = str(closed)
-                # Any other code before a welcome is a refusal, and the hub would repeat it.
+                # Any other close code before a welcome is a refusal that the hub would repeat.
                 if closed.code not in COME_BACK_CODES:
                     raise ConnectError(f"The hub ended the session: {closed}") from closed
             else:
-                # After the join, so that the program can already send requests when it handles this event.
+                # Report this event after the join, so that the program can send requests when it handles the event.
                 assert self.welcome is not None
                 self._owner.take_event(Reconnected(self.welcome))
                 return wire
 
     def _add_jitter(self, delay_s: float) -> float:
-        """Return a random delay between half and all of the given one, so that the clients of a restarted hub do not
-        all reconnect at once."""
+        """Return a random delay between half of ``delay_s`` and ``delay_s``, so that the clients of a restarted hub do
+        not all reconnect at once."""
         return delay_s * (0.5 + self._jitter() / 2)
 
     def _delay_named_by_hub_s(self, later: RetryLater) -> float:
-        """Return a random delay up to twice the hub's delay, so that its waiting clients do not all come at once."""
+        """Return a random delay from the delay that the hub requested to twice this delay, in seconds. Random delays
+        keep the waiting clients from all returning at once."""
         return later.retry_after_ms / 1000 * (1 + self._jitter())
 
     def _superseded(self) -> Superseded:
-        return Superseded(f"A newer reactor of {self._owner.agent_id} has taken over; this one must not react again.")
+        return Superseded(
+            f"A newer reactor of {self._owner.agent_id} has replaced this one, which must not react again."
+        )
 
 
 def _read_error(frame: dict[str, Any]) -> RoundelayError:
@@ -451,5 +461,6 @@ def _read_welcome(frame: dict[str, Any]) -> Welcome:
 
 @lru_cache(maxsize=16)
 def _read_mods(mods: str) -> list[ModInfo]:
-    """Decode the mods of a welcome. Cached, because they take 15 KB and are the same for every client of a process."""
+    """Decode the mods of a welcome. The result is cached, because the mods are 15 KB of JSON and the same for every
+    client of a process."""
     return msgspec.convert(json.loads(mods), list[ModInfo])

@@ -1,7 +1,7 @@
-"""Paging through the lists of a hub: for each operation, the argument that asks for the next page.
+"""Paging through the lists of a hub. This module defines, for each operation, the arguments that request the next page.
 
-No IO: `read_pages` calls a function that the caller supplies. So clients, restricted clients of agents and tests share
-this module.
+`read_pages` calls a function that the caller supplies, so clients, restricted clients of agents, and tests can use it.
+This module does no IO.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 Call = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
-"""Calls an operation of the hub and returns its value."""
+"""Function that calls an operation of the hub and returns the operation's value."""
 Page = dict[str, Any]
 
 
@@ -19,9 +19,10 @@ class _Paging(NamedTuple):
 
     entries: str
     make_next: Callable[[Page, Mapping[str, Any]], dict[str, Any]]
-    """Returns the changed arguments for the next page, from a page and the arguments that requested it."""
+    """Function that returns the changed arguments for the next page, given a page and the arguments that requested
+    it."""
     may_be_empty: bool = False
-    """Whether an empty page may be followed by others, because the hub searches only a part of its log in one call."""
+    """Whether more pages may follow an empty page, because the hub searches only a part of its log in one call."""
 
 
 def _after(entries: str, field: str) -> _Paging:
@@ -39,7 +40,8 @@ def _name_letter(page: Page, _: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _receive_next(page: Page, args: Mapping[str, Any]) -> dict[str, Any]:
-    # Without `after` the first page has only unhandled messages. The next pages must not add handled messages.
+    # Without `after`, the first page has only unhandled messages. The next pages must not include handled messages
+    # either.
     return {"after": page["next"], "unhandled": args.get("unhandled", "after" not in args)}
 
 
@@ -48,8 +50,8 @@ _PAGINGS = {
     "channels.members": _Paging("members", lambda page, _: {"after": page["members"][-1]}),
     "network.approvals": _after("approvals", "seq"),
     "network.dead_letters": _Paging("dead_letters", _name_letter),
-    # A thread is read backwards. Each page is oldest first, and the next page ends before the oldest message of this
-    # one.
+    # A thread is read backwards, but the messages of a page are in forward order. So the next page ends before the
+    # first message of the current page.
     "network.history": _Paging("messages", lambda page, _: {"before": page["messages"][0]["seq"]}),
     "network.impact": _Paging("messages", lambda page, _: {"after": page["next"]}, may_be_empty=True),
     "network.inbox": _Paging("items", lambda page, _: {"before": page["next"]}),
@@ -69,8 +71,8 @@ _PAGINGS = {
 async def read_pages(call: Call, op: str, args: Mapping[str, Any] | None = None) -> AsyncIterator[Page]:
     """Yield the values of ``op``, page after page, until the hub has no more.
 
-    A page is requested only when the caller asks for it, so leaving the loop requests nothing further. Raises
-    `ValueError` for an operation without pages, and the errors of ``call``.
+    Each page is requested only when the caller's loop continues. Raises `ValueError` for an operation without pages,
+    and the errors of ``call``.
     """
     paging = _PAGINGS.get(op)
     if paging is None:
@@ -79,7 +81,7 @@ async def read_pages(call: Call, op: str, args: Mapping[str, Any] | None = None)
     while True:
         page: Page = await call(op, asked)
         yield page
-        # A hub of an earlier version returns everything at once, without a field for further pages.
+        # A hub of an earlier version returns the whole list at once, without `has_more`.
         if not page.get("has_more") or not (page[paging.entries] or paging.may_be_empty):
             return
         asked |= paging.make_next(page, asked)

@@ -1,13 +1,13 @@
-"""Requests of a client that the hub has not answered. Both the client and the hub limit their number.
+"""Queue of a client's requests that the hub has not answered. Both the client and the hub limit their number.
 
-`RequestQueue` decides which requests are sent and which ones wait. A request is in one of three states:
+`RequestQueue` decides which requests are sent and which requests wait. A request is in one of three states:
 
-    unanswered   sent, and sent again by each new session until it is answered; in the order of sending
-    waiting      without room among the unanswered ones; in the order of asking
-    held         a call beyond the hub's ``max_reads``, which the hub would refuse
+    unanswered   sent, and sent again in each new session until it is answered
+    waiting      not sent, because the maximum number or size of unanswered requests is reached
+    held         a call that is not sent, because the hub accepts only ``max_reads`` calls at a time
 
-`link` owns the connection. It adds requests, reports answers, and asks the queue to send everything again. No IO and no
-clock.
+`link` owns the connection. It adds requests, reports answers, and after a reconnect asks the queue to send all
+unanswered requests again. This module does no IO and reads no clock.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from roundelay.network.errors import Closed, InternalError, InvalidArguments, Ro
 from .transport import MAX_FRAME_BYTES
 
 MAX_UNANSWERED, MAX_UNANSWERED_BYTES = 4096, 16 * 1024 * 1024
-"""Maximum number and size of unanswered requests. A single larger request is sent alone."""
+"""Maximum number of unanswered requests, and their maximum size in bytes. A single larger request is sent alone."""
 MAX_LOSSES = 3
-"""Number of connections that a request may end while it is the oldest unanswered one, each with a code of
-`BLAMING_CODES`."""
+"""Number of connections that may end with a code of `BLAMING_CODES` while the same request is the oldest unanswered
+request. The client then gives this request up."""
 BLAMING_CODES = (1002, 1003, 1007, 1011, 4400, 4413)
-"""Close codes of a hub that refuses what the client sent. A network failure has another code, so no request is
-blamed."""
+"""Close codes of a hub that could not accept a frame of the client. Network failures have other codes, so they count
+against no request."""
 ANSWER_TOO_LARGE = 1009
-"""Close code of a client that received a frame beyond its limit (RFC 6455, 7.4.1)."""
+"""Close code that a client sends after it received a frame larger than its limit (RFC 6455, 7.4.1)."""
 
 
 class _Request(Struct):
@@ -40,7 +40,7 @@ class _Request(Struct):
     losses: int = 0
 
     def resolve(self, outcome: object) -> None:
-        """Set the answer, or the error to raise instead."""
+        """Complete the request with its answer, or with the error to raise instead."""
         if self.answer.done():
             return
         if isinstance(outcome, RoundelayError):
@@ -54,7 +54,7 @@ class RequestQueue:
     """The requests of one link, by key. A key is a prefix with an id: ``m:`` for a message, ``r:`` for a record, ``c:``
     for a call.
 
-    ``send`` writes a frame to the current connection, and drops the frame without one.
+    ``send`` writes a frame to the current connection, and drops the frame if there is no connection.
     """
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
@@ -69,14 +69,14 @@ class RequestQueue:
         self._is_ended = False
 
     async def ask(self, key: str, frame: bytes) -> Any:
-        """Send a frame now, or as soon as there is room, and return its answer. Raises the error in the hub's answer.
-        Raises `InvalidArguments` for a key in use, and `TooLarge` for a frame that would make the hub close the
-        connection."""
+        """Send a request now, or as soon as there is room, and return its answer. Raises the error in the hub's answer.
+        Raises `InvalidArguments` for a key that is in use, and `TooLarge` for a frame that is larger than the hub
+        accepts."""
         if key in self._unanswered or key in self._waiting or key in self._held:
-            raise InvalidArguments(f"A request with the id {key[2:]!r} is unanswered; choose another id.")
+            raise InvalidArguments(f"Another request with the id {key[2:]!r} is still unanswered; choose another id.")
         self.check_size(frame)
         request = _Request(frame, asyncio.get_running_loop().create_future())
-        # Only calls are held. A message or a record must not wait behind too many reads.
+        # Hold only calls, because a message or a record must not wait until reads are answered.
         if key.startswith("c:") and (self._held or not self._may_call()):
             self._held[key] = request
         else:
@@ -85,14 +85,14 @@ class RequestQueue:
             return await request.answer
         finally:
             if request.answer.cancelled():
-                # The caller gave up. The hub may still store the message, but the client does not send it again.
+                # The caller was cancelled. The hub may still store the message, but the client does not send it again.
                 self._remove(key)
                 self._send_waiting()
 
     def resend(self, limits: Mapping[str, int]) -> None:
-        """Send all unanswered requests again in a new session. The arguments are the limits of its hub."""
+        """Send all unanswered requests again in a new session. ``limits`` are the limits of the hub."""
         self._limits = limits
-        # Keep the order of the first sending: the hub orders messages by arrival, and repeats keep their ids.
+        # Keep the order in which the requests were first sent, because the hub orders messages by arrival.
         for key, request in list(self._unanswered.items()):
             self._send_request(key, request)
         self._send_waiting()
@@ -100,65 +100,67 @@ class RequestQueue:
     def answer(self, key: str, outcome: object) -> None:
         """Complete a request with its answer, or with the error to raise instead."""
         request = self._remove(key)
-        # Send waiting requests before the caller runs. The caller may send another request at once, which must not
+        # Send waiting requests before the caller continues. The caller may send another request at once, which must not
         # overtake requests that have waited longer.
         self._send_waiting()
         if request is not None:
             request.resolve(outcome)
 
     def count_loss(self, closed: Closed) -> None:
-        """Give up requests that would end the next session too. Otherwise no later request would ever be answered."""
+        """After a lost connection, give up requests that would end the next session too. If they were repeated, no
+        later request could ever be answered."""
         if closed.code == ANSWER_TOO_LARGE:
             error = TooLarge(
-                f"The hub's answer to one of the unanswered calls is larger than {MAX_FRAME_BYTES} bytes. Ask for less "
-                "at a time."
+                f"The hub's answer to one of the unanswered calls is larger than {MAX_FRAME_BYTES} bytes. Request less "
+                "data per call."
             )
-            # The call with the large answer is unknown, so give up all calls: repeating them would end every session.
-            # Messages and records have small answers.
+            # It is unknown which call has the large answer, so give up all calls. Repeating them would end every
+            # session. Messages and records have small answers.
             for key in [key for key in self._unanswered if key.startswith("c:")]:
                 self.answer(key, error)
         elif closed.code in BLAMING_CODES and self._unanswered:
-            # Blame only the oldest request. If a later request is at fault, it becomes the oldest as soon as earlier
-            # ones are answered. Then it is given up.
+            # Count the loss against the oldest request only. If a later request caused it, that request becomes the
+            # oldest as soon as the earlier requests are answered, and is given up then.
             key, oldest = next(iter(self._unanswered.items()))
             oldest.losses += 1
             if oldest.losses >= MAX_LOSSES:
                 reason = (
-                    f"The hub ended {MAX_LOSSES} connections while this request was the oldest without an answer "
-                    f"({closed}). It is not repeated, and whether the hub stored it is unknown."
+                    f"The hub ended {MAX_LOSSES} connections while this request was the oldest unanswered request "
+                    f"({closed}). The client does not repeat it. It is unknown whether the hub stored it."
                 )
                 self.answer(key, InternalError(reason))
 
     def end(self, error: RoundelayError) -> None:
-        """Make every request raise this error. No later request is sent."""
+        """Make every request raise this error, and send no further requests."""
         self._is_ended = True
         for key in [*self._unanswered, *self._waiting, *self._held]:
             self.answer(key, error)
 
     def check_size(self, frame: bytes) -> None:
-        """Raise `TooLarge` for a frame beyond the hub's ``max_frame_bytes``."""
+        """Raise `TooLarge` for a frame that is larger than the hub's ``max_frame_bytes``."""
         max_bytes = self._limits.get("max_frame_bytes")
         if max_bytes is not None and len(frame) > max_bytes:
             raise TooLarge(
-                f"The frame has {len(frame)} bytes, and this hub allows {max_bytes} (max_frame_bytes). Send it in "
-                "parts, or a reference to it."
+                f"The frame has {len(frame)} bytes, but this hub allows {max_bytes} (max_frame_bytes). Send the content "
+                "in parts, or send a reference to it."
             )
 
     def _admit(self, key: str, request: _Request) -> None:
         if key.startswith("c:"):
             self._calls.add(key)
-        # Requests that already wait go first, even if this one would fit.
+        # Requests that already wait are sent first, even if this request would fit now.
         if self._waiting or not self._has_room(request):
             self._waiting[key] = request
         else:
             self._send_request(key, request)
 
     def _send_request(self, key: str, request: _Request) -> None:
-        # A repeat in a new session is already counted. Counting it twice would shrink the room with each reconnect.
+        # A request that is sent again in a new session is already counted. Counting it twice would reduce the room with
+        # each reconnect.
         self._unanswered_bytes += 0 if key in self._unanswered else len(request.frame)
         self._unanswered[key] = request
         try:
-            # Check again: a hub may come back with lower limits, and would close each session at this frame.
+            # Check the size again. A restarted hub may have lower limits, and would close each session at this frame.
             self.check_size(request.frame)
         except TooLarge as error:
             self._remove(key)
@@ -191,6 +193,6 @@ class RequestQueue:
 
     def _has_room(self, request: _Request) -> bool:
         size = self._unanswered_bytes + len(request.frame)
-        # A single request may exceed the maximum size. Without other requests under way, it would otherwise wait
+        # A single request may exceed the maximum size if no other request is unanswered. Otherwise it would wait
         # forever.
         return not self._unanswered or (len(self._unanswered) < MAX_UNANSWERED and size <= MAX_UNANSWERED_BYTES)

@@ -1,4 +1,5 @@
-"""Frames that the hub stores: messages and records. Built from plain values; None leaves a field out."""
+"""Functions that build the frames for messages and records from plain values. An argument that is None leaves its field
+out."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Connections to a hub: the protocols `Transport` and `Wire`, and their WebSocket implementation.
 
-`link` asks for a connection and owns it. This module decides which of several addresses is tried next."""
+`link` opens a connection through this module and then owns it. This module chooses which of several addresses to
+try."""
 
 from __future__ import annotations
 
@@ -21,24 +22,26 @@ from roundelay.network.home import CONNECT_TIMEOUT_S
 from roundelay.network.tls import client_context, explain_failure
 
 SIGNAL_ROOM_BYTES = 256 * 1024
-"""Number of unsent bytes beyond which a connection is full, so that signals are dropped."""
+"""Number of unsent bytes above which a connection counts as full. The client then drops signals."""
 PING_INTERVAL_S, PING_TIMEOUT_S = 20.0, 40.0
-"""A connection whose other end has vanished is closed after at most the sum of these two times."""
+"""Time between pings, and time limit of a ping's answer, in seconds. If the hub vanishes, the connection is closed
+after at most the sum of both times."""
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-"""Maximum frame that a client accepts. A result of `network.history` holds up to 500 messages."""
+"""Maximum size of a frame that a client accepts, in bytes. A result of `network.history` has up to 500 messages."""
 MAX_REDIRECTS = 3
 """Maximum number of leaders named by other nodes that one `connect` tries."""
 REDIRECT_TIMEOUT_S = 3.0
-"""Maximum time for an attempt to reach a named leader, whose address may not be reachable from here."""
+"""Maximum time for an attempt to connect to a leader that another node named, in seconds. Such an address may not be
+reachable from this machine."""
 COME_BACK = 4503
 
 
 class Crowded(ConnectError):
-    """The connection was closed without an answer. A hub with too many pending connections does that."""
+    """The server closed the connection without an answer, as a hub with too many pending connections does."""
 
 
 class NotLeading(ConnectError):
-    """A read replica has refused the connection. ``leader`` is the address of the leader, as HOST:PORT."""
+    """The node is a read replica and refused the connection. ``leader`` is the address of the leader, as HOST:PORT."""
 
     def __init__(self, message: str, leader: str) -> None:
         super().__init__(message)
@@ -46,37 +49,37 @@ class NotLeading(ConnectError):
 
 
 class Wire(Protocol):
-    """One open connection: JSON text frames both ways."""
+    """One open connection that carries JSON text frames in both directions."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the hub reads too slowly. Frames that may be dropped should then be dropped."""
+        """Whether the hub reads too slowly, so that callers should drop frames that may be dropped."""
 
     def send(self, data: bytes) -> None:
-        """Queue a frame, in order. Raises `Closed`."""
+        """Queue a frame for sending. Frames are sent in order. Raises `Closed` if the connection is closed."""
 
     def frames(self) -> AsyncIterator[bytes]:
-        """Yield the frames that arrive, until `Closed` is raised."""
+        """Yield the frames that arrive. Raises `Closed` when the connection closes."""
 
     async def drop(self) -> None:
-        """Cut the connection. Idempotent."""
+        """End the connection at once, without a close handshake. Idempotent."""
 
 
 class Transport(Protocol):
-    """Opens connections to one hub."""
+    """Interface of objects that open connections to a hub."""
 
     async def connect(self) -> Wire:
-        """Open a connection, within the transport's own time limit. Raises `ConnectError`, or `Closed` with 1000 if no
-        later attempt can succeed."""
+        """Open a connection within the transport's own time limit. Raises `ConnectError`, or `Closed` with code 1000 if
+        no later attempt can succeed."""
 
 
 class WebSocketTransport:
     """Connections to the hub at ``url`` (``ws://`` or ``wss://``).
 
-    ``url`` may list several URLs with commas. The first one that accepts is used until it refuses. A node that refuses
-    or ends a session may name the leader. With ``goes_to_leader`` the leader is tried next, with the same encryption as
-    the node that named it. The leader is tried again after the other URLs until one of them accepts. This is necessary
-    because a new leader refuses for a moment, and the node that named it may be gone.
+    ``url`` may list several URLs, separated by commas. The first URL that accepts a connection is used until it
+    refuses. A node that refuses or ends a session may name the leader. With ``goes_to_leader``, the leader is tried
+    next, with the same encryption as the node that named it. A new leader may refuse connections for a moment. So the
+    leader is tried again after the other URLs, until one of these URLs accepts.
 
     ``timeout_s`` limits each attempt: TCP, TLS and the WebSocket handshake together.
     """
@@ -86,11 +89,11 @@ class WebSocketTransport:
         self._goes_to_leader = goes_to_leader
         self.url = self._urls[0]
         self._leader = ""
-        """URL of the leader that was named last."""
+        """URL of the leader that a node named last, or an empty string."""
         self._previous_leader = ""
         """Value of ``_leader`` before one of the given URLs accepted a connection."""
         self._passed_over = set[str]()
-        """URLs of other networks. They are tried last, so that they never keep the client from a right URL."""
+        """URLs that belong to other networks. They are tried only after all other URLs."""
         self._timeout_s = timeout_s
 
     async def connect(self) -> WebSocketWire:
@@ -99,13 +102,13 @@ class WebSocketTransport:
             tried.add(self.url)
             try:
                 wire = await self._connect()
-                # Keep a named leader until a given URL accepts: the node that named it may be gone.
+                # Remember the named leader until a given URL accepts, because the node that named it may be gone.
                 is_given = self.url in self._urls
                 self._previous_leader, self._leader = (self._leader, "") if is_given else ("", self.url)
                 return wire
             except ConnectError as error:
                 untried = [url for url in self._list_next(error) if url not in tried]
-                # Limit the redirects: during an election, two nodes may name each other as the leader without end.
+                # Limit the redirects, because during an election two nodes may name each other as the leader forever.
                 if not untried or len(tried) >= len(self._urls) + MAX_REDIRECTS:
                     others = sorted(tried - {self.url})
                     self.url = self._list_next(None)[0]
@@ -115,7 +118,7 @@ class WebSocketTransport:
                 self.url = untried[0]
 
     def _list_next(self, error: ConnectError | None) -> list[str]:
-        """Return the URLs to try after a refusal, best first."""
+        """Return the URLs to try after a refusal, the most promising first."""
         # Continue after the URL that refused. If every search began with the first URL, later URLs might never be
         # tried.
         start = self._urls.index(self.url) + 1 if self.url in self._urls else 0
@@ -128,9 +131,9 @@ class WebSocketTransport:
         return sorted(order, key=lambda url: url in self._passed_over)
 
     def pass_over(self) -> None:
-        """Switch to the next URL, because the current one belongs to another network."""
+        """Switch to the next URL, because the current URL belongs to another network."""
         self._passed_over.add(self.url)
-        # Keep the leader that was named before: it was named by a node of this network.
+        # Restore the previous leader, which a node of this network named.
         self._leader = self._previous_leader
         self.url = self._list_next(None)[0]
 
@@ -176,19 +179,19 @@ class WebSocketTransport:
                 raise NotLeading(reason, leader) from error
             raise ConnectError(reason) from error
         except (InvalidHandshake, InvalidMessage) as error:
-            hint = "" if url.startswith("wss:") else "; if it encrypts, write wss://"
-            # A hub with too many pending connections closes one for each new connection, without an answer.
+            hint = "" if url.startswith("wss:") else "; if the server uses TLS, write wss://"
+            # A hub with too many pending connections closes a pending connection for each new one, without an answer.
             if isinstance(error.__cause__, EOFError):
                 raise Crowded(
-                    f"The server at {url} closed the connection without an answer, as a hub does when very many "
+                    f"The server at {url} closed the connection without an answer. A hub does this when very many "
                     f"clients connect at once; try again{hint}."
                 ) from error
-            raise ConnectError(f"The server at {url} is no Roundelay hub: {error}{hint}.") from error
+            raise ConnectError(f"The server at {url} is not a Roundelay hub: {error}{hint}.") from error
         except TimeoutError as error:
             raise ConnectError(step.value.format(url=url, seconds=f"{timeout_s:g}")) from error
         except ConnectionResetError as error:
-            # A reset during TCP or TLS comes from the network or a firewall. A hub that makes room resets connections
-            # only later.
+            # A reset during TCP or TLS comes from the network or a firewall. A hub with too many pending connections
+            # resets a connection only after these steps.
             if step is not _Step.UPGRADE:
                 raise ConnectError(explain_failure(url, error)) from error
             raise Crowded(explain_failure(url, error)) from error
@@ -203,22 +206,22 @@ def _make_leader_url(leader: str, url: str) -> str:
 
 
 class _Step(Enum):
-    """The step of a connection attempt. The value is the error text for a timeout in this step."""
+    """Step of a connection attempt. The value is the error text for a timeout in this step."""
 
-    TCP = "Nothing answers at {url} within {seconds} s; check host and port, and whether a firewall is between."
+    TCP = "No answer from {url} within {seconds} s. Check the host, the port, and firewalls between."
     TLS = (
         "The TLS handshake with {url} did not finish within {seconds} s. Check host and port. If the server does not "
-        "encrypt, write ws://."
+        "use TLS, write ws://."
     )
     UPGRADE = (
         "The server at {url} accepted the connection, but did not answer the request for a WebSocket within {seconds} "
-        "s. Check that it is a hub, and not stopped (roundelay status). To wait longer, set connect_timeout_s or "
+        "s. Check that the server is a running hub (roundelay status). To wait longer, set connect_timeout_s or "
         "ROUNDELAY_CONNECT_TIMEOUT_S."
     )
 
 
 class _SteppingConnection(ClientConnection):
-    """A connection that reports when TCP and TLS are done and the WebSocket handshake starts."""
+    """A connection that calls ``on_open`` when TCP and TLS are done and the WebSocket handshake starts."""
 
     def __init__(self, protocol: ClientProtocol, on_open: Callable[[], None], **options: Any) -> None:
         super().__init__(protocol, **options)
@@ -230,7 +233,8 @@ class _SteppingConnection(ClientConnection):
 
 
 class WebSocketWire:
-    """A `Wire` over a websockets client. A task sends the queued frames, so that `send` never blocks."""
+    """A `Wire` over a connection of the library websockets. A task sends the queued frames, so that `send` never
+    blocks."""
 
     def __init__(self, connection: ClientConnection, on_close: Callable[[Closed], None]) -> None:
         self._connection = connection
@@ -257,8 +261,8 @@ class WebSocketWire:
             while True:
                 await self._wakeup.wait()
                 self._wakeup.clear()
-                # Swap the queues before the first await. Frames queued meanwhile go into the next round and keep their
-                # order.
+                # Replace the queue before the first await. Frames that are queued during the await are sent in the next
+                # round, so the order is kept.
                 outgoing, self._outgoing = self._outgoing, []
                 for data in outgoing:
                     await self._connection.send(data, text=True)
@@ -271,18 +275,19 @@ class WebSocketWire:
             while True:
                 yield await self._connection.recv(decode=False)
         except ConnectionClosed as error:
-            # The close frame of the other end has the reason. Without a close frame the connection was cut.
+            # The hub's close frame contains the reason. Without a close frame, the connection was lost.
             code, reason = (error.rcvd.code, error.rcvd.reason) if error.rcvd is not None else (1006, "")
             if error.sent is not None and error.sent.code == CloseCode.MESSAGE_TOO_BIG and not error.rcvd_then_sent:
-                # This end closed the connection because of a large frame. The other end only repeats the code.
+                # The client closed the connection because of a large frame. The hub's close frame only repeats the
+                # code.
                 code, reason = error.sent.code, error.sent.reason
             self._closed = Closed(code, reason)
-            # Before raising the error: the reader reconnects at once and must already know the new address.
+            # Call `on_close` before raising the error, because the reader reconnects at once and needs the new address.
             self._on_close(self._closed)
             raise self._closed from error
 
     async def drop(self) -> None:
         self._closed = self._closed or Closed(1006, "")
         self._sender.cancel()
-        # Abort instead of closing: a close handshake would wait for a hub that may be gone.
+        # Abort instead of closing, because a close handshake would wait for a hub that may be gone.
         self._connection.transport.abort()

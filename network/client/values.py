@@ -22,7 +22,7 @@ AnyMessage: TypeAlias = DirectMessage | BroadcastMessage | ChannelMessage | ModM
 
 
 class Cursor(Struct, frozen=True):
-    """A client's own position in the log. Resuming from it does not move the ack cursor on the hub."""
+    """A client's own position in the log. Resuming from this position does not move the hub's ack cursor."""
 
     epoch: str
     seq: int
@@ -47,15 +47,16 @@ class Welcome(Struct, frozen=True, kw_only=True):
     mods: list[ModInfo] = []
     limits: dict[str, int] = {}
     is_watched: bool = True
-    """Whether somebody received signals at the time of the welcome."""
+    """Whether any client received signals at the time of the welcome."""
 
     is_read_only: bool = False
     follows: Follows | None = None
-    """State of a read replica, with the leader that it follows. None at a leader."""
+    """State of the read replica that sent the welcome. None if the hub is a leader."""
 
 
 class Stored(Struct, frozen=True):
-    """A durable message or record. ``duplicate``: an earlier send had already stored it."""
+    """A message or record that the hub has stored. ``duplicate`` is true if an earlier request had already stored
+    it."""
 
     seq: int
     id: str
@@ -64,14 +65,15 @@ class Stored(Struct, frozen=True):
 
 
 class Batched(Struct, frozen=True):
-    """Answer to a batch: what is stored, in order, and the refusal of the next frame, if there was one."""
+    """Answer to a batch: the stored messages and records in order, and the error of the first refused frame, if any."""
 
     stored: tuple[Stored, ...]
     error: RoundelayError | None = None
 
 
 class Presence(Struct, frozen=True):
-    """A participant came online or went offline. Sent to clients that called ``network.watch`` with ``presence``."""
+    """Event for a participant that came online or went offline. The hub sends it to clients that called
+    ``network.watch`` with ``presence``."""
 
     agent_id: str
     state: Literal["online", "offline"]
@@ -79,7 +81,7 @@ class Presence(Struct, frozen=True):
 
 
 class Signal(Struct, frozen=True):
-    """Live activity of a participant (docs/protocol/signals.md). Never stored."""
+    """Live activity of a participant (docs/protocol/signals.md). Signals are never stored."""
 
     sender_id: str
     thread_id: str
@@ -112,7 +114,7 @@ Event: TypeAlias = Presence | Signal | Notice | Reconnecting | Reconnected
 
 
 class History(Struct, frozen=True):
-    """A page of a thread, oldest first. ``has_more``: there are earlier messages."""
+    """One page of a thread's messages, oldest first. ``has_more`` is true if the thread has earlier messages."""
 
     messages: list[AnyMessage]
     has_more: bool
@@ -128,20 +130,21 @@ class WindowSizes(TypedDict, total=False):
 
     per_thread: int | None
     per_other: int | None
-    """Number of messages of threads outside the trigger's place: its direct thread, its channel, or the broadcasts."""
+    """Maximum number of messages per thread outside the trigger's direct thread, channel or broadcasts."""
 
     after: int | None
     """The trigger's thread shows only messages after this seq."""
 
     visibility: str | None
-    """Narrows what the participant's card and the network allow."""
+    """Visibility rule for this window. It can only restrict what the participant's card and the network allow."""
 
 
 class OpenEntry(Struct, frozen=True, kw_only=True):
-    """Something that is open in a conversation since the time ``since`` (ms), and the participant whose turn it is.
+    """An open item: something that a conversation has been waiting for since the time ``since`` (ms).
 
-    ``kind`` is ``delivery`` (an agent has not handled the message ``seq``), ``reaction`` or ``approval`` (an agent
-    works on it, or waits for a decision), ``question`` (it requires an answer), or a kind of a mod.
+    ``kind`` is ``delivery`` (an agent has not handled the message ``seq``), ``reaction`` (an agent works on the
+    message), ``approval`` (the agent waits for a decision), ``question`` (the message requires an answer), or a kind
+    that a mod defines. ``agent_id`` is the participant who has to act.
     """
 
     kind: str
@@ -153,14 +156,14 @@ class OpenEntry(Struct, frozen=True, kw_only=True):
     waits_for: list[str] = []
     """Participants that the reaction waits for."""
     request: int | None = None
-    """Message that asks for the decision."""
+    """Seq of the message that requests the decision."""
     mod: str = ""
     key: str = ""
 
 
 class OpenItems(Struct, frozen=True):
-    """What is open in a conversation, oldest first. ``hidden``: number of further items that this participant may not
-    see. ``has_more``: the list is cut."""
+    """The open items of a conversation, oldest first. ``hidden`` is the number of items that this participant may not
+    see. ``has_more`` is true if the list is truncated."""
 
     root: int
     is_quiet: bool
@@ -180,15 +183,15 @@ class Window(Struct, frozen=True):
     threads: list[MessageThread]
     as_of: int
     omitted_threads: int = 0
-    """Number of further threads with messages for the prompt, among those that the hub has checked. The hub does not
-    count them if ``per_other`` is given."""
+    """Number of omitted threads that have messages for the prompt. The hub counts only threads that it has checked, and
+    does not count at all if ``per_other`` is given."""
 
     is_alone: bool = False
     """Whether the network has no participants other than the caller and the trigger's sender."""
 
     standing: dict[str, Any] = {}
-    """What the agent owes and waits for, and what is left of the conversation's budget. Empty if there is nothing to
-    say."""
+    """The answers that the agent owes and waits for, and the rest of the conversation's budget. Empty if there is
+    nothing to report."""
 
     @classmethod
     def read(cls, value: dict[str, Any]) -> Window:
