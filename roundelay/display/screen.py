@@ -63,7 +63,7 @@ class Writable(Protocol):
 
 
 def wants_color(stream: object) -> bool:
-    """Return whether to use colors: the stream is a terminal with colors, and NO_COLOR is not set
+    """Return whether to color the output. The stream must be a terminal with colors, and NO_COLOR must not be set
     (https://no-color.org).
     """
     isatty = getattr(stream, "isatty", None)

@@ -358,7 +358,7 @@ class _Replay:
     # --- sources of rows
 
     def _is_awaited(self, row: Row) -> bool:
-        """Return whether a runner or a mod must write a row. The player causes all other rows."""
+        """Return whether a runner or a mod must write a row. The `InputPlayer` causes all other rows."""
         if is_decision_told(row):
             return False  # a person called network.decide
         # Mods are part of the hub, which also runs in the replay.
