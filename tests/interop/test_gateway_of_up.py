@@ -168,7 +168,10 @@ async def test_a_token_whose_webhook_did_not_come_about_is_taken_back_or_told(fo
         assert (await list_ids(folder))[1] == [("nobody", True), ("nobody", True)]
         await run(folder, "token", "create", "form", "--kind", "service")
         told = await run(folder, *add, "form", status=1)
-        assert "beside others of form; all of them are revoked with: roundelay token revoke form" in told
+        assert (
+            "An unused token of form remains valid. To revoke it with all other tokens of form, run: roundelay token revoke form"
+            in told
+        )
         assert [it for it in (await list_ids(folder))[1] if it[0] == "form"] == [("form", False), ("form", False)]
     finally:
         node.terminate()
