@@ -1,4 +1,4 @@
-"""`DurabilityCheck`: whether acknowledged records are on disks, judged by the engine's own settings."""
+"""`DurabilityCheck`: checks in the engine's settings whether acknowledged records are on disks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ log = logging.getLogger(__name__)
 
 
 class DurabilityCheck:
-    """Asks the engine how it syncs. With ``is_required`` nothing is acknowledged unless the engine shows that records
-    are on disks first. ``report`` receives sentences for the operator."""
+    """Checks how the engine syncs records to disk. With ``is_required``, the node acknowledges messages only if the
+    engine's settings show that records are on disks first. ``report`` receives sentences for the operator."""
 
     def __init__(self, shared: SharedLog, report: Callable[[str], None], *, is_required: bool) -> None:
         self._shared = shared
         self._report = report
         self._is_required = is_required
         self._risk: str | None = None
-        """Why acknowledged records may not be on disks. None before the first check."""
+        """Reason why acknowledged records may not be on disks. None before the first check."""
         self.checked_at = 0.0
 
     @property
@@ -36,7 +36,8 @@ class DurabilityCheck:
         return asyncio.get_running_loop().time() - self.checked_at >= settings.DURABILITY_CHECK_S
 
     async def run(self) -> None:
-        """Ask the engine. Raises `LedgerError` if full durability is required but not shown."""
+        """Check the engine's settings. Raises `LedgerError` if full durability is required and the settings do not show
+        it."""
         before, self._risk = self._risk, await self._shared.find_sync_risk()
         self.checked_at = asyncio.get_running_loop().time()
         if self._risk and self._is_required:

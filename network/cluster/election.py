@@ -1,8 +1,8 @@
-"""`Election`: follow the log until nobody leads, then claim it.
+"""`Election`: follow the log until it has no leader, and then claim leadership.
 
-A claim is a record like any other. The engine accepts only the first record after the last one, so only one node's
-claim succeeds. All other nodes read this claim and follow. After a failure that may pass, the node waits and tries
-again. Any other failure ends the node.
+A claim is an ordinary record in the log. If several nodes append a claim after the same record, the engine accepts only
+the first claim. The other nodes read this claim and follow its writer. After a temporary failure, the node waits and
+tries again. Any other failure ends the node.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Election:
         self._new_id = new_id
         self._network = network
         self._incomplete_since: float | None = None
-        """Time since which the log seems to lack records, or None."""
+        """Time at which the log first seemed to lack records, or None."""
 
     async def win(self, failure: LedgerError | None) -> Leader:
         """Follow until this node has claimed the log. ``failure`` is an error of the log that was already judged.
@@ -60,7 +60,7 @@ class Election:
                     await self._follower.applier.restore_cursor()
                     has_cursor, self._incomplete_since = True, None
                     await self._durability.run()  # readers of the status see the result before the claim
-                # The first record names the epoch, so it must come before any claim.
+                # Write the first record before any claim, because the first record contains the epoch.
                 if await self._log.shared.end() == 0:
                     await self._begin_log()  # two nodes may try: the engine accepts one, and the other node follows
                     continue
@@ -89,7 +89,7 @@ class Election:
                 f"The shared log {log.name} is being filled from a database, and is not complete: let `roundelay "
                 "cluster migrate` go on with it, until it says that it is done."
             )
-        # a commit whose last parts never came is dropped here, and the cursor moves past it
+        # Drop an incomplete commit of the previous leader, and move the cursor past it.
         await self._follower.applier.flush(log.cursor_write())
         await log.check_beginning()
         await log.check_first()
@@ -112,14 +112,14 @@ class Election:
         return Leader(log, self._durability, token, keeps_old_rows=keeps_old_rows)
 
     def judge(self, error: LedgerError) -> LedgerError:
-        """Return an error that a later attempt may not meet. Raise any other error.
+        """Return the error if a later attempt may succeed, and raise it otherwise.
 
         A node that has never followed its log gives up at once, unless the engine does not answer: its configuration
         may be wrong. A node that has followed waits, because its clients wait too.
         """
         if isinstance(error, LogIncomplete):
             now = asyncio.get_running_loop().time()
-            # Measured over several attempts, because a single attempt proves nothing.
+            # Measure over several attempts, because a single failed attempt proves nothing.
             self._incomplete_since = now if self._incomplete_since is None else self._incomplete_since
             if now - self._incomplete_since > settings.INCOMPLETE_LOG_GRACE_S:
                 raise UnusableLog(str(error)) from error

@@ -1,7 +1,7 @@
-"""`Follower`: reads the shared log into this node's index until nobody leads.
+"""`Follower`: copies the shared log to this node's index until the log has no leader.
 
-A follower learns about the leader in two ways: from its records, and from its heartbeats. Only the log says who leads.
-Heartbeats say that this leader is alive. While the node follows, a read replica may serve the index.
+A follower learns about the leader from records and from heartbeats. Only records determine which node is the leader.
+Heartbeats only show that this leader is alive. While the node follows, a read replica may serve the index.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class SilenceClock:
-    """Measures the time without any sign of the leader. Between two checks at most `MAX_SILENCE_STEP_S` count. A paused
-    node could not receive anything, so the pause is no silence of the leader."""
+    """Clock that measures the time without any sign of the leader. Between two checks, at most `MAX_SILENCE_STEP_S`
+    count, because a paused node cannot receive anything."""
 
     def __init__(self, now_s: float) -> None:
         self._silent_s, self._looked_at = 0.0, now_s
@@ -45,7 +45,7 @@ class SilenceClock:
 
 
 class RecordApplier:
-    """Applies records to the index, several in one transaction while more are known to come."""
+    """Applies records to the index. If more records are known to follow, several records share a transaction."""
 
     def __init__(self, indexed: IndexedLog, replica: ReadReplica) -> None:
         self._log = indexed
@@ -58,7 +58,7 @@ class RecordApplier:
         return bool(self._pending.rows or self._pending.writes)
 
     async def restore_cursor(self) -> None:
-        """Continue at the index's cursor. Records that were read and not applied are read again."""
+        """Continue at the index's cursor, so that records that were read but not applied are read again."""
         self._pending, self._pending_bytes = Commit([], []), 0
         await self._log.restore_cursor()
 
@@ -107,13 +107,13 @@ def _last_of_each(writes: Sequence[TableWrite]) -> list[TableWrite]:
 
 
 class ReplicaFeed:
-    """Starts and stops the read replica, and knows the time up to which the index is complete."""
+    """Starts and stops the read replica, and records the time up to which the index is complete."""
 
     def __init__(self, replica: ReadReplica) -> None:
         self._replica = replica
         self._tried_at = -settings.REPLICA_RETRY_S
         self.polled_end, self.polled_at_ms = 0, 0
-        """The last known end of the log, and the time just before it was requested."""
+        """The last known end of the log, and the time just before the node requested it."""
         self.as_of_ms = 0
         """Time up to which the index is complete (ms)."""
 
@@ -124,10 +124,12 @@ class ReplicaFeed:
         reader = indexed.reader
         if reader.end < self.polled_end or has_pending or reader.is_filling:
             return
-        # the time before the poll: the log had no record beyond the polled end at that time, but it may have one now
+        # Use the time before the poll. At that time, the log had no record beyond the polled end, but it may have one
+        # now.
         self.as_of_ms = self.polled_at_ms
         now = asyncio.get_running_loop().time()
-        # Otherwise a replica that fails at the start would load the whole state again at every turn.
+        # Wait before the next attempt. Otherwise a replica that fails at its start would load the whole state again and
+        # again.
         if not self._replica.is_serving and now - self._tried_at >= settings.REPLICA_RETRY_S:
             self._tried_at = now
             await self._replica.start(
@@ -193,7 +195,7 @@ class LeaderComparison:
 
 
 class WaitReason:
-    """Why this node neither leads nor follows. Each new reason is logged and reported once."""
+    """Reason why this node is neither leader nor follower. Each new reason is logged and reported once."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -214,7 +216,7 @@ class WaitReason:
 
 
 class Follower:
-    """Follows the log of another leader. The same object is used each time that this node follows."""
+    """Follows a shared log that another node leads. One object serves all periods in which this node follows."""
 
     def __init__(self, indexed: IndexedLog, replica: ReadReplica) -> None:
         self.log = indexed
@@ -223,14 +225,14 @@ class Follower:
         self.leader_check = LeaderComparison(indexed)
         self.wait = WaitReason(indexed.report)
         self.behind: int | None = None
-        """Number of records left to follow at the last check. None before the first check."""
+        """Number of records that the node had not read yet at the last check. None before the first check."""
         self.has_caught_up = False
-        """Whether this node has ever reached the end of the log. From then on the node waits for failures that may
-        pass."""
+        """Whether this node has ever reached the end of the log. If so, the node waits when the log fails
+        temporarily."""
         self.leader_name = ""
         """Name of the leader. Empty if unknown."""
         self.own_token = ""
-        """Fencing token of this node's last term, whose heartbeats may still be on their way here."""
+        """Fencing token of this node's last term as leader. Heartbeats of that term may still arrive."""
         self._silence = SilenceClock(0.0)
         self._polled_at = 0.0
         self._end = 0
@@ -264,7 +266,7 @@ class Follower:
                     if next_broadcast.done():
                         self._hear(Heartbeat.read(next_broadcast.result()))
                         next_broadcast = asyncio.ensure_future(self.log.shared.next_broadcast())
-                    # There may be another claim between this record and the end. Only a node that has read everything
+                    # Another claim may follow between this record and the end. Only a node that has read every record
                     # may claim the log.
                     if self._is_leaderless and self._has_reached_end:
                         return
@@ -290,7 +292,7 @@ class Follower:
                         next_record = asyncio.ensure_future(anext(records))
                         await asyncio.sleep(
                             0
-                        )  # a follower that is far behind always has a record ready: let other tasks run
+                        )  # let other tasks run: a follower that is far behind always has another record ready
             finally:
                 await _cancel(next_record, next_broadcast)
 
@@ -355,7 +357,7 @@ class Follower:
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:
     """Cancel tasks until they have ended. Repeat, because a client library may ignore a cancellation."""
-    # Wait for their end: a task that still reads would use the log after it was closed.
+    # Wait until the tasks have ended, because a task that still reads would use the log after it was closed.
     while running := [task for task in tasks if not task.done()]:
         for task in running:
             task.cancel()
@@ -375,7 +377,7 @@ async def catch_up(indexed: IndexedLog, replica: ReadReplica) -> LogReader:
             async with indexed.follow(indexed.reader.end) as records:
                 async for stored in records:
                     await applier.apply(stored)
-                    # Stop at the end that the log had at the beginning: a log that is being written would never end.
+                    # Stop at the end that the log had at the beginning, because a leader may still append records.
                     if stored.position >= end:
                         break
         # Store the remaining records even without a whole commit: the cursor moves past a commit whose writer has

@@ -81,8 +81,8 @@ class IndexedLog:
         self.node_name = ""
         """Name of this node for other nodes and clients, as HOST:PORT."""
         self.owner_digest = ""
-        """Digest that distinguishes this node's owner token from another one. It reveals nothing else about the
-        token."""
+        """Digest of this node's owner token, which nodes compare to detect different tokens. The digest does not reveal
+        the token."""
         self._clock = clock
         self._short_since: float | None = None
         """Time since which the log ends before the last record that this node has read, or None."""
@@ -172,10 +172,10 @@ class IndexedLog:
         """Append after the last record that was read, and read the new record. Raises `LeadershipLost` if another node
         has already appended there."""
         self.contact.note_request()
-        # The position is the fence: the engine refuses the record if any other node has appended one since.
+        # The position fences this append: the engine refuses the record if another node has appended since.
         position = await self.shared.append(record, self.reader.end)
         self.reader.read(LogRecord(position, record))
-        # an estimate until the next `refresh_room`, so that not every commit asks the engine
+        # Estimate the room until the next `refresh_room`, so that not every commit queries the engine.
         self.room = self.room._replace(free=self.room.free - len(record) - settings.RECORD_OVERHEAD_BYTES)
         self.contact.note_answer()
 
@@ -220,7 +220,7 @@ class IndexedLog:
     async def check_first(self) -> None:
         """Raises `UnusableLog` if the log begins at a position where no new node could begin.
 
-        Only a node that has read the whole log knows its newest snapshot. So other nodes do not judge.
+        Only a node that has read the whole log knows the newest snapshot, so other nodes skip this check.
         """
         first = await self.shared.first()
         if first > max(1, self.reader.snapshot) and await self.shared.end() == self.reader.end:
@@ -246,16 +246,16 @@ class IndexedLog:
     # --- other nodes
 
     async def broadcast_heartbeat(self, token: str = "") -> None:
-        """Send a heartbeat to the other nodes. It contains a token if this node leads. A lost heartbeat does no
-        harm."""
+        """Send a heartbeat to the other nodes. A leader's heartbeat contains its fencing token. A lost heartbeat does
+        no harm."""
         owner = self.owner_digest if token else ""
         heartbeat = Heartbeat(self.node_name, self.reader.end, token, owner, self.now_ms())
         with suppress(LedgerError):
             await self.shared.broadcast(heartbeat.write())
 
     async def find_claim(self, timeout_s: float, *, is_expected: bool) -> str:
-        """Return the name of the node that has claimed the log since this node read it. Empty if no claim is found in
-        time. With ``is_expected`` wait for a future claim. Otherwise read up to the current end."""
+        """Return the name of the node that has claimed the log since this node's last read, or an empty text if no
+        claim is found in time. With ``is_expected``, wait for a future claim. Otherwise, read up to the current end."""
         # Use a separate reader: the shared one must stay at the index's position.
         reader = LogReader(self.reader.end, self.reader.end_digest)
         with suppress(LedgerError, TimeoutError):
@@ -272,8 +272,8 @@ async def find_beginning(shared: SharedLog) -> LogReader:
     """Return a reader at the first record from which the log can be read: its first record, or else its oldest
     snapshot.
 
-    A killed drop may leave some older records before the snapshot. These are skipped. Raises `UnusableLog` if there is
-    no snapshot.
+    Skip older records before the snapshot, which a node that was killed while dropping records may have left. Raises
+    `UnusableLog` if the log has no snapshot.
     """
     first, end = await shared.first(), await shared.end()
     if first == 1:

@@ -1,9 +1,9 @@
 """`Leader`: one term in which this node writes the shared log.
 
-A term begins with a claim that the log accepted. The claim's writer id is the fencing token: every record names it, and
-followers apply only records of the last claim. The engine accepts a record only after the last one that this node has
-read. So a replaced leader is refused at its next append, and has acknowledged nothing since. A leader without writes
-asks for the end of the log instead (`verify`).
+A term begins with a claim that the log accepted. The claim's writer id is the fencing token. Every record contains the
+token, and followers apply only records of the last claim. The engine accepts a record only directly after the last
+record that this node has read. So the next append of a replaced leader is refused, before the leader acknowledges it. A
+leader without writes checks the end of the log instead (`verify`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 
 
 class Leader:
-    """One term of leadership. With ``keeps_old_rows`` it deletes nothing because of age: its clock differs from the
-    previous leader's clock, so one of the two is wrong."""
+    """One term of leadership. With ``keeps_old_rows``, the leader deletes no rows because of their age. Its clock
+    differs from the previous leader's clock, so one of the two clocks is wrong."""
 
     def __init__(self, indexed: IndexedLog, durability: DurabilityCheck, token: str, *, keeps_old_rows: bool) -> None:
         self.log = indexed
@@ -44,7 +44,8 @@ class Leader:
         """Held from reading the end of the log until the next record is appended, and while the index differs from the
         log. Records are written one at a time, because each record names the digest of the previous one."""
         self._failure: LedgerError | None = None
-        """Set if the log contains something that the index does not. The ledger must then be opened again."""
+        """Error that is set if the log may contain records that the index lacks. The ledger must then be opened
+        again."""
         self._heartbeats: asyncio.Task[None] | None = None
         self._trimmed_at = -settings.SMALL_TRIM_INTERVAL_S
         self._room_checked_at = 0.0
@@ -52,7 +53,7 @@ class Leader:
     # --- the term
 
     def start_heartbeats(self) -> None:
-        # A separate task: during a long commit, followers must still get a sign of life.
+        # Send heartbeats in a separate task, so that followers receive them even during a long commit.
         self._heartbeats = asyncio.create_task(self._send_heartbeats(), name="ledger-leads")
 
     async def _send_heartbeats(self) -> None:
@@ -61,14 +62,14 @@ class Leader:
             await asyncio.sleep(settings.HEARTBEAT_S)
 
     async def release(self) -> bool:
-        """Give up leadership. Return whether the release is in the log. Otherwise followers wait until heartbeats are
-        missing."""
+        """Give up leadership. Return whether the release was written to the log. Without the release, followers notice
+        the end of the term only by missing heartbeats."""
         heartbeats, self._heartbeats = self._heartbeats, None
         if heartbeats is not None:
             # Stop heartbeats first: a heartbeat after the release would make followers wait for a leader that is gone.
             heartbeats.cancel()
             await asyncio.gather(heartbeats, return_exceptions=True)
-        # from here on no commit is appended: followers would ignore a record after the release
+        # Append no commit from here on, because followers would ignore a record after the release.
         token, self.token = self.token, ""
         if token:
             with suppress(LedgerError, TimeoutError):
@@ -79,13 +80,13 @@ class Leader:
 
     async def hand_over(self) -> str:
         """Give up leadership. Return the name of the successor, if another node follows and claims the log in time."""
-        # Without a follower nobody will claim the log, and clients would wait for nothing.
+        # Do not wait if there is no follower, because no other node will claim the log.
         if self.token and await self.release() and await self._has_follower():
             return await self.log.find_claim(settings.SUCCESSOR_TIMEOUT_S, is_expected=True)
         return ""
 
     async def _has_follower(self) -> bool:
-        """Return whether a heartbeat of another node was received lately. Each follower sends one per second."""
+        """Return whether another node's heartbeat was received recently. Each follower sends a heartbeat per second."""
         with suppress(LedgerError, TimeoutError):
             async with asyncio.timeout(settings.BACKLOG_S):
                 while True:
@@ -96,7 +97,7 @@ class Leader:
 
     async def step_down(self, error: LeadershipLost) -> LeadershipLost:
         """Stop leading. Return the error, with the new leader if the log names it."""
-        # do this first: a commit that waits for the lock must not be appended under the old token
+        # Clear the token first, because a commit that waits for the lock must not be appended under the old token.
         self.token = ""
         # The claim that deposed this node is already in the log, so read no further than its current end.
         leader = await self.log.find_claim(settings.FIND_LEADER_TIMEOUT_S, is_expected=False)
@@ -123,17 +124,17 @@ class Leader:
                 await self._durability.run()
                 await self.log.check_first()
                 await self._refresh_room()
-        if self.lock.locked():  # a commit in progress finds out whether this node leads
+        if self.lock.locked():  # the commit in progress will show whether this node still leads
             return
         try:
             end = await self.log.fetch_end()
         except LogUnavailable:
-            # A short silence proves nothing, because the engine's servers may be electing. Appends find out by
-            # themselves.
+            # Ignore a short silence, because the engine's servers may be electing their leader. An append notices the
+            # failure itself.
             if self.log.contact.silent_s < settings.UNREACHABLE_S:
                 return
             raise
-        if self.lock.locked():  # that commit may have moved the end meanwhile
+        if self.lock.locked():  # a commit that started meanwhile may have moved the end
             return
         self.log.check_end(end)
         if end > self.log.reader.end:
@@ -169,8 +170,8 @@ class Leader:
         body = write_commit(rows, writes)
         records = write_records(body, self.token, self.log.reader.end_digest, self.log.shared.max_bytes)
         await self._refuse_without_room(sum(map(len, records)) + settings.RECORD_OVERHEAD_BYTES * len(records))
-        # The cursor names the last record before it exists: the engine accepts the record at this position or not at
-        # all.
+        # The cursor names the position of the last record before that record exists. This is safe, because the engine
+        # accepts the record only at this position.
         cursor = self.log.cursor_write_at(self.log.reader.end + len(records), digest(records[-1]), self.token)
         loop = asyncio.get_running_loop()
         # Two futures coordinate the threads. `is_written` is set when the index has all rows, and `logged` when the log
@@ -183,7 +184,7 @@ class Leader:
                 is_written.set_result(None)
 
         def wait_for_log() -> None:  # on the index's thread
-            # The only call that is safe from another thread.
+            # Use `call_soon_threadsafe`, the only call that is safe from another thread.
             loop.call_soon_threadsafe(note_written)
             logged.result()
 
@@ -196,7 +197,7 @@ class Leader:
                 logged.set_result(None)
         finally:
             if not logged.done():
-                # the index's thread waits for this future: without it the transaction would stay open forever
+                # Resolve this future in every case. The index's thread waits for it with an open transaction.
                 logged.set_exception(LedgerError("The shared log has not taken it."))
                 await asyncio.gather(indexing, return_exceptions=True)
         await indexing  # the index commits, or raises its refusal
@@ -207,7 +208,7 @@ class Leader:
                 await self.log.append_record(record)
             except LogFull as error:
                 if number:
-                    # The first parts are in the log. Only another claim makes readers forget them.
+                    # The first parts of the commit are already in the log. Readers drop them only after another claim.
                     self._failure = LedgerError(str(error))
                     raise self._failure from error
                 raise
@@ -230,7 +231,7 @@ class Leader:
         self._room_checked_at = asyncio.get_running_loop().time()
         await self.log.refresh_room()
 
-    # --- what is old
+    # --- retention
 
     async def trim(self, trim: Trim) -> Trimmed:
         """Like `Ledger.trim`. The trim is first written to the log, so that every node deletes the same rows, even this
@@ -246,7 +247,8 @@ class Leader:
             return Trimmed(dropped=0, first_seq=index.first_seq, is_pinned=is_pinned)
         async with self.exclusive():
             await self.log.append_trim(step, self.token)
-            # After its record: a node that is killed here reads the record again, and deletes the rest.
+            # Delete the rows after writing the record. A node that is killed here reads the record again and deletes
+            # the remaining rows.
             dropped = await self.log.drop(step)
         if is_small:
             self._trimmed_at = now
@@ -268,7 +270,7 @@ class Leader:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Write to the log in addition to the hub's commits. Raises `LedgerError`.
+        """Context for writes to the log other than the hub's commits. Raises `LedgerError`.
 
         A failure ends this term, because the log may contain a record that the index has not followed. Every later
         append fails until the ledger is opened again.

@@ -49,19 +49,19 @@ class IndexReads:
 
 
 class ReadOnlyIndex(IndexReads):
-    """A `Ledger` over an open index that a follower writes. It stores nothing, and closes nothing."""
+    """A read-only `Ledger` over the open index of a follower. The follower writes and closes the index."""
 
     is_answering = True
 
     def __init__(self, index: SQLiteLedger, *, epoch: str, name: str, describe_leader: Callable[[], Follows]) -> None:
         super().__init__(index)
         self.describe_leader = describe_leader
-        """Returns the leader, and the time (ms) up to which the index is complete."""
+        """Function that returns the leader, and the time (ms) up to which the index is complete."""
         self._epoch = epoch
         self._name = name
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
-        # Not opened a second time: the follower holds the file's lock, and its connection sees its own last write.
+        # Do not open the index a second time: the follower holds the file's lock.
         meta, writes = await self._index.reload()
         return msgspec.structs.replace(meta, epoch=self._epoch, name=self._name), writes
 
@@ -92,15 +92,15 @@ class ReadOnlyIndex(IndexReads):
 
 
 class ReadReplica(Protocol):
-    """Serves reads from this node's index while the node follows. Its methods raise nothing: a replica that fails stops
-    serving, and the node continues to follow."""
+    """Serves reads from this node's index while the node follows. The methods raise no errors: a replica that fails
+    stops serving, but the node continues to follow."""
 
     @property
     def is_serving(self) -> bool:
         """Whether clients may read from this node."""
 
     async def start(self, index: ReadOnlyIndex) -> None:
-        """Serve reads of an index that had the log's newest state a moment ago."""
+        """Start to serve reads from an index that has just reached the end of the log."""
 
     async def apply(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         """Publish rows and table writes that the index has just stored."""
@@ -113,7 +113,7 @@ class ReadReplica(Protocol):
 
 
 class NoReadReplica:
-    """A `ReadReplica` that serves nobody."""
+    """A `ReadReplica` that never serves reads."""
 
     is_serving = False
 

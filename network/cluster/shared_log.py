@@ -24,16 +24,16 @@ class LogElectionPending(LogUnavailable):
 
 
 class LogIncomplete(LogUnavailable):
-    """The engine answers as if records were lost. Just after an election of its servers this answer may be wrong. If
-    the engine repeats it, the records are lost."""
+    """The engine reports that records are missing. Just after an election of the engine's servers, this report may be
+    wrong. If the engine repeats the report, the records are lost."""
 
 
 class LogTruncated(LedgerError):
-    """The requested records were dropped, because the log now begins later."""
+    """The requested records are no longer in the log, because the log was trimmed."""
 
 
 class UnusableLog(LedgerError):
-    """The log is not the one that this node knows, or this node cannot read it. Waiting does not help."""
+    """The log at this address is not this node's log, or this node cannot read the log. Waiting does not help."""
 
 
 def missing_log(name: str) -> LogIncomplete:
@@ -45,7 +45,7 @@ def missing_log(name: str) -> LogIncomplete:
 
 
 def describe_wait(error: LedgerError) -> str:
-    """Return why a node waits, in a form for clients: without the address of the log."""
+    """Return the reason why a node waits, as text for clients, without the address of the log."""
     match error:
         case LogFull():
             return "the log has no room"
@@ -63,7 +63,7 @@ class LogRecord(NamedTuple):
     position: int
     data: bytes
     has_more: bool = False
-    """Whether the engine has announced further records, which are on their way."""
+    """Whether the engine has announced further records that have not arrived yet."""
 
 
 class SharedLog(Protocol):
@@ -109,21 +109,21 @@ class SharedLog(Protocol):
         iterator."""
 
     async def broadcast(self, text: str) -> None:
-        """Send a text to all connected nodes. Broadcasts may be lost."""
+        """Send a text to all connected nodes. A broadcast may be lost."""
 
     async def next_broadcast(self) -> str:
-        """Wait for the next broadcast. Includes the node's own broadcasts."""
+        """Wait for the next broadcast, which may be the node's own, and return its text."""
 
     async def find_sync_risk(self) -> str:
-        """Return why an acknowledged record may not be on disks, in a sentence. Empty if the engine itself shows that
-        it is on disks."""
+        """Return a sentence that explains why an acknowledged record may not be on disks. The text is empty if the
+        engine's own settings show that every acknowledged record is on disks."""
 
     async def describe(self) -> dict[str, Any]:
         """Describe the engine for operators, as JSON: its size, its limits, its servers."""
 
 
 def follow_records(shared: SharedLog, after: int) -> aclosing[AsyncGenerator[LogRecord, None]]:
-    """Follow the records above a position, for use in an ``async with``."""
+    """Context manager that yields an iterator over the records above a position, and closes the iterator."""
     return aclosing(cast(AsyncGenerator[LogRecord, None], shared.follow(after)))
 
 
@@ -134,13 +134,13 @@ class LogStatus(NamedTuple):
     leader: str
     """Address of the leader, if another node leads and its address is known."""
     behind: int | None
-    """Number of records left to follow at the last check. None at the start."""
+    """Number of records that the node had not read yet at the last check. None at the start."""
     answered_s: float | None
     """Seconds since the last answer of the log."""
     log: str
     durability: str
     waits: str = ""
-    """Why the node neither leads nor follows."""
+    """Reason why the node is neither leader nor follower."""
 
     def __str__(self) -> str:
         if self.waits and not self.leads:

@@ -1,9 +1,9 @@
 """Snapshots: the leader writes every value of every table to the log again, so that older records can be dropped.
 
-A snapshot has a begin, chunks, and an end. Commits may come between. A chunk is read from the index under the leader's
-lock. So it contains the state at its own position in the log, and later commits override it. A snapshot without its end
-is ignored. The log may begin at a complete snapshot if no row up to its head is kept, because rows are not part of a
-snapshot.
+A snapshot consists of a begin record, chunks, and an end record. Commits may be written between them. The leader reads
+and writes a chunk under its lock, so a chunk contains the state at its own position in the log, and later commits
+override it. A snapshot without its end is ignored. Snapshots contain no rows of the log. Therefore the log may begin at
+a complete snapshot only if every row up to the snapshot's head has been deleted.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ async def shorten_log(leader: Leader) -> None:
 
 
 async def drop_before_snapshot(indexed: IndexedLog, first: int, leader: Leader | None) -> None:
-    """Drop the records before the newest snapshot, if nothing in them is needed any more.
+    """Drop the records before the newest snapshot if none of these records is needed any more.
 
-    A drop that was refused or killed on the way is tried again later, because the log is still valid. A candidate
-    without a term yet (``leader`` is None) also calls this, to make room for its claim.
+    If the drop fails or the node is killed, the log is still valid, and a later call tries again. A candidate that does
+    not lead yet (``leader`` is None) also calls this function, to make room for its claim.
     """
     reader = indexed.reader
     snapshot, head = reader.snapshot, reader.snapshot_head
-    # Rows are not part of a snapshot. As long as one of them is kept, a new node must read it from the older records.
+    # Snapshots contain no rows of the log. While a row from before the snapshot is kept, a new node must read this row
+    # from the older records.
     if snapshot <= first or await indexed.index.holds_up_to(head):
         return
     if await indexed.first_kept() <= head:
@@ -65,7 +66,7 @@ async def drop_before_snapshot(indexed: IndexedLog, first: int, leader: Leader |
     lock = asyncio.Lock() if leader is None else leader.lock
     is_done = False
     while not is_done:
-        async with lock:  # one step at a time, so that commits come between
+        async with lock:  # release the lock after each step, so that commits can be written in between
             try:
                 # Dropping is idempotent and keeps the snapshot itself, so a kill between two steps does no harm.
                 is_done = await indexed.shared.drop(snapshot)

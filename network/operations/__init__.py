@@ -1,8 +1,9 @@
-"""The ``network.*`` operations of every hub (docs/protocol.md): plain functions, listed here by who may call them.
+"""The ``network.*`` operations of every hub (docs/protocol.md). Each operation is a plain function. The lists in this
+module define who may call it.
 
-The first argument of a function is a `ChangeSet` if the operation changes something (called in `apply`), or a `Reading`
-(awaited). The other arguments are those of the operation. The first paragraph of its docstring is the operation's
-description. A function that shows more to operators than to others checks the caller itself.
+The first argument of a function is a `ChangeSet` if the operation changes something (called in `apply`), or otherwise a
+`Reading` (awaited). The other arguments are the operation's arguments. The first paragraph of the docstring is the
+operation's description. A function that shows more to operators than to others checks the caller itself.
 """
 
 from __future__ import annotations

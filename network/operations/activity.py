@@ -1,7 +1,7 @@
-"""Activity of agents as the hub knows it: from sessions, open reactions, and the waits that records report.
+"""Activity of agents, derived from sessions, open reactions, and the waits that records report.
 
-People and operators see this activity in `list_agents`, for reactions to messages that they may read. Agents do not see
-it: their answers could pass on what they learned about the work of other agents.
+`list_agents` shows people and operators this activity, for reactions to messages that they may read. Agents do not see
+it, because their answers could reveal the work of other agents.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from roundelay.network.core.uncaused_answers import has_person_written
 from .reading import Reading, reads
 
 Activity: TypeAlias = Literal["works", "waits", "queued", "held", "stopping", "interrupted"]
-"""State of a reaction. ``works``: a model or a tool is running. ``waits``: the reaction waits for somebody. ``queued``:
-it has not run again yet after a restart or a takeover. ``held``: its thread is taken over. ``stopping``: it was asked
-to stop. ``interrupted``: its agent is gone."""
+"""State of a reaction. ``works``: a model or a tool is running. ``waits``: the reaction waits for a participant.
+``queued``: the reaction has not run again yet after a restart or a takeover. ``held``: its thread is taken over.
+``stopping``: a person has stopped it. ``interrupted``: its agent is gone."""
 ORDER: tuple[Activity, ...] = ("works", "stopping", "waits", "queued", "held")
 """If an agent has several reactions, the first of these states is shown as the agent's activity."""
 MAX_EXAMINED = 1000
@@ -43,14 +43,15 @@ def may_see_activity(reading: Reading) -> bool:
 def describe_activity(reading: Reading, participant: Participant, *, is_online: bool) -> dict[str, Any]:
     """Return the entry of one agent in `list_agents`, without the agent's id."""
     state = reading.hub.state
-    # The oldest first and a bounded number: an agent that opens reactions without end must not slow down every list.
+    # Examine only a limited number of the oldest reactions, because an agent that opens reactions without end must not
+    # slow down every list.
     oldest = nsmallest(
         MAX_EXAMINED, state.reactions_of(participant.agent_id).values(), key=lambda reaction: reaction.seq
     )
-    # A caller must not learn from an agent's activity that somebody else writes to it.
+    # A caller must not learn from an agent's activity that another participant writes to the agent.
     opened = [reaction for reaction in oldest if reads(reading, reaction.trigger_head)]
     work = [(reaction, _find_activity(state, participant, reaction, is_online=is_online)) for reaction in opened]
-    # Once it is reported that an agent used up its answers without a person, it stays stopped until a person writes.
+    # An agent that has used up its answers without a person stays stopped until a person writes to it.
     answers = state.bucket(participant.agent_id).answer_count
     if not is_online:
         activity = "gone"
@@ -116,7 +117,7 @@ def _describe(opened: OpenReaction, activity: Activity) -> dict[str, Any]:
         "activity": activity,
         **({"at": opened.at} if opened.at else {}),
     }
-    # Only while the call waits: a call that has ended names nobody any more.
+    # Name participants only while the call waits for them.
     if activity == "waits":
         waits = [opened.awaits[call] for call in innermost_calls(opened) if call in opened.awaits]
         entry |= _list("waits_for", (name for wait in waits for name in wait.to))

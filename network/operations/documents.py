@@ -14,8 +14,8 @@ from .views import View
 
 
 async def shows_thread(reading: Reading, view: View, head: MessageHead, labels: Collection[int] = ()) -> bool:
-    """Return whether data of a thread may be shown. ``head`` is the head of `Change.thread`. The people in the threads of
-    all ``labels`` are the audience of the data. Without labels it is the thread itself."""
+    """Return whether data of a thread may be shown. ``head`` is the head of `Change.thread`. The people in the threads
+    of all ``labels`` are the audience of the data. Without labels it is the thread itself."""
     now = next_message_head(reading.hub.state, head)
     if view.trigger is None:
         return reads(reading, now)
@@ -25,5 +25,5 @@ async def shows_thread(reading: Reading, view: View, head: MessageHead, labels: 
     at = msgspec.structs.replace(head, seq=view.trigger.seq, label=view.trigger.seq)
     known = await reading.hub.ledger.heads(labels) if labels else {}
     judged = [known.get(label, at) for label in labels] or [at]
-    # A renewed filter for each: these labels may share a seq without being the same.
+    # Use a new filter for each label, because these labels may share a seq without being the same.
     return all(rule.renewed().admits(at, label) for rule in view.filters for label in judged)

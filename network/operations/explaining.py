@@ -26,7 +26,7 @@ from .reading import Call, CallSelection, CostGroup, Reading, RunReader
 
 EffectLimit = Annotated[int, Meta(ge=1, le=500)]
 MAX_RESULTS_READ = 16
-"""Maximum size of what one explanation reads and holds in memory, in results of full size (``max_result_bytes``)."""
+"""Maximum amount of data that one explanation reads and holds in memory, as a multiple of ``max_result_bytes``."""
 
 
 async def messages(reading: Reading, *, seqs: list[Seq]) -> dict[str, Any]:
@@ -126,8 +126,8 @@ def _list_sources() -> dict[str, Operation]:
 
 
 def _fit(value: dict[str, Any], max_bytes: int) -> dict[str, Any]:
-    """Return the value. If it is larger than a result may be, its long texts are truncated."""
-    # Truncate only as much as needed. The structure stays whole, because readers follow it by ids.
+    """Return the value, with its long texts truncated if it is larger than ``max_bytes``."""
+    # Truncate only as much as needed, and keep the structure, because clients follow its ids.
     for max_chars in (None, 20_000, 2000, 200):
         fitted = value if max_chars is None else _cut_texts(value, max_chars)
         if len(encode(fitted)) <= max_bytes:

@@ -77,7 +77,7 @@ class Grouping:
         if head.kind not in _PAIRS:
             self.count += 1
             return HeadGroup(head, label, None, is_settled=False)
-        # All fields that visibility rules use. A missing field would let two messages share a wrong answer.
+        # Use all fields that visibility rules use. If a field were missing, two messages could share a wrong decision.
         rule = (_describe(head), None if label is head else _describe(label))
         group = self._known.get((head.thread_id, rule))
         if group is None:
@@ -105,7 +105,7 @@ class Heads:
         self.seqs: list[int] = []
         self.groups: list[HeadGroup | None] = []
         self.upto = 0
-        """Everything up to this seq has been read."""
+        """Seq up to which all messages have been read."""
         self.is_cut = False
         """Whether there may be older messages that are not cached."""
         self.begin: int | None = None
@@ -173,7 +173,7 @@ class RecentHeads:
         self, ledger: Ledger, spans: Sequence[Span], agent_id: str, until: int, at_most: int
     ) -> NewestHeads:
         """Return the newest messages up to ``until`` that lie in these spans or that the agent sent privately."""
-        # Other spans need another key, because the history of a new channel adds older messages.
+        # Include the spans in the key, because joining a channel adds the channel's older messages.
         key = (agent_id, *((span.target, span.after, span.before) for span in spans))
 
         async def read(after: int, limit: int) -> list[HeadAt]:
@@ -186,7 +186,7 @@ class RecentHeads:
     ) -> dict[str, NewestHeads]:
         """Return the newest messages up to ``until`` of each of these threads. ``newest`` maps each thread to the seq
         up to which it must be read. The thread has no messages between that seq and ``until``."""
-        # One read for all threads that have new messages. One per thread would make a window slow.
+        # Use one read for all threads that have new messages, because one read per thread would make a window slow.
         behind: dict[str, int] = {}
         for thread_id, seq in newest.items():
             kept = self._find_heads(thread_id)
@@ -279,7 +279,8 @@ class RecentHeads:
         self._evict(key)
 
     def _evict(self, key: Hashable) -> None:
-        """Evict values down to the limit. The value that is in use stays, whatever its size."""
+        """Evict the least recently used values until the cache is within its limit. The value of ``key``, which is in
+        use, stays in the cache even if it is too large."""
         self._kept.move_to_end(key)
         while self.bytes > self._max_bytes and len(self._kept) > 1:
             _, gone = self._kept.popitem(last=False)
@@ -288,6 +289,6 @@ class RecentHeads:
 
 async def _find_labels(ledger: Ledger, heads: Iterable[HeadAt]) -> dict[int, MessageHead]:
     heads_by_seq = {seq: head for seq, head in heads if head is not None}
-    # Labels may name messages that are older than all of these.
+    # A label may refer to a message that is older than all of these heads.
     missing = {head.label for head in heads_by_seq.values()} - heads_by_seq.keys()
     return heads_by_seq | (await ledger.heads(missing) if missing else {})

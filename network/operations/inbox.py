@@ -93,7 +93,7 @@ async def inbox(
     for start in range(0, len(items), READ_AT_ONCE):
         chunk = items[start : start + READ_AT_ONCE]
         rows = await reading.hub.ledger.messages({each.seq for each in chunk})
-        # Looked up for each chunk, not for all items: most callers want the first page only.
+        # Look this up for each chunk instead of for all items, because most callers request only the first page.
         ended = await _find_ended(reading, chunk)
         for item in chunk:
             entry = _describe(reading, item, rows.get(item.seq)) if item.place not in ended else None
@@ -247,7 +247,7 @@ async def _list_budget_stops(reading: Reading) -> list[WaitingItem]:
 
 
 async def _find_ended(reading: Reading, items: Sequence[WaitingItem]) -> set[tuple[int, str, str]]:
-    """Return the budget stops that no longer stop anything."""
+    """Return the budget stops that are over, because the conversation was resumed or the work was finished."""
     stops = {stop.place: stop.spent for stop in items if stop.spent is not None}
     if not stops:
         return set()
@@ -322,7 +322,7 @@ def dismiss(
         return {}
     stored: DismissedItems = change.state.get("dismissed", agent_id) or DismissedItems()
     others = [item for item in stored.items if item[:2] != key]
-    # The newest last, so that the slice drops the oldest.
+    # Put the newest item last, so that the slice drops the oldest items.
     items = (*others, (*key, change.stamp))[-MAX_DISMISSED:]
     change.set_value("dismissed", agent_id, DismissedItems(items))
     return {}

@@ -162,7 +162,8 @@ class _Memories:
                 part = part.earlier
             if part is None:
                 return candidate
-            # A hidden part hides everything that continues it. Remembering it spares the next candidates the same walk.
+            # A memory is hidden if any memory that it continues is hidden. Remember the hidden memories, so that the
+            # next candidates need not check them again.
             hidden.update(path)
             hidden.add(part)
         return None

@@ -1,7 +1,7 @@
 """The open items of a conversation, and the wait until the conversation is quiet (``network.open_items``).
 
-`core.quiet` decides what is open. This module lists it for one caller. An item is about a message and is shown to
-callers who may read that message. Other items are only counted, because the conversation is not quiet with them.
+`core.quiet` decides which items are open, and this module lists them for one caller. An item is about a message and is
+shown to callers who may read that message. Items that the caller may not see are only counted.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def open_items(
     that may enter the prompt of this message are listed.
     """
     view = await open_view(reading, trigger, until=reading.hub.state.head)
-    # Any message: an agent that was asked may not read the first one.
+    # Accept any message of the conversation, because the caller may not be able to read the first message.
     root = (await find_message(reading, root, "root")).root
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_ms / 1000
@@ -84,12 +84,12 @@ def _describe(item: _Open, *, shows_waits: bool) -> dict[str, Any]:
 
 
 def _list_items(state: State, root: int, caller: str) -> list[_Open]:
-    """Return the open items of a conversation. With a ``caller``, return only what others still have to do."""
+    """Return the open items of a conversation. With a ``caller``, leave out items that wait for the caller."""
     items = [item for key, value in state.open_in(root).items() for item in _read_value(key, value)]
     if not caller:
         return items
-    # A lead that waits inside its own reaction would otherwise wait for itself. Two agents would wait for each other if
-    # one has asked the other.
+    # Leave out reactions that wait for the caller. Otherwise, an agent that waits inside its own reaction would wait
+    # for itself, and two agents could wait for each other.
     waiting = _find_waiting(items, caller)
     return [item for item in items if item.agent_id != caller and (item.agent_id, item.thread_id) not in waiting]
 

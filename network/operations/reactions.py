@@ -51,7 +51,7 @@ async def open_reactions(
         if agent_id is None
         else state.reactions_of(agent_id).values()
     )
-    # Not sorted as a whole: an operator may ask about all open reactions of the network.
+    # Do not sort all reactions: an operator may request the open reactions of the whole network.
     oldest = nsmallest(
         limit + 1, (reaction for reaction in named if reaction.seq > after), key=lambda reaction: reaction.seq
     )
@@ -82,7 +82,7 @@ async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> 
             head = heads.get(request.seq)
             if head is None or not request.may_be_shown(reading, head):
                 continue
-            # One by one, and only for requests that are shown: messages may be large.
+            # Read messages one by one, and only for requests that are shown, because messages may be large.
             row = (await reading.hub.ledger.messages([request.seq])).get(request.seq)
             # The request cannot be shown, so nobody could decide on it here.
             if row is None or row.is_damaged:
@@ -199,7 +199,8 @@ def decide(
         )
     content = {"kind": "decision", "request": seq, "by": origin.agent_id, "decision": decision.strip()}
     text = f"{origin.agent_id} decides on #{seq}: {decision.strip()}"
-    # Sent by the network, not by the person: the agent must be able to trust that the hub has checked the right.
+    # Send the decision from the network, not from the person, so that the agent can trust that the hub has checked the
+    # right.
     row = mod_message(NETWORK, head.sender_id, content, seq=state.head + 1, stamp=change.stamp, cause=head, text=text)
     change.add_row(row, open_delivery(change.rules.limits, state, row.head) if row.head is not None else ())
     return {"seq": row.seq}
@@ -277,7 +278,7 @@ async def _find_requesters(reading: Reading, heads: list[MessageHead]) -> set[st
     waiting = {head.seq: head for head in heads}
     while waiting and len(visited) < MAX_CAUSES:
         requesters |= {head.sender_id for head in waiting.values() if head.sender_kind == "human"}
-        # Remembered, so that messages with shared causes are read once.
+        # Remember visited messages, so that messages with shared causes are read only once.
         visited |= set(waiting)
         causes = {head.cause for head in waiting.values() if head.cause is not None} - visited
         causes |= {

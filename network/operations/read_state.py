@@ -47,10 +47,11 @@ def mark(
     store the caller's own title for the thread. Omitted fields stay unchanged; an empty title removes the title."""
     check_may_mark(change, thread_id, read_upto)
     marks = change.state.read_states_of(change.origin.agent_id)
-    # A thread without an entry counts as read up to where evicted entries were.
+    # A thread without an entry counts as read up to the position of the evicted entries.
     before = marks.get(thread_id) or ReadState(read_upto=_upto_without(marks))
     fields = {"is_pinned": is_pinned, "is_muted": is_muted, "is_archived": is_archived, "title": title}
-    # Never back, since devices report in any order. Never beyond the head: later messages would count as read.
+    # Never move back, because devices report in any order. Never move beyond the head, because later messages would
+    # count as read.
     read_upto_now = max(before.read_upto, min(read_upto or 0, change.state.head))
     changed = msgspec.structs.replace(
         before, read_upto=read_upto_now, **{name: value for name, value in fields.items() if value is not None}
@@ -96,7 +97,8 @@ async def count_unread(reading: Reading, newest: Mapping[str, int], marks: Mappi
         }
         for thread_id, heads in (await reading.hub.ledger.newest_heads(positions, UNREAD_LOOKED_AT)).items():
             whole = (head for seq, head in heads if head is not None and seq <= newest[thread_id])
-            # A generator that `islice` stops: a thread with thousands of unread messages is not counted to its end.
+            # Use a generator that `islice` stops, so that a thread with thousands of unread messages is not counted
+            # completely.
             unread = (head for head in whole if _is_unread(reading, head))
             counts[thread_id] = sum(1 for _ in islice(unread, MAX_UNREAD))
     return counts
@@ -108,7 +110,7 @@ def _is_unread(reading: Reading, head: MessageHead) -> bool:
 
 
 def describe_message_line(row: Row) -> dict[str, Any]:
-    """Return a message for a list: one line, truncated."""
+    """Return the description of a message for a list, with its text truncated to one line."""
     message = decode_json(row.data)
     return {
         "seq": row.seq,
@@ -127,7 +129,7 @@ def describe_thread_message(row: Row) -> dict[str, Any]:
     line = describe_message_line(row)
     approval = (decode_json(row.data).get("metadata") or {}).get("approval")
     tool = approval.get("tool") if isinstance(approval, dict) else None
-    # People may write any metadata too. Theirs must not change what a list shows.
+    # People may also write such metadata, but only an agent's metadata may change the line in a list.
     if isinstance(tool, str) and tool and line["sender_kind"] == "agent":
         line["text"] = format_line(f"Approval request: {tool}")
     return line

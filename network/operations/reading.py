@@ -64,8 +64,8 @@ class PriceList(Protocol):
 
 
 Call: TypeAlias = Callable[[str, Mapping[str, object]], Awaitable[Any]]
-"""Calls a reading operation of ``network.*`` by its name and arguments, on behalf of the caller of another
-operation."""
+"""Function that calls a reading operation of ``network.*`` by its name and arguments, with the rights of the caller of
+another operation."""
 
 
 class RunReader(Protocol):
@@ -85,7 +85,8 @@ class RunReader(Protocol):
 
 
 class ReadPermit(Protocol):
-    """The slot of one read in the read budget. It can be released during a wait and taken again afterwards."""
+    """The slot of one read in the read budget. A read can release its slot during a wait and take a slot again
+    later."""
 
     async def acquire(self) -> None: ...
 
@@ -206,8 +207,8 @@ class Reading(Struct, frozen=True):
             await self.place.acquire()
 
     async def take_turns(self) -> None:
-        """Let other reads use this read's budget, and wait for it again. Raises `CancelledError` if the caller's session
-        has ended, so that an operation of many reads stops with it."""
+        """Let other reads use this read's budget, and wait for it again. Raises `CancelledError` if the caller's
+        session has ended, so that an operation of many reads stops with it."""
         if self.place is not None:
             self.place.release()
             await self.place.acquire()
@@ -241,8 +242,8 @@ class Reading(Struct, frozen=True):
         return [(key.removeprefix(own), msgspec.json.decode(raw)) for key, raw in values]
 
     def reads_now(self, head: MessageHead) -> bool:
-        """Return whether the caller would receive the next message in the thread of ``head`` (`Change.thread`), or is an
-        operator."""
+        """Return whether the caller would receive the next message in the thread of ``head`` (`Change.thread`), or is
+        an operator."""
         return reads(self, next_message_head(self.hub.state, head))
 
 

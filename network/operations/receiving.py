@@ -49,12 +49,12 @@ async def receive(
     until = loop.time() + wait_ms / 1000
     hub, agent_id = reading.hub, reading.origin.agent_id
     batch = _Batch(reading, after, limit, is_open=unhandled or after is None)
-    # Read before waiting: a message that is already stored wakes nobody.
+    # Read before waiting, because a message that is already stored does not end the wait.
     await batch.read_on()
     while not batch.has_any and (left_s := until - loop.time()) > 0:
         await reading.wait_for_message(batch.position, left_s)
         await batch.read_on()
-    # Only now, when the answer is complete: messages that did not fit must not count as delivered.
+    # Count messages as delivered only when the answer is complete, because some messages may not have fitted.
     if not peek:
         hub.mark_delivered(agent_id, batch.position, batch.seqs if after is None else None)
     extra = {"damaged": batch.damaged} if batch.damaged else {}
@@ -70,7 +70,7 @@ class _Batch:
         self.seqs: list[int] = []
         self.damaged: list[int] = []
         cursor, self._below = reading.hub.find_ack_cursor(agent_id) if after is None else (after, [])
-        """Unhandled seqs below the cursor. There are handled seqs between them, so they are read one by one."""
+        """Unhandled seqs below the cursor. They are read one by one, because handled seqs are between them."""
         self.position = self._below[0] - 1 if self._below else cursor
         self._cursor = cursor
         self._hub = reading.hub
@@ -136,7 +136,7 @@ def acknowledge(change: ChangeSet, *, seqs: Annotated[list[Seq], Meta(min_length
     durable."""
     agent_id = change.origin.agent_id
     _check_delivered(change, seqs)
-    # The stored cursor, not the mailbox in memory: the report must be durable, and decided in the log's order.
+    # Use the stored cursor, not the mailbox in memory, because the report must be durable and ordered in the log.
     cursor = change.state.ack_cursor(agent_id)
     handled = sorted({seq for seq in seqs if not _is_handled(change, seq)})
     if handled:
@@ -161,7 +161,7 @@ def nack(
     if _is_handled(change, seq):
         return {"attempts": 0, "is_dead": False}
     tried, limits = change.state.attempts(change.origin.agent_id), change.rules.limits
-    # As for the frame `nack`: each failed message costs a stored attempt and a timer.
+    # Apply the same limit as for the frame `nack`, because each failed message costs a stored attempt and a timer.
     if len(tried) >= limits.max_put_off and seq not in tried:
         raise RateLimited(
             f"{len(tried)} failed messages of {change.origin.agent_id} are not handled yet, the maximum (max_put_off). "
@@ -184,7 +184,7 @@ def _check_delivered(change: ChangeSet, seqs: Sequence[int]) -> None:
     agent_id = change.origin.agent_id
     for seq in seqs:
         head = change.facts.heads.get(seq)
-        # Missing messages get the same error: an agent must not find out which seqs are messages.
+        # Report the same error for missing messages, so that an agent cannot find out which seqs are messages.
         if head is None or head.sender_id == agent_id or not is_recipient(change.state, agent_id, head):
             raise UnknownMessage(
                 f"There is no message {seq} that was delivered to {agent_id}. network.receive returns those that were."

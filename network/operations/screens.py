@@ -1,4 +1,4 @@
-"""The screens of a hub's mods, for pages and terminals that draw them."""
+"""The operation that lists the screens of a hub's mods. Web pages and terminal UIs draw these screens."""
 
 from __future__ import annotations
 

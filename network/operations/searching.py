@@ -121,7 +121,7 @@ class _Search:
                 limit=min(size, PAGE), max_bytes=self._room,
             )  # fmt: skip
             await self._add(page.rows)
-            # Ask for more each time: if few rows pass the filters, many small reads would take long.
+            # Read more rows each time, because many small reads would be slow if few rows pass the filters.
             looked, size = looked + len(page.rows), size * 4
             self.before = page.end if page.end is not None else page.rows[0].seq if page.rows else self.before
             looked = looked if page.end is None else MAX_EXAMINED
@@ -141,7 +141,7 @@ class _Search:
         looked, size = 0, self._limit + 1
         while self.has_more and looked < MAX_EXAMINED and not self._is_full:
             size = min(size, PAGE, MAX_EXAMINED - looked)
-            # Seqs first: heads decide which rows are read, and most are in memory.
+            # Read only seqs first. Heads, which are mostly in memory, then decide which rows to read.
             seqs = await ledger.search_seqs(
                 self._query.terms, spans, agent_id, stream=stream, before=self.before, limit=size + 1
             )
@@ -187,7 +187,7 @@ class _Search:
     async def _add(self, rows: Iterable[Row]) -> None:
         """Add the rows that match the query. All of them are older than the rows of earlier calls."""
         chosen = [row for row in rows if row.seq >= self._begin and is_chosen(self._query, row.actor, row.at)]
-        # Insert in front: each round finds older messages than the previous one.
+        # Insert in front, because each round finds older messages than the previous round.
         self.found[:0] = await self._view.choose(chosen)
 
 

@@ -1,5 +1,5 @@
-"""Size of a window: how many messages of each thread it shows. Also says whether the caller has nobody else to write
-to."""
+"""Size of a window: the number of messages of each thread that it shows. Also determines whether the network has other
+participants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class WindowSize(NamedTuple):
     trigger: MessageHead
     per_thread: int
     per_other: int | None
-    """Number for threads outside the trigger's place. None: ``per_thread``."""
+    """Maximum number of messages of threads outside the trigger's direct thread, channel or broadcasts. None means
+    ``per_thread``."""
 
     after: int
     """The trigger's thread shows only messages after this seq."""
@@ -35,7 +36,7 @@ class WindowSize(NamedTuple):
         own = self.trigger
         if self.per_other is None or thread_id == own.thread_id:
             return self.per_thread
-        # A channel and its reply threads are one place. Each direct thread is a place of its own.
+        # A channel and its reply threads belong together. Each direct thread is separate.
         is_near = own.kind in ("channel", "broadcast") and any(
             group is not None and group.head.to == own.to for group in groups
         )
@@ -44,6 +45,6 @@ class WindowSize(NamedTuple):
 
 def is_alone(reading: Reading, trigger: MessageHead) -> bool:
     """Return whether the network had no participants other than the caller and the trigger's sender at the trigger."""
-    # Stops at the first other participant. Later registrations do not count, so that a replay gets the same answer.
+    # Later registrations do not count, so that a replay gets the same answer.
     registered = reading.hub.state.registered_before(trigger.seq)
     return all(participant.agent_id in (reading.origin.agent_id, trigger.sender_id) for participant in registered)
