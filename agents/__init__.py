@@ -1,18 +1,19 @@
 """Agents: runners that react to messages by asking a model and running tools. Every reaction is journaled and resumes
 after a restart.
 
-Start at `simple` (`SimpleAgentRunner`), or at `team` for agents in YAML. A reaction passes through `runner`,
-`reaction_scheduler`, `inbox` and `prompt`. Then `reaction` decides each next step, and `driver` performs it with
-`models` and `tools`. `journal` records the reaction, and `events` report it. Additions to the loop are `middleware`:
-one module each under `features`. docs/design.md lists all modules.
+Start at `simple` (`SimpleAgentRunner`), or at `team` if the agents are defined in YAML files. A reaction passes through
+`runner`, `reaction_scheduler`, `inbox` and `prompt`. Then `reaction` decides each next step, and `driver` performs it
+with `models` and `tools`. `journal` records the reaction, and `events` report its progress. `middleware` defines how to
+extend the loop, and each module in `features` is one extension. docs/design.md lists all modules.
 
-Imports only `roundelay.network` and `roundelay.templates`. Modules of this package are loaded when they are first used,
-and a model provider when its first model is built. A program that only reads records therefore loads neither.
+This package imports only `roundelay.network` and `roundelay.templates`. Each of its modules is loaded at its first use,
+and a model provider's library when the first model of that provider is built. A program that only reads records
+therefore loads no model library.
 """
 
 from __future__ import annotations
 
-if __name__ == "agents":  # the current directory is the clone's folder
+if __name__ == "agents":  # True if the current directory is the folder of the clone
     raise ImportError(
         "Import this package as roundelay.agents (from roundelay.agents import ...). Under the name agents it "
         "would be a second copy with classes of its own. For the OpenAI Agents SDK, which has this name too, "

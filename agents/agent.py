@@ -1,7 +1,8 @@
 """The definition of an agent: its id, instruction, model, tools, policy, middleware and handoffs.
 
-A runner's own agent is an `Agent`. So are the agents that it hands over to, or calls as tools (`agent_tools`). An
-`Agent` is plain data: the state of a run is elsewhere. `limit_run` applies the limits that a message carries.
+`Agent` describes the agent of a runner, and also every agent that takes over from this agent or that this agent calls
+as a tool (`agent_tools`). An `Agent` is plain data and holds no state of a run. `limit_run` applies the limits in a
+message's metadata.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from .values import ToolError, TurnState
 _logger = logging.getLogger(__name__)
 
 Returns = Literal["to_caller", "to_person", "never"]
-"""Owner of a thread after the agent that took over has finished.
+"""Who owns a thread after the agent that took over has finished.
 
 ``to_caller``: the agent that handed over reads the outcome and continues. ``to_person``: the first agent answers the
 person's next message. ``never``: the thread stays with the new agent.
@@ -44,15 +45,15 @@ person's next message. ``never``: the thread stays with the new agent.
 
 
 KEEPER = "agent"
-"""Metadata key of an answer, also used in the data of a tool result: the id of the agent that owns the thread from
-now on.
+"""Metadata key of an answer: the id of the agent that owns the thread from now on. The data of a tool result uses the
+same key.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Agent(AgentView):
-    """Definition of one agent. ``tools`` may contain plain functions. The first ``middleware`` is outermost. Raises
-    `ToolError` if two tools have the same name.
+    """Definition of one agent. ``tools`` may contain plain functions. The first ``middleware`` is the outermost layer.
+    Raises `ToolError` if two tools have the same name.
     """
 
     handoffs: Sequence[Handoff | Agent] = ()
@@ -88,8 +89,8 @@ class Agent(AgentView):
         if not self.chain.brings_tools:
             return self
         tools = self._collect_tools(state)
-        # Compare identities: equal-looking functions may be different tools, and middleware returns the same objects
-        # while nothing changes.
+        # Compare identities instead of values. Two different tools may contain equal-looking functions, and middleware
+        # returns the same objects while nothing changes.
         if [*map(id, tools.values())] == [*map(id, self._tools.values())]:
             return self
         # Use a copy: a running turn must keep the tools that its model was offered.
@@ -122,16 +123,18 @@ class Agent(AgentView):
 
     @property
     def all_handoffs(self) -> tuple[Handoff, ...]:
-        """All handoffs. An agent that was passed without a `Handoff` gets one with default settings."""
+        """All handoffs of this agent. An agent that was listed without a `Handoff` gets a handoff with default
+        settings.
+        """
         return tuple(self._handoffs.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
-    """Tool `hand_over_to_ID`, by which ``agent`` takes over the conversation with its own instruction and tools.
+    """The tool ``hand_over_to_ID``: ``agent`` takes over the conversation with its own instruction and tools.
 
-    ``history`` selects the earlier turns that ``agent`` sees in addition to the conversation. By default, tool calls
-    and their results are omitted.
+    ``history`` selects the earlier turns that ``agent`` sees in addition to the conversation. By default, ``agent``
+    does not see tool calls and their results.
     """
 
     agent: Agent
@@ -144,7 +147,7 @@ class Handoff:
 
     def take_over(self, caller: str, history: Sequence[ChatMessage], note: str) -> list[ChatMessage]:
         """Return the history with which the new agent continues. ``caller`` is the id of the agent that handed over."""
-        # The system message and the prompt always stay. The filter selects turns only.
+        # Always keep the system message and the prompt. The filter selects only turns.
         kept = [*history[:2], *filter_history(history[2:], self.history)]
         append_user_text(kept, f"{caller} handed this conversation over to you{f': {note}' if note else '.'}")
         return kept
@@ -167,7 +170,7 @@ def check_list(agent_id: str, name: str, value: object) -> None:
 
 
 def check_needs(agent_id: str, middleware: Sequence[Middleware]) -> None:
-    """Raise `ConfigError` if middleware requires other middleware that the agent does not have."""
+    """Raise `ConfigError` if the middleware of an agent requires other middleware that the agent does not have."""
     for layer in middleware:
         for kind in layer.needs:
             if not any(isinstance(it, kind) for it in middleware):
@@ -176,8 +179,8 @@ def check_needs(agent_id: str, middleware: Sequence[Middleware]) -> None:
 
 
 def _check_kinds(agent: Agent) -> None:
-    """Refuse values that would be ignored, or fail only when a reaction uses them. Raises `TypeError` for a wrong
-    type, and `ConfigError` if middleware requires something that is missing.
+    """Reject invalid settings now: otherwise they would be ignored, or fail only when a reaction uses them. Raises
+    `TypeError` for a wrong type, and `ConfigError` if middleware requires something that is missing.
     """
     where = f"Agent {agent.id}"
     for name, kinds in (("tools", ()), ("handoffs", (Handoff, Agent)), ("middleware", (Middleware,))):
@@ -213,7 +216,7 @@ def _describe(value: object) -> str:
 def list_agents(start: Agent) -> list[Agent]:
     """Return ``start`` and all agents that handoffs can reach from it."""
     seen: list[Agent] = [start]
-    # The list grows while it is read, so handoffs in a circle end once each agent is in it.
+    # The loop appends to the list that it iterates over. Each agent is appended only once, so handoffs in a circle end.
     for agent in seen:
         targets = (handoff.agent for handoff in agent.all_handoffs)
         seen += [target for target in targets if all(target is not known for known in seen)]
@@ -230,11 +233,11 @@ LIMITS = "limits"
 
 def limit_run(agent: Agent, message: BaseMessage) -> Agent:
     """Return the agent with the limits that a message's metadata sets: ``{"limits": {"max_turns": 4, "max_tool_calls":
-    2}}``. The limits also apply to agents that it may hand over to.
+    2}}``. The limits also apply to the agents that can take over from this agent.
 
-    A message can only lower the limits that the agent's author set. Other values are ignored. Agents that are called as
-    tools have their own limits (`agent_tools.agent_tool`). Pure: a resumed reaction gets the same limits from the same
-    message.
+    A message can only lower the limits that the agent's author set; higher values are ignored. Agents that are called
+    as tools have their own limits (`agent_tools.agent_tool`). This function is pure: a resumed reaction gets the same
+    limits from the same message.
     """
     limits = (message.metadata or {}).get(LIMITS)
     if not isinstance(limits, Mapping):
@@ -247,7 +250,7 @@ def _limit(agent: Agent, turns: int | None, calls: int | None) -> Agent:
     policy = agent.policy
     lowered: AgentPolicy = replace(
         policy,
-        # Never go below the minimum of the middleware. Otherwise a stranger's message could switch a reviewer off.
+        # Never go below the minimum that middleware needs. Otherwise a stranger's message could disable a reviewer.
         max_turns=max(
             min(policy.max_turns, turns or policy.max_turns), *(layer.min_turns for layer in agent.middleware), 1
         ),
@@ -259,7 +262,7 @@ def _limit(agent: Agent, turns: int | None, calls: int | None) -> Agent:
 
 def _read_limit(limits: Mapping[str, object], name: str) -> int | None:
     match limits.get(name):
-        # JSON's true is an int in Python.
+        # In Python, JSON's true is an int and would count as 1.
         case int(value) if value >= 1 and value is not True:
             return min(value, MAX_COUNT)
         case _:

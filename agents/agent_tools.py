@@ -1,8 +1,8 @@
 """Agents that other agents call: local agents as tools, remote agents as tools, and instructions from templates.
 
-An agent as a tool sees only the tool's input. The reaction of the caller includes its usage and its records, which are
-stored under the path of the call. Cancelling the caller also cancels the inner agent. `Handoff` in `agent` hands over a
-conversation. `ask` asks remote agents.
+An agent that is called as a tool sees only the tool's input. Its usage and its records belong to the reaction of the
+caller, and the records are stored under the path of the call. Cancelling the caller also cancels the inner agent. To
+hand over a conversation, use `Handoff` in `agent`.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def agent_tool(
 ) -> Tool:
     """Make a tool of an agent. The tool takes a text and returns the agent's answer.
 
-    Its own limits apply, and each run has ``max_turns`` turns. Each run may make at most ``max_tool_calls`` calls. With
-    None, the agent's policy sets that limit.
+    Each run of the agent has at most ``max_turns`` turns and ``max_tool_calls`` calls. If ``max_tool_calls`` is None,
+    the agent's policy sets that limit.
 
-    The call may be repeated after a restart, because the journal has the steps of the inner agent.
+    The call may be repeated after a restart, because the inner agent then continues from its journal.
     """
     limit = agent.policy.max_tool_calls if max_tool_calls is None else max_tool_calls
     inner = replace(agent, policy=replace(agent.policy, max_turns=max_turns, max_tool_calls=limit))
@@ -61,8 +61,8 @@ def agent_tool(
         return await _read_answer(context, end.answer or end.reason, end.metadata)
 
     about = description or agent.description or f"Give a task to {agent.id}, who works on it and answers."
-    # Idempotent, because the inner run resumes from its records. The tool needs no time limit, because its model calls
-    # have limits.
+    # Mark the tool as idempotent, because the inner run resumes from its records. Set no time limit, because the model
+    # calls of the inner agent have their own limits.
     return tool(name=name or tool_name(agent.id), description=about, idempotent=True, timeout_s=math.inf)(run)
 
 
@@ -75,10 +75,10 @@ def remote_handoff(
 ) -> Tool:
     """Make a tool that hands a request over to a remote agent and waits for the answer. The wait survives restarts.
 
-    ``to_person``: the answer is sent unchanged, and the reaction ends. ``never``: later messages of the thread also go
-    to that agent, without a model call (`relay`). ``to_caller``: the agent that handed over reads the answer and
-    continues. If the remote agent declines or does not answer in time, the first agent continues and owns the thread
-    again.
+    With ``to_person``, the answer is sent unchanged, and the reaction ends. With ``never``, later messages of the
+    thread also go to the remote agent, without a model call (`relay`). With ``to_caller``, the agent that handed over
+    reads the answer and continues. If the remote agent declines or does not answer in time, the first agent continues
+    and owns the thread again.
     """
     _check_time(agent_id, timeout_s)
 
@@ -105,8 +105,8 @@ def remote_agent_tool(
     """Make a tool of a remote agent. The tool takes a text, waits for the agent's answer and returns it. The wait
     survives restarts.
 
-    The remote agent's budget pays for the work. This agent can cite the other agent's sources if both agents have
-    `references`.
+    The work counts against the budget of the remote agent. The calling agent can cite the remote agent's sources if
+    both agents use `features.references`.
     """
     _check_time(agent_id, timeout_s)
 
@@ -130,7 +130,7 @@ def _check_time(agent_id: str, timeout_s: float) -> None:
 async def _ask(
     context: ToolContext, agent_id: str, text: str, timeout_s: float, *, is_handoff: bool = False
 ) -> BaseMessage:
-    """Ask one agent and wait. Raises `ToolError` if there is no answer."""
+    """Send a question to one agent and wait for the answer. Raises `ToolError` if no answer arrives."""
     replies, problems = await put_question(context, [agent_id], text, timeout_s, is_handoff=is_handoff)
     reply = replies.get(agent_id)
     if reply is None or is_declined(reply):
@@ -145,8 +145,9 @@ async def _read_answer(context: ToolContext, text: str, metadata: Mapping[str, J
 
 
 def relay(agent: Agent, keeper: str) -> Agent | None:
-    """Return the agent for a thread that a remote agent owns: each message is handed over at once. The agent itself
-    answers only if the handover fails. Return None if it can no longer hand over to that agent.
+    """Return an agent that passes each message of a thread on to ``keeper``, the remote agent that owns the thread. The
+    agent's own model answers only if the handover fails. Return None if ``agent`` can no longer hand over to
+    ``keeper``.
     """
     name = handoff_name(keeper)
     if agent.find_tool(name) is None:
@@ -155,8 +156,8 @@ def relay(agent: Agent, keeper: str) -> Agent | None:
 
 
 class _PassOn(Middleware):
-    """Middleware that calls a tool in the first turn without asking a model. It is outermost, so the policy and
-    other middleware apply only to calls of the agent's own model.
+    """Middleware that calls one tool in the first turn without asking a model. This middleware is outermost, so the
+    policy and other middleware apply only to calls that the agent's own model requests.
     """
 
     def __init__(self, name: str) -> None:
@@ -170,15 +171,15 @@ class _PassOn(Middleware):
 
 
 def template_instruction(source: str) -> Instruction:
-    """Make an instruction from a jinja template. The template reads ``agent_id``, ``turn``, ``max_turns``, ``path``,
-    ``usage``, ``calls`` and ``values`` of the turn.
+    """Make an instruction from a jinja template. The template can use the variables ``agent_id``, ``turn``,
+    ``max_turns``, ``path``, ``usage``, ``calls`` and ``values`` of the current turn.
 
-    Raises `ConfigError` for an invalid template, before any turn.
+    Raises `ConfigError` for an invalid template.
     """
     environment = BoundedEnvironment(undefined=StrictUndefined)
     try:
         template = environment.from_string(source)
-        # Render once now. Otherwise an unknown name would fail only at the first message.
+        # Render the template once now. Otherwise an unknown variable name would fail only at the first message.
         template.render(_name_facts(TurnState("a", 1, 2)))
     except TemplateError as error:
         raise ConfigError(f"the instruction's template is wrong: {error}") from error
@@ -186,7 +187,7 @@ def template_instruction(source: str) -> Instruction:
     def instruct(state: TurnState) -> str:
         return template.render(_name_facts(state))
 
-    instruct.__qualname__ = f"template {source}"  # the config hash of a reaction reads this
+    instruct.__qualname__ = f"template {source}"  # `config_hash` reads this name
     return instruct
 
 

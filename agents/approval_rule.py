@@ -1,7 +1,7 @@
-"""Rules that say who must approve the calls of one tool, or of all tools of an agent.
+"""Rules about the people who must approve the calls of one tool, or of all tools of an agent.
 
-`ApprovalRule` is the rule of a tool. Fields that it leaves empty come from the agent's `AgentPolicy`;
-`policy.find_rule` combines the rule and the policy. Pure.
+`ApprovalRule` is the rule of one tool. The agent's `AgentPolicy` provides the values of its empty fields;
+`policy.find_rule` combines the rule and the policy. This module is pure.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ApprovalsNeeded = Annotated[int, Field(ge=1, le=MAX_APPROVERS)]
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRule:
-    """Approval rule of one tool. Fields that are None or empty come from the agent's policy."""
+    """Approval rule of one tool. The agent's policy provides the values of fields that are None or empty."""
 
     approvers: Approvers = ()
     approvals_needed: ApprovalsNeeded | None = None

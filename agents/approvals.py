@@ -1,8 +1,8 @@
 """Texts and records of approvals: the request, the people who can decide, and standing approvals.
 
-`call_approval` sends the request and waits, and `inbox` reads a decision. A standing approval covers further calls of a
-tool, in one thread or in every thread where its person may decide. It is stored as a record of the agent (``standing``)
-and survives restarts until the person withdraws it.
+`call_approval` sends the request and waits for decisions; `inbox` reads a decision from a message. A standing approval
+also covers later calls of the same tool, in one thread or in every thread where the approving person may decide. A
+standing approval is stored as a record of the agent (``standing``). It survives restarts until the person withdraws it.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ from .values import Scope, Vote
 _logger = logging.getLogger(__name__)
 
 MAX_SHOWN_CHARS, MAX_WHY_CHARS = 32_000, 1000
-"""Maximum characters of the arguments that people are asked to approve, and of the model's explanation. A call with
-longer arguments does not run, because nobody can approve arguments that are not shown.
+"""Maximum characters of a call's arguments that people are asked to approve, and of the model's explanation. A call
+with longer arguments does not run, because nobody can approve arguments that are not shown.
 """
 
 MAX_CALL_CHARS = 200
-"""Maximum characters of the arguments when a sentence mentions a call."""
+"""Maximum characters of a call's arguments in a sentence that mentions the call."""
 
 
 class Standing(BaseModel):
-    """Standing approval of a tool, for one thread or for every thread where its person may decide."""
+    """Standing approval of a tool, for one thread or for every thread where the approving person may decide."""
 
     tool: str
     scope: Scope
     thread_id: str
     by: str
     seq: int
-    """Seq of the decision."""
+    """Seq of the message with the decision."""
 
     at: int
     is_withdrawn: bool = False
 
     with_others: list[str] = []
-    """People who approved besides ``by``, if one approval was not enough."""
+    """Other people who approved, if the rule required more than one approval. ``by`` is the last of all."""
 
     @property
     def people(self) -> set[str]:
@@ -74,17 +74,17 @@ class Standing(BaseModel):
 
 
 STILL_WAITS = "still_waits"
-"""Metadata key of the answer to a decision that does not count. Its value is the seq of the request that is still
-open.
+"""Metadata key of the reply to a decision that does not count. The value is the seq of the approval request that is
+still open.
 """
 
 
 class NobodyDecides(Exception):
-    """No person reads the thread of the request, and no operator could decide."""
+    """Approval request that nobody can decide on: no person reads its thread, and there is no operator."""
 
 
 class Replier(Protocol):
-    """The part of `NetworkClient` that answers messages."""
+    """The method of `NetworkClient` that replies to messages."""
 
     @property
     def agent_id(self) -> str: ...
@@ -95,7 +95,7 @@ class Replier(Protocol):
 
 
 class RequestedCall(NamedTuple):
-    """Call that people are asked to approve, with the rule that applies."""
+    """Call that people are asked to approve, together with the approval rule for this call."""
 
     tool: str
     arguments: str
@@ -104,7 +104,7 @@ class RequestedCall(NamedTuple):
 
     rule: EffectiveRule
     deciders: tuple[str, ...] | None = None
-    """People who may decide. None: all readers of the request, and operators."""
+    """People who may decide. With None, all readers of the request and all operators may decide."""
 
 
 def describe_request(
@@ -112,11 +112,11 @@ def describe_request(
 ) -> tuple[str, dict[str, Any]]:
     """Return the text that asks people to approve a call, and the metadata for programs.
 
-    ``is_copy``: the request goes to an approver who does not read the thread of the ``trigger``, so the text quotes
-    the trigger. ``is_for_operators``: no person can reply to the request.
+    Set ``is_copy`` if the request goes to an approver who does not read the thread of ``trigger``; the text then quotes
+    the trigger. Set ``is_for_operators`` if no person can reply to the request.
     """
     shown, reason, rule = call.arguments, cut(call.reason.strip(), MAX_WHY_CHARS), call.rule
-    # Quote the model's text. An unquoted line could pass for a line of the request.
+    # Quote the model's text. An unquoted line could look like a line of the request itself.
     why = (
         [f"Why: {reason}"]
         if len(reason.splitlines()) == 1
@@ -168,14 +168,16 @@ _PLAIN_VALUE = re.compile(r"[\w .@:/+#-]+")
 
 
 def _write_value(value: object) -> str:
-    """Return an argument as text. Quote text whose characters could end the call and begin another sentence."""
+    """Return an argument as text. Quote a text that contains characters that could end the call and start another
+    sentence.
+    """
     if isinstance(value, str) and _PLAIN_VALUE.fullmatch(value):
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
 def describe_decision(approval: Approval, tool: str, arguments: str) -> str:
-    """Return who decided on the call, and how, as a sentence: ``mia approved refund(order=17).``"""
+    """Return a sentence that says who decided on the call, and how: ``mia approved refund(order=17).``"""
     if approval.is_approved:
         decision = Decision(is_approved=True, arguments=approval.arguments, scope=approval.scope)
     else:
@@ -185,7 +187,9 @@ def describe_decision(approval: Approval, tool: str, arguments: str) -> str:
 
 
 def write_decision(decision: Decision, people: Iterable[str], tool: str, arguments: str) -> str:
-    """Return who decided on the call, and how, without the final period: ``mia approved refund(order=17)``."""
+    """Return a description, without the final period, of who decided on the call, and how: ``mia approved
+    refund(order=17)``.
+    """
     call = describe_call(tool, arguments if decision.arguments is None else decision.arguments)
     how = ", with other arguments" if decision.arguments is not None else ""
     what = "approved" if decision.is_approved else "denied"
@@ -201,8 +205,8 @@ def join_names(names: Iterable[str]) -> str:
 
 
 async def has_operators(client: RecordClient) -> bool:
-    """Return whether at least one operator is a person, because operators may decide on every call. An older hub
-    does not answer this question.
+    """Return whether at least one operator is a person, because operators may decide on every call. Return False if the
+    hub is too old to answer this question.
     """
     try:
         return (await _ask(client, "network.info", {})).get("has_human_operators") is True
@@ -211,8 +215,8 @@ async def has_operators(client: RecordClient) -> bool:
 
 
 async def find_people(client: RecordClient, trigger: AnyMessage) -> set[str] | None:
-    """Return the people who read the message's thread, because each of them may decide. Return None if the hub does
-    not support the question.
+    """Return the people who read the message's thread and may therefore decide. Return None if the hub does not support
+    this question.
     """
     readers = {trigger.sender_id}
     people: set[str] = set()
@@ -235,8 +239,8 @@ async def _ask(client: RecordClient, op: str, args: Mapping[str, object]) -> Any
 async def find_standing(
     client: RecordClient, tool: str, thread_id: str, people: Collection[str], needed: int = 1
 ) -> Approval | None:
-    """Return an earlier approval that covers this call. It must apply to this thread or to all threads. At least
-    ``needed`` people who may decide now must have given it.
+    """Return an earlier approval that covers this call: for this thread or for all threads, and given by at least
+    ``needed`` people who may decide now.
     """
     for it in await _load_standing(client):
         is_here = len(it.people.intersection(people)) >= needed and (it.scope == "always" or it.thread_id == thread_id)
@@ -248,22 +252,22 @@ async def find_standing(
 
 
 async def keep_standing(client: RecordClient, standing: Standing) -> None:
-    """Record a standing approval or its withdrawal. Repeating the call stores nothing."""
-    # Give the withdrawal a separate id. The hub would refuse it under the id of the approval.
+    """Record a standing approval or its withdrawal. A second call with the same values stores nothing."""
+    # Record the withdrawal under its own id. The hub would reject it under the id of the approval.
     key = digest("standing", standing.seq, standing.is_withdrawn)
     record = partial(client.record, _place(client), "standing", standing.model_dump(), record_id=key)
     await retry_later(record)
 
 
 async def _load_standing(client: RecordClient) -> list[Standing]:
-    """Return all standing approvals, including withdrawn approvals, oldest decision first."""
+    """Return all standing approvals, including withdrawn approvals, sorted by the time of the decision."""
     by_seq: dict[int, Standing] = {}
     for record in await fetch_records(partial(_ask, client), _place(client), client.agent_id):
         try:
             standing = Standing.model_validate(record["body"])
         except ValidationError:
-            continue  # the record of another program
-        # A later record of the same decision replaces the earlier one. This is how a withdrawal takes effect.
+            continue  # another program wrote this record
+        # A later record of the same decision replaces the earlier record. A withdrawal takes effect in this way.
         by_seq[standing.seq] = standing
     return list(by_seq.values())
 
@@ -277,12 +281,12 @@ def _place(client: RecordClient) -> str:
 
 
 async def answer_late_decision(client: NetworkClient, decision: AnyMessage) -> None:
-    """Answer a person whose decision has no effect: say who decided instead, or that the request is closed. A denial
-    withdraws the sender's standing approval.
+    """Answer a person whose decision has no effect. The answer says who decided instead, or that the request is closed.
+    If the decision is a denial, withdraw the sender's standing approval.
 
     Send nothing for a decision that counts, or for a message that does not answer a request of this agent. The hub may
-    refuse the answer because the thread is taken over or a quota is used up. Log that refusal, because it must not fail
-    a reaction.
+    refuse the answer because a person has taken over the thread or a quota is used up. Log this refusal instead of
+    raising it: the reaction must continue.
     """
     try:
         await _answer_late(client, decision)
@@ -298,7 +302,7 @@ async def _answer_late(client: NetworkClient, decision: AnyMessage) -> None:
     if said is None or request is None:
         return
     approval, has_ended = request
-    # This is the decision that counted, delivered again. There is nothing to answer.
+    # This is the decision that counted, delivered for a second time. It needs no answer.
     if approval is not None and decision.seq in {approval.seq, *(vote.seq for vote in approval.votes)}:
         return
     seq = find_request(decision)
@@ -318,9 +322,9 @@ async def reply_to_decider(
     client: Replier, decision: AnyMessage, text: str, metadata: Mapping[str, Any] | None = None
 ) -> None:
     """Answer a decision once, even if it is delivered again, in a thread that the person reads."""
-    with suppress(IdConflict, LoopStopped):  # answered before a restart, or the conversation is stopped
+    with suppress(IdConflict, LoopStopped):  # the answer was sent before a restart, or the conversation is stopped
         key = digest("told", client.agent_id, decision.seq)
-        if is_reported_by_network(decision):  # the person who decided does not read the reported message
+        if is_reported_by_network(decision):  # the person who decided cannot read the message that the network sent
             send = partial(client.send_text, find_decider(decision), text, cause=decision.seq)
         else:
             send = partial(client.reply, decision, text)
@@ -328,8 +332,8 @@ async def reply_to_decider(
 
 
 async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Approval | None, bool] | None:
-    """Return the approval of the request that a decision answers, and whether its reaction has ended. Return None if
-    the decision does not answer a request of this agent.
+    """Return the approval of the request that a decision answers, and whether the reaction of that request has ended.
+    Return None if the decision does not answer a request of this agent.
     """
     seq = find_request(decision)
     try:
@@ -343,7 +347,7 @@ async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Ap
         reaction = read_request(request) if request is not None else None
         recorded = await open_journal(client, reaction).load() if reaction is not None else None
     except (RequestError, InternalError, ValueError, TypeError, LookupError):
-        return None  # deleted by retention, or written by another program
+        return None  # retention deleted the record, or another program wrote it
     if recorded is None:
         return None
     for run in (recorded, *recorded.children.values()):
@@ -354,14 +358,16 @@ async def _find_request(client: NetworkClient, decision: AnyMessage) -> tuple[Ap
 
 
 def read_deciders(request: BaseMessage) -> list[str] | None:
-    """Return the people who alone may decide on a request, or None if the request names nobody."""
+    """Return the only people who may decide on a request, or None if the request names nobody."""
     approval = (request.metadata or {}).get("approval")
     deciders = approval.get("deciders") if isinstance(approval, dict) else None
     return [decider for decider in deciders if isinstance(decider, str)] if isinstance(deciders, list) else None
 
 
 def read_decided(message: BaseMessage) -> Mapping[str, Any] | None:
-    """Return an agent's report of a decision that was made elsewhere (``decided``), or None for any other message."""
+    """Return the report (``decided``) in a message by which an agent reports a decision that was made in another
+    thread. Return None for any other message.
+    """
     decision = (message.metadata or {}).get("decided")
     if message.sender_kind != "agent" or not isinstance(decision, dict):
         return None
@@ -373,8 +379,8 @@ def read_decided(message: BaseMessage) -> Mapping[str, Any] | None:
 
 
 def read_request(message: BaseMessage) -> str | None:
-    """Return the id of the reaction that waits for a decision on this message, or None if the message requests no
-    approval.
+    """Return the id of the reaction that waits for a decision on this message. Return None if the message does not
+    request approval.
     """
     approval = (message.metadata or {}).get("approval")
     reaction = approval.get("reaction") if isinstance(approval, dict) else None

@@ -1,10 +1,10 @@
 """Jinja templates with limits: every rendering ends, and its output stays small.
 
-Operators write the templates, but strangers write the texts in them. Jinja's sandbox limits which objects a template
-may reach, not how much it computes. ``{{ match.n | int ** match.m | int }}`` or a nested loop could hold Python's lock
-forever. `BoundedEnvironment` counts the loops, calls and operators of a rendering, and checks the size of a result
-before computing it. It counts steps instead of reading a clock, so a resumed or replayed reaction renders the same
-text. Every refusal is a `TemplateError`.
+Operators write the templates, but strangers write the texts that the templates insert. Jinja's sandbox limits which
+objects a template may reach, not how much it computes. ``{{ match.n | int ** match.m | int }}`` or a nested loop could
+hold Python's lock forever. `BoundedEnvironment` counts the loops, calls and operators of a rendering, and checks the
+size of a result before computing it. The limits count steps instead of time, so a resumed or replayed reaction renders
+the same text. Every exceeded limit raises a `TemplateError`.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS = 1_000_000
-"""Maximum number of loop rounds, calls and operators in one rendering. They take about one second. A prompt with 100
-threads takes about 30,000.
+"""Maximum number of loop rounds, calls and operators in one rendering. This number of steps takes about one second. A
+prompt with 100 threads needs about 30,000 steps.
 """
 
 STEPS_OF_CALL = 10
 """Steps charged for a call. A macro call takes ten times as long as one round of a loop."""
 
 MAX_CHARS = 8_000_000
-"""Maximum characters that one rendering writes or joins at a time, and maximum items of a list that it creates."""
+"""Maximum characters of a rendering's output and of each text that a rendering joins. Also the maximum number of items
+in a list that a rendering creates.
+"""
 
 MAX_WIDTH = 100_000
-"""Maximum number that a template may pass for padding, indenting, rounding or slicing."""
+"""Maximum number that a template may pass as a width for padding, indenting, rounding or slicing."""
 
 MAX_BITS = 20_000
-"""Maximum bits of an integer that a power or a product computes."""
+"""Maximum bits of an integer that is the result of a power or a product."""
 
 
 class TemplateTooLarge(TemplateRuntimeError):
-    """The template exceeds `MAX_STEPS` or another limit."""
+    """Rendering that exceeds `MAX_STEPS` or another limit."""
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class BoundedTemplate(Template):
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja sandbox that limits the work of a rendering. The options are those of jinja's environments."""
+    """Jinja sandbox that limits the work of a rendering. Accepts the same options as jinja's environments."""
 
     intercepted_binops = frozenset({"+", "*", "%", "**"})
     template_class = BoundedTemplate
@@ -91,7 +93,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
-            # Wrap loops in the parsed template, because no option of jinja's sandbox sees the rounds of a loop.
+            # Wrap the loops in the parsed template, because no option of jinja's sandbox can count the rounds of a
+            # loop.
             loop.iter = _through(_COUNT, loop.iter)
         for joined in list(tree.find_all(nodes.Concat)):
             joined.nodes = [_through(_MEASURE, node) for node in joined.nodes]
@@ -104,7 +107,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
         if (budget := _budget.get()) is not None:
             budget.step(STEPS_OF_CALL)
-        method = getattr(obj, "__wrapped__", obj)  # jinja wraps `format`
+        method = getattr(obj, "__wrapped__", obj)  # jinja wraps the method `format`
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
         if isinstance(owner, str):
             _check_method(owner, name, [*args, *kwargs.values()])
@@ -130,7 +133,7 @@ def _through(name: str, node: nodes.Node) -> nodes.Expr:
 
 
 class _Rounds:
-    """Items of a loop. Each round is counted."""
+    """Items of a loop, with each round counted."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = items
@@ -144,7 +147,7 @@ class _Rounds:
 
 
 class _SizedRounds(_Rounds):
-    """Loop items with a known length, which ``loop.last`` and similar variables need."""
+    """Loop items with a known length. Variables such as ``loop.last`` need the length."""
 
     def __len__(self) -> int:
         return len(self._items)  # type: ignore[arg-type]  # it has one
@@ -152,7 +155,7 @@ class _SizedRounds(_Rounds):
 
 def _count_rounds(items: Any) -> Any:
     if not isinstance(items, Iterable):
-        return items  # jinja reports the error
+        return items  # jinja reports that this value cannot be iterated
     return _SizedRounds(items) if hasattr(items, "__len__") else _Rounds(items)
 
 
@@ -169,7 +172,9 @@ def _measure_output(value: Any) -> Any:
 
 
 def _measure(value: Any, max_chars: int) -> int:
-    """Return the approximate number of characters of a value as text. Raises `TemplateTooLarge` above ``max_chars``."""
+    """Return the approximate number of characters of a value as text. Raises `TemplateTooLarge` if this number is above
+    ``max_chars``.
+    """
     size = 0
     waiting = [value]
     while waiting:
@@ -198,8 +203,7 @@ def _check_size(size: int) -> None:
 def _check_operands(operator: str, left: Any, right: Any) -> None:
     match operator, left, right:
         case "**", int(), int():
-            # Estimate the size from the operands. Computing the power first would take the time that the limit should
-            # save.
+            # Estimate the size from the operands. Computing the power first could already take too long.
             if left.bit_length() * max(right, 0) > MAX_BITS:
                 raise TemplateTooLarge(f"the result of ** has more than {MAX_BITS:,} bits")
         case "*", int(), int():
@@ -221,7 +225,9 @@ _WIDTH = re.compile(rf"[0-9]{{{len(str(MAX_WIDTH))},}}")
 
 
 def _check_format(form: str, values: Iterable[Any]) -> None:
-    """Check a format and its values: either may contain widths, and one value may be used many times."""
+    """Check the widths in a format string and in its values. Also limit the total size, because the format may use one
+    value many times.
+    """
     if _WIDTH.search(form):
         raise TemplateTooLarge(f"it pads a text to more than {MAX_WIDTH:,} characters")
     values = list(values)
@@ -239,7 +245,7 @@ def _is_wide(value: Any) -> bool:
 
 
 def _check_method(owner: str, name: str, args: list[Any]) -> None:
-    """Check a call of a string method whose result may be longer than the string."""
+    """Check a call of a string method whose result may be longer than the original string."""
     match name:
         case "center" | "ljust" | "rjust" | "zfill" | "expandtabs":
             if any(_is_wide(arg) for arg in args):
@@ -258,7 +264,7 @@ def _check_method(owner: str, name: str, args: list[Any]) -> None:
 
 def _check_replaced(text: str, old: Any, new: Any) -> None:
     if isinstance(old, str) and isinstance(new, str):
-        # An empty text is found before and after every character.
+        # An empty search text matches before and after every character.
         places = text.count(old) if old else len(text) + 1
         _check_size(len(text) + places * len(new))
 

@@ -1,8 +1,9 @@
 """Approval of one call: asks people, counts their decisions and reports the outcome.
 
-The first layer around a tool (`tool_call`). `approvals` contains the texts, and `replies` waits for the decisions.
-Everything that affects a decision is recorded before it is used: the people asked (a note), the requests and votes (the
-wait) and the outcome (``approval``). A resumed reaction continues from these records, and a replay reads them.
+Approval is the first layer around a tool (`tool_call`). `approvals` contains the texts, and `replies` waits for the
+decisions. The code records everything that affects a decision before using it: the people asked (a note), the requests
+and votes (the wait) and the outcome (``approval``). A resumed reaction continues from these records, and a replay reads
+them.
 
 If the author names approvers, only those people decide. A person whose message led to the call can never approve it. An
 approver who does not read the thread gets a copy of the request in a direct thread with the agent.
@@ -61,29 +62,29 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 PERSON = "a person"
-"""Key of a wait's request in the thread of the trigger."""
+"""Key of the request that a wait sends to the thread of the trigger."""
 OPERATOR = "an operator"
-"""Key of a wait's request that only operators read, in the agent's thread with itself."""
+"""Key of the request that a wait sends to the agent's thread with itself, which only operators read."""
 
 
 class Approvers(BaseModel):
-    """People named by a rule. The hub resolves the names."""
+    """People whom an approval rule names. The hub has resolved the names."""
 
     people: list[str] = []
     """People who may decide."""
 
     told_apart: list[str] = []
-    """People who may decide but do not read the thread. Each gets a copy of the request."""
+    """People who may decide but do not read the thread of the trigger. Each of them gets a copy of the request."""
 
     requesters: list[str] = []
-    """Named people whose messages led to the call. They may not decide."""
+    """Named people who may not decide, because their messages led to the call."""
 
     unknown: list[str] = []
-    """Names that match no person and no role."""
+    """Names in the rule that match no person and no role."""
 
 
 class NotApproved(Exception):
-    """The call must not run. The error text goes to the model."""
+    """A call that must not run. The model reads the error text."""
 
 
 @dataclass(slots=True)
@@ -94,19 +95,19 @@ class CallApproval:
     planned: PlannedCall
     rule: EffectiveRule
     reply_text: str
-    """Text that the model wrote together with the call. Empty if a review must see that text before people do."""
+    """Text that the model wrote together with the call. Empty if a reviewer must read the text before people do."""
 
     journal: Journal
     recorded: Recorded
     context: ToolContext
-    """Tool context. It derives message ids from the id of the call."""
+    """Tool context, which derives message ids from the id of the call."""
 
     causes: tuple[int, ...]
     """Seqs of the messages that led to the call, the trigger first."""
 
     waiter: Waiter | None
     find_replayed: Callable[[str], JsonValue]
-    """Returns a note of the recorded run during a replay."""
+    """Function that returns a note of the recorded run during a replay."""
 
     async def obtain(self) -> PlannedCall:
         """Return the approved call, whose arguments people may have changed. Raises `NotApproved`."""
@@ -128,9 +129,10 @@ class CallApproval:
             return self.planned
         try:
             arguments = self.planned.tool.parse(approval.arguments)
-        except ToolArgumentsError as error:  # the tool has changed since the decision
+        except ToolArgumentsError as error:  # the tool's parameters have changed since the decision
             raise NotApproved(f"{approval.by} changed the arguments, and they do not fit. {error}") from error
-        # Write the arguments as the model would. History and records then show the call that actually ran.
+        # Write the arguments in the form that a model uses. The history and the records then show the call that
+        # actually ran.
         written = json.dumps(json.loads(approval.arguments), ensure_ascii=False)
         return replace(self.planned, arguments=arguments, call=replace(self.planned.call, arguments=written))
 
@@ -179,7 +181,7 @@ class CallApproval:
                 await self.journal.record_approval(*self._place, standing)
                 return standing
             wait = await self._ask(approvers, readers)
-        elif wait.deciders is None and self.rule.approvers:  # approvers were configured after the request
+        elif wait.deciders is None and self.rule.approvers:  # the approvers were configured after the request was sent
             stricter = wait.model_copy(update={"needed": max(wait.needed, self.rule.needed)})
             approvers = await self._find_approvers(0)
             self._check_enough(approvers)
@@ -187,7 +189,7 @@ class CallApproval:
         try:
             return await self._await_approval(wait)
         finally:
-            # Run this after a cancellation too. Otherwise a later decision would go to a call that no longer waits.
+            # Stop waiting after a cancellation too. Otherwise a later decision would go to a call that no longer waits.
             self.waiter.forget(wait.questions.values())
 
     async def _find_standing(self, approvers: Approvers | None, readers: set[str] | None) -> Approval | None:
@@ -199,7 +201,9 @@ class CallApproval:
     # --- asking people
 
     async def _find_approvers(self, stage: int) -> Approvers | None:
-        """Return the people named for a stage of the request, or None if the rule names nobody."""
+        """Return the people whom the rule names for a stage of the request. Return None if the rule names nobody for
+        this stage.
+        """
         names = self.rule.escalate_to if stage else self.rule.approvers
         if not names:
             return None
@@ -207,18 +211,20 @@ class CallApproval:
         try:
             return Approvers.model_validate(self.recorded.notes.get(self.turn, {}).get(note))
         except ValidationError:
-            pass  # nobody was asked yet
+            pass  # nobody has been asked so far
         try:
             approvers = Approvers.model_validate(self.find_replayed(note))
         except ValidationError:
             approvers = await self._resolve(names)
-        # Record before asking anybody. A resumed reaction must count the same people even if a role has changed.
+        # Record these people before asking anybody. A resumed reaction must accept decisions from the same people, even
+        # if roles have changed.
         await self.journal.record_note(self.turn, note, approvers.model_dump())
         return approvers
 
     async def _resolve(self, names: tuple[str, ...]) -> Approvers:
-        """Ask the hub which people the names mean now."""
-        # Send the causes, so that the hub can tell who requested the call. People must not approve their own requests.
+        """Ask the hub which people the names refer to now."""
+        # Send the seqs of the causes, so that the hub can find the people who requested the call. People must not
+        # approve their own requests.
         args = {"names": list(names), "seqs": list(self.causes)}
         answer = await retry_later(partial(self.journal.client.call, "network.approvers", args))
         people = [it for it in answer["people"] if self.rule.requester_may_approve or not it["is_requester"]]
@@ -230,7 +236,7 @@ class CallApproval:
         )
 
     def _check_enough(self, approvers: Approvers | None) -> None:
-        """Refuse a call that nobody could approve, now or after an escalation. Raises `NotApproved`."""
+        """Raise `NotApproved` if too few people could ever approve the call, even after an escalation."""
         if approvers is not None and len(approvers.people) < self.rule.needed and not self.rule.escalate_to:
             raise NotApproved(self._explain_nobody(approvers))
 
@@ -246,8 +252,8 @@ class CallApproval:
         return f"it needs {needs} of {named}, and there are not enough: {'; '.join(reasons) or 'nobody is there'}."
 
     async def _ask(self, approvers: Approvers | None, readers: set[str] | None) -> Wait:
-        """Send the requests and return the wait for decisions. ``readers``: the people who read the trigger's
-        thread, or None if the hub does not support the question.
+        """Send the requests and return the wait for decisions. ``readers`` are the people who read the trigger's
+        thread; None means that the hub does not support the question.
         """
         assert self.waiter is not None
         told_apart = approvers.told_apart if approvers is not None else []
@@ -255,7 +261,8 @@ class CallApproval:
         questions: dict[str, Stored] = {}
         self._check_enough(approvers)
         call = self._describe(deciders)
-        # An older hub reports no ``readers``. Ask in the thread in that case, as agents did with those hubs.
+        # A hub that is too old to report ``readers`` gets the behavior of older agents: ask in the thread of the
+        # trigger.
         if readers or (approvers is None and readers is None):
             text, metadata = describe_request(call, self._trigger)
             questions[PERSON] = await self._send(None, text, metadata, self.context.call_id)
@@ -263,7 +270,7 @@ class CallApproval:
             text, metadata = describe_request(call, self._trigger, is_for_operators=True)
             questions[OPERATOR] = await self._send(self.context.agent_id, text, metadata, self._derive("operator"))
         elif approvers is None:
-            deciders = []  # nobody can decide until an escalation
+            deciders = []  # nobody can decide before the escalation
         questions |= await self._send_copies(call, told_apart, 0)
         wait = Wait(
             questions={to: it.seq for to, it in questions.items()},
@@ -279,13 +286,13 @@ class CallApproval:
                 if approvers is None:
                     raise NobodyDecides
                 raise NotApproved(self._explain_nobody(approvers))
-        # Expect decisions before the wait is recorded: a person may answer sooner.
+        # Register each request before the wait is recorded, because a person may decide in the meantime.
         for question in wait.questions.values():
             self.waiter.expect(question, is_approval=True)
         return wait
 
     async def _ask_more(self, wait: Wait, approvers: Approvers | None, *, stage: int) -> Wait:
-        """Ask additional people, who may decide from now on."""
+        """Send requests to additional people, who may decide from now on."""
         assert self.waiter is not None
         if approvers is None:
             return wait
@@ -314,7 +321,7 @@ class CallApproval:
     def _keep_reached(
         people: list[str] | None, told_apart: list[str], questions: dict[str, Stored]
     ) -> list[str] | None:
-        """Remove people who could not be asked: they do not read the thread, and no copy reached them."""
+        """Remove people who could not be asked because they do not read the thread and received no copy of the request."""
         return (
             people
             if people is None
@@ -329,18 +336,19 @@ class CallApproval:
                 sent[agent_id] = await self._send(agent_id, text, metadata, self._derive(f"{stage}-{agent_id}"))
             except (Forbidden, UnknownRecipient) as error:
                 place = {"agent_id": self.context.agent_id, "approver": agent_id, "code": error.code}
-                # Continue with the other approvers. A removed person must not block a call that others may approve.
+                # Continue with the other approvers. A removed person must not block a call that other people may
+                # approve.
                 _logger.warning("an approver is not asked", extra=place)
         return sent
 
     def _derive(self, name: str) -> str:
         """Return the id of a message about this approval."""
-        # Derive the id from the call and the recipient. After a restart the agent then repeats each request under the
-        # same id.
+        # Derive the id from the call and the recipient. After a restart, the agent then sends each request again under
+        # the same id.
         return f"{self.context.call_id.removesuffix('-approval')}-{name}-approval"
 
     async def _send(self, agent_id: str | None, text: str, request: dict[str, Any], message_id: str) -> Stored:
-        """Send a request to the trigger's thread, or a copy to one approver."""
+        """Send a request to the trigger's thread, or a copy of the request to one approver."""
         client: ToolClient = self.context.client
         metadata = {"approval": {"reaction": self.context.reaction, **request}}
         options: dict[str, Any] = {"message_id": message_id, "metadata": metadata}
@@ -359,8 +367,8 @@ class CallApproval:
                 outcome = await self._count(wait, message)
                 if isinstance(outcome, Approval):
                     # Store the standing approval first. If the process is killed before the next line, the decision is
-                    # repeated and stores the same record again. In the opposite order, the standing approval would be
-                    # lost.
+                    # handled again and stores the same standing approval. In the opposite order, a kill would lose the
+                    # standing approval.
                     await self._keep_standing(wait, outcome)
                     await self.journal.record_approval(*self._place, outcome)
                     for late in decisions[place:]:
@@ -375,8 +383,8 @@ class CallApproval:
                 wait = escalated
 
     async def _escalate(self, wait: Wait) -> Wait | None:
-        """Ask the people of ``escalate_to`` after the first timeout. Return None if there is nobody left to ask."""
-        # Escalate only once. A second timeout means that nobody approves.
+        """Ask the people in ``escalate_to`` after the first timeout. Return None if there is nobody left to ask."""
+        # Escalate only once. A second timeout means that the call is not approved.
         if wait.stage or not self.rule.escalate_to:
             return None
         readers = await find_people(self.journal.client, self._trigger) if wait.deciders is None else None
@@ -388,7 +396,8 @@ class CallApproval:
         sender if the decision does not count.
         """
         decision, by = read_decision(message), find_decider(message)
-        # Reading the thread after a restart returns votes that were already counted. Count each seq once.
+        # When the thread is read after a restart, it still contains votes that were already counted. Count each message
+        # once.
         if decision is None or any(it.seq == message.seq for it in wait.votes):
             return wait
         problem = self._find_problem(wait, decision, by, is_checked=is_reported_by_network(message))
@@ -397,16 +406,17 @@ class CallApproval:
             return wait
         request = 0 if is_reported_by_network(message) else message.reply_to or 0
         if decision.is_approved and wait.votes:
-            # Check removals now, because days may pass between the first vote and this one.
+            # Check now whether approvers were removed from the network, because days may pass between the first vote
+            # and this vote.
             wait = await self._drop_votes_of_removed(wait)
         at, said = message.sent_at, read_decision_text(message)
         vote = Vote(by=by, seq=message.seq, at=at, said=said, scope=decision.scope, request=request)
         votes = [*wait.votes, vote]
-        # Count people instead of votes. Otherwise one person could approve alone by writing twice.
+        # Count people instead of votes. Otherwise one person could vote twice and approve alone.
         if decision.is_approved and len({it.by for it in votes}) < wait.needed:
             counted = wait.model_copy(update={"votes": votes})
             assert self.waiter is not None
-            # Record the vote before reporting it. A reported vote must survive a kill.
+            # Record the vote before reporting it. A reported vote must survive if the process is killed.
             await self.waiter.keep(counted)
             call = describe_call(self._tool, self._arguments)
             text = f"{by} approved {call}: {len(votes)} of {wait.needed} approvals. It waits for somebody else's."
@@ -430,21 +440,21 @@ class CallApproval:
         try:
             answer = await retry_later(partial(self.journal.client.call, "network.approvers", args))
         except RequestError:
-            return wait  # an older hub, or a deleted trigger
+            return wait  # the hub is too old, or the trigger was deleted
         votes = [vote for vote in wait.votes if vote.by not in answer["unknown"]]
         return wait if len(votes) == len(wait.votes) else wait.model_copy(update={"votes": votes})
 
     def _find_problem(self, wait: Wait, decision: Decision, by: str, *, is_checked: bool) -> str:
-        """Return why a decision does not count, or an empty string if it counts. ``is_checked``: the hub has checked
-        that the person may decide.
+        """Return why a decision does not count, or an empty string if the decision counts. ``is_checked`` tells whether
+        the hub has checked that the person may decide.
         """
-        # Trust the hub's check only for operators. The hub does not know approvers that were named later.
+        # Rely on the hub's check only for operators. The hub does not know the approvers that were named later.
         is_operator = is_checked and wait.with_operators
         if wait.deciders is not None and by not in wait.deciders and not is_operator:
             names = join_names(wait.deciders)
             return f"{by} may not decide on this call: its approvers are {names}, and it still waits for them."
         if is_checked and decision.scope != "once":
-            return "Whoever does not read this thread approves one call at a time; the call still waits."
+            return "A person who does not read this thread can approve only one call at a time; the call still waits."
         if decision.is_approved and any(vote.by == by for vote in wait.votes):
             return f"{by} has approved this already; it still waits for somebody else's approval."
         if decision.arguments is None:
@@ -455,8 +465,8 @@ class CallApproval:
                 "waits. Deny it, and say what is to be changed."
             )
         try:
-            # Check the arguments now, while the person can still correct them. When the call starts, it would be too
-            # late: the call could only be refused.
+            # Check the arguments now, while the person can still correct them. A check at the start of the call could
+            # only refuse the call.
             self.planned.tool.parse(decision.arguments)
         except ToolArgumentsError as error:
             request = next(iter(wait.questions.values()))
@@ -487,15 +497,15 @@ class CallApproval:
         await reply_to_decider(self.context.client, message, text, metadata)
 
     async def _report_outcome(self, approval: Approval) -> None:
-        """Report the decision in every thread with a request, except below a request that the decision itself
-        answers. Repeating the call stores nothing.
+        """Report the decision in every thread with a request, except in the thread where the decision itself already
+        replies to the request. A repeated report stores nothing.
         """
         wait = self.waiter.known if self.waiter is not None else None
         wait = wait or self.recorded.waiting.approval_waits.get(self._place)
         if wait is None or self._place in self.recorded.begun_calls or self._place in self.recorded.results:
             return  # the call has started, so the decision was reported before the restart
         if not approval.votes:
-            return  # the decision is a reply to the only request
+            return  # the only request already has this decision as its reply
         text = describe_decision(approval, self._tool, self._arguments)
         decision = {
             "is_approved": approval.is_approved,
@@ -519,7 +529,9 @@ class CallApproval:
                 await self._send_notice(partial(self.context.client.send_text, recipient, text, **options))
 
     async def _send_notice(self, send: Callable[[], Any]) -> None:
-        """Send a message that only informs people. Log a refusal instead of raising it."""
+        """Send a message that only informs people. If the hub refuses the message, log the refusal instead of raising
+        it.
+        """
         try:
             await retry_later(send)
         except (RequestError, LoopStopped, BudgetExhausted, ThreadHeld) as error:

@@ -1,9 +1,9 @@
 """One hash of everything that determines an agent's behavior. A reaction that resumes with a different hash reports the
 change.
 
-`simple` computes the hash. Data counts by value, and its hash is the same in every process: instruction, model
-settings, limits, tools, handoffs and options of middleware. Code counts by name only. Only the hash is stored, so
-options may contain secrets. Pure.
+`simple` calls `hash_config`. The hash covers the values of the instruction, model settings, limits, tools, handoffs and
+middleware options, but only the names of functions. It is the same in every process. Options may contain secrets,
+because only the hash is stored. This module is pure.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from .patterns import BoundedPattern
 from .tools import Tool, index_tools
 
 MAX_DEPTH = 20
-"""Maximum nesting of values. A deeper value counts by its type only."""
+"""Maximum nesting of values in a configuration. Of a more deeply nested value, only the type is hashed."""
 
 
 MAX_OBJECTS = 2
-"""Maximum nesting of objects with attributes, such as middleware that contains a check."""
+"""Maximum nesting of objects with attributes, for example middleware that contains a check."""
 
 
 _OPAQUE = sys.stdlib_module_names | {"pydantic", "jinja2"}
-"""Packages whose objects contain runtime state or values that differ in each process, such as locks or compiled
-templates.
+"""Packages whose objects are hashed by type only, because they contain runtime state or values that differ in each
+process, such as locks or compiled templates.
 """
 
 
 def hash_config(agent: Agent, described: Mapping[int, object], *beside: object) -> str:
-    """Return the hash of an agent, of the agents that it may hand over to, and of the values in ``beside``.
+    """Return the hash of an agent, of all agents that can take over from this agent, and of the values in ``beside``.
     ``described`` comes from `describe_middleware`.
     """
     return hash_text(json.dumps([_describe_agent(agent, described), describe_value(beside)], sort_keys=True))
@@ -62,8 +62,8 @@ def describe_middleware(agents: Iterable[Agent]) -> dict[int, object]:
 
 
 def describe_value(value: object, depth: int = 0, objects: int = 0) -> object:
-    """Return a value as JSON that is the same in every process. Data counts by value, code by name, and other
-    objects by their type and attributes.
+    """Return a value as JSON that is the same in every process. Data is represented by its value, functions by their
+    names, and other objects by their types and attributes.
     """
 
     def inside(it: object) -> object:
@@ -102,7 +102,7 @@ def describe_value(value: object, depth: int = 0, objects: int = 0) -> object:
     name = type(value).__qualname__
     if is_dataclass(value):
         return [name, {field.name: inside(getattr(value, field.name)) for field in fields(value)}]
-    if callable(getattr(value, "complete", None)):  # a model, which may contain an API key
+    if callable(getattr(value, "complete", None)):  # a model, whose attributes may include an API key
         return [name, str(getattr(value, "name", "")), inside(getattr(value, "settings", None))]
     if objects >= MAX_OBJECTS or type(value).__module__.partition(".")[0] in _OPAQUE:
         return name
@@ -141,7 +141,8 @@ def _describe_layer(layer: Middleware) -> object:
 
 def _describe_agent(agent: Agent, described: Mapping[int, object]) -> list[object]:
     policy = {field.name: describe_value(getattr(agent.policy, field.name)) for field in fields(agent.policy)}
-    if policy["shows_standing"]:  # the default, and agents of older releases had no such field
+    # omit the default, because agents of older releases did not have this field and must keep their hash
+    if policy["shows_standing"]:
         del policy["shows_standing"]
     tools = [describe_value(tool) for tool in index_tools(agent.tools).values()]
     handoffs = [

@@ -1,11 +1,13 @@
 """Runs a reaction turn by turn: performs each step of the loop and returns the outcome to the loop.
 
 `reaction` decides the next step, and `Driver` performs it. It asks the model (`model_call`), runs the tools of a turn
-in parallel (`tool_call`) and has answers reviewed (`review`). It never decides how a reaction continues. Every outcome
-is recorded in the journal before the loop reads it, and a recorded outcome is never produced again.
+in parallel (`tool_call`) and has answers reviewed (`review`). `Driver` never decides how a reaction continues. Every
+outcome is recorded in the journal before the loop reads it. After a restart, recorded outcomes are read from the
+journal instead of being produced a second time.
 
-Events go to a callback instead of an async generator: tasks and timeouts do not survive if the consumer abandons a
-generator (PEP 789). Cancelling the driver's task also cancels the call that it awaits.
+Events are passed to a callback. An async generator would be unsafe, because tasks and timeouts inside it break if the
+consumer abandons the generator (PEP 789). Cancelling the driver's task also cancels the model call or tool call that
+the driver awaits.
 """
 
 from __future__ import annotations
@@ -50,20 +52,22 @@ from .values import (
 
 
 class NewMessagesSource(Protocol):
-    """Source of messages that arrive in the thread while its reaction runs, and that this reaction reads."""
+    """Source of new messages in a reaction's thread that arrive while the reaction runs. The reaction reads these
+    messages too.
+    """
 
     async def take(self) -> NewMessages | None:
         """Return the messages that have arrived, or None if there are none."""
         ...
 
     async def settle(self, new: NewMessages) -> None:
-        """Mark messages as read after they are recorded. They need no reaction of their own."""
+        """Mark messages as handled after they are recorded, so that they start no reaction of their own."""
         ...
 
 
 class Driver:
-    """Drives one run to its end, from its beginning or from its records. The run is a whole reaction, or an agent
-    that is called as a tool by the run ``outer``.
+    """Drives one run from its start, or from its records, to its end. The run is a whole reaction, or the work of an
+    agent that the run ``outer`` calls as a tool.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class Driver:
         self._step: Step | None = None  # the next step, or None before the first step
         self._turn_text: str | None = None  # text of the current turn's reply
         self._agent: AgentView = reaction.agent  # agent of the last turn that ran
-        self._outer_store = journal.store  # store hook of the outer runs
+        self._outer_store = journal.store  # store hook of the runs that called this run
         self._select_store_hook()
 
     # --- a whole run
@@ -98,9 +102,7 @@ class Driver:
     async def run(
         self, recorded: Recorded | None = None, *, config_hash: str = "", prompt_hash: str | None = None
     ) -> Finish:
-        """Drive the run to its end. Raises `ConnectError` and `Superseded`. After either error the reaction is still
-        open.
-        """
+        """Drive the run to its end. If this method raises `ConnectError` or `Superseded`, the reaction stays open."""
         if recorded is not None:
             self._resume(recorded, config_hash, prompt_hash)
         run = self._run
@@ -108,7 +110,7 @@ class Driver:
             await self._reaction.start()
             around = partial(self._models.make_around, 0, "reaction", run.unrecorded_use)
             finish = await self._reaction.agent.chain.around_reaction(around, self._take_turns)
-        except SystemExit as error:  # raised by middleware: outside of its own task it would end the event loop
+        except SystemExit as error:  # middleware raised it; outside of a separate task it would end the event loop
             raise CallCrashed(error) from error
         used = tuple(run.unrecorded_use)
         return replace(finish, usage=add_usage(used, finish.usage), used=used) if used else finish
@@ -116,7 +118,7 @@ class Driver:
     def _resume(self, recorded: Recorded, config_hash: str, prompt_hash: str | None) -> None:
         run = self._run
         run.recorded = recorded
-        # Count messages of recorded calls again. Otherwise a restart would reset the limit per recipient.
+        # Count the messages that recorded calls have sent. Otherwise a restart would reset the limit per recipient.
         for result in recorded.results.values():
             for address, count in result.sent.items():
                 run.sent_counts[address] = run.sent_counts.get(address, 0) + count
@@ -124,8 +126,8 @@ class Driver:
         if started is not None:
             config_changed = started.config_hash != config_hash
             prompt_changed = prompt_hash is not None and started.prompt_hash not in ("", prompt_hash)
-            # Only report a changed configuration. Recorded turns stay unchanged, and the new configuration applies to
-            # the remaining turns.
+            # Only report that the configuration has changed. Recorded turns stay unchanged, and the new configuration
+            # applies to the remaining turns.
             run.emit(Resumed(run.id, len(recorded.replies), config_changed, prompt_changed, path=run.path))
 
     async def _take_turns(self) -> Finish:
@@ -134,11 +136,11 @@ class Driver:
             turn, perform = self._reaction.turn, partial(self._perform_turn, self._reaction.turn)
             self._turn_text = None
             if turn in self._run.recorded.replies:
-                await perform()  # the hooks of this step ran before the restart
+                await perform()  # the hooks of this turn ran before the restart
             else:
                 around = partial(self._models.make_around, turn, "turn", self._run.unrecorded_use)
                 await self._reaction.agent.chain.around_turn(around, perform)
-                # Without this check the loop would perform the same step forever.
+                # If middleware did not perform the turn, fail. Otherwise the loop would try the same step forever.
                 if self._is_in_turn(turn):
                     raise RoundelayError(
                         f"Middleware around turn {turn} of {self._run.id} did not let it go on to its end: "
@@ -173,8 +175,8 @@ class Driver:
                     raise AssertionError("a step of this turn is one of the three")
             next_step = await self._advance(outcome)
             if isinstance(outcome, ModelFailed) and isinstance(next_step, Finish) and not outcome.is_recorded:
-                # Record the failure before the answer is sent. A resumed run must end with the same failure instead of
-                # asking the model again.
+                # Record the failure before the answer is sent. A resumed run must then end with the same failure
+                # instead of asking the model again.
                 await self._journal.record_model_failed(turn, outcome)
             self._step = next_step
 
@@ -184,15 +186,17 @@ class Driver:
         return step
 
     def _select_store_hook(self) -> None:
-        """Apply the store hooks to records: first those of the current agent, then those of the outer runs."""
+        """Set the store hooks for records: first the hooks of the current agent, followed by the hooks of the outer
+        runs.
+        """
         chain, outer_store = self._reaction.agent.chain, self._outer_store
         if not chain.stores:
             self._journal.store = outer_store
         elif outer_store is None:
             self._journal.store = chain.store
         else:
-            # Call the outer hook last, so that it sees the final body. Otherwise an inner agent could store data that
-            # the outer hook removes.
+            # Call the outer hooks last, so that they see the final body. Otherwise an inner agent could store data that
+            # an outer hook removes.
             self._journal.store = lambda kind, body: outer_store(kind, chain.store(kind, body))
 
     # --- the model
@@ -200,8 +204,8 @@ class Driver:
     async def _ask_model(self, step: CallModel) -> ModelReply | Replayed | ModelFailed:
         """Return the recorded reply of a turn, or ask the model and record its reply."""
         recorded, run = self._run.recorded, self._run
-        # Restore the values before anything reads the state. Middleware then skips the work it did in this turn before
-        # the restart.
+        # Restore the values before any code reads the state. Middleware then skips the work that it finished in this
+        # turn before the restart.
         if step.turn in recorded.notes:
             self._reaction.update_values(recorded.notes[step.turn])
         new = recorded.new_messages.get(step.turn)
@@ -209,8 +213,9 @@ class Driver:
             step = await self._read_in(new)
         replayed = recorded.replay(step.turn)
         if replayed is not None:
-            return replayed  # never asked again: its calls may have had effects
-        if step.turn != run.last_live_turn:  # otherwise the prompt was too long, and the model is asked again
+            return replayed  # never ask the model again: the calls of the recorded reply may have had effects
+        # false if the model is asked again in the same turn because the prompt was too long
+        if step.turn != run.last_live_turn:
             if new is None:
                 step = await self._read_new_messages(step)
             if step.agent.id != self._agent.id:
@@ -226,7 +231,7 @@ class Driver:
         return await self._record_reply(step, outcome)
 
     async def _record_reply(self, step: CallModel, reply: ModelReply) -> ModelReply:
-        """Record a reply. Return the reply exactly as a resumed run would read it."""
+        """Record a reply of the model. Return the reply in the form in which a resumed run would read it."""
         if reply.reasoning and step.agent.policy.keep.thinking:
             await self._journal.record_thinking(step.turn, reply.reasoning)
         request = fingerprint_request(*self._models.sent) if self._models.sent is not None else None
@@ -239,12 +244,13 @@ class Driver:
             request=request,
             used=self._models.middleware_use,
         )
-        # If the record is shorter, continue with the record. Otherwise this run and a resumed run would differ.
+        # If the stored reply is shorter, continue with the stored reply. Otherwise this run and a resumed run would
+        # differ.
         return reply if stored is kept else stored
 
     async def _add_reporter(self, failed: ModelFailed) -> ModelFailed:
-        """Set whether the hub notifies operators of a failure. A replay keeps the recorded value. Failures that
-        concern only one conversation are not reported to operators.
+        """Set whether the hub notifies operators of a failure. Failures that concern only one conversation are not
+        reported to operators. A replay keeps the recorded value.
         """
         if self._run.playback is not None or self._run.path or failed.failure in OF_ONE_CONVERSATION:
             return failed
@@ -257,8 +263,8 @@ class Driver:
         new = await source.take()
         if new is None:
             return step
-        # The order is record, read, settle. If the process is killed between two of these steps, messages are neither
-        # lost nor read twice.
+        # Record the new messages, read them, and mark them as handled, in this order. If the process is killed between
+        # two of these steps, messages are neither lost nor read twice.
         await self._journal.record_new_messages(step.turn, new)
         step = await self._read_in(new)
         await source.settle(new)
@@ -272,8 +278,8 @@ class Driver:
     # --- tools
 
     async def _call_tools(self, step: CallTools) -> dict[int, ToolResult]:
-        """Run the planned calls in parallel, and record the calls that do not run. Return the result of each planned
-        call by its index.
+        """Run the planned calls in parallel, and record the calls that may not run. Return the results of the planned
+        calls by index.
         """
         if step.turn not in self._run.recorded.replies:
             self._run.emit(ToolRequests(self._run.id, step.turn, step.text, step.calls, path=self._run.path))
@@ -286,18 +292,18 @@ class Driver:
                     for planned in step.planned
                 }
         except BaseExceptionGroup as failures:
-            # Raise a single error. An exception group would pass every ``except ConnectError`` in the callers, and the
+            # Raise a single error. An exception group would not match ``except ConnectError`` in the callers, and the
             # reaction would be closed instead of left open.
             raise first_error(failures) from failures
         return {index: task.result() for index, task in tasks.items()}
 
     def _make_inner(self, turn: int, call: int, number: int, agent: Agent, text: str) -> Driver:
-        """Create the driver for an agent that is called as a tool. It reads only ``text`` and counts its own turns.
-        Raises `ToolError` if agents call each other too deeply.
+        """Create the driver for an agent that is called as a tool. The inner agent reads only ``text`` and counts its
+        own turns. Raises `ToolError` if the nesting of agent calls is too deep.
         """
         outer = self._reaction
         journal = self._journal.descend(turn, call, number)
-        # Without this limit, two agents that call each other would recurse until the budget is used up.
+        # Without this limit, two agents that call each other would recurse until the budget is exceeded.
         if journal.depth > outer.agent.policy.max_depth:
             raise ToolError(f"Not run: agents call each other {journal.depth} deep already.")
         trigger = outer.setup.trigger
@@ -307,7 +313,8 @@ class Driver:
             trigger=Trigger(trigger.seq, outer.agent.id, "agent", text) if trigger is not None else None,
             form=outer.setup.form,
         )
-        inner_agent = replace(agent, policy=replace(agent.policy, on_text="reply"))  # its text is the call's result
+        # the text of the inner agent is the result of the call
+        inner_agent = replace(agent, policy=replace(agent.policy, on_text="reply"))
         return Driver(
             Reaction(inner_agent, prompt=text, answers=True, setup=setup),
             journal=journal,
@@ -321,29 +328,32 @@ class Driver:
     # --- the end
 
     def describe_interrupted(self) -> Finish:
-        """Return the usage so far as the end of a cancelled or failed run."""
+        """Return the end of a cancelled or failed run, with the usage so far."""
         return Finish("cancelled", "", usage=self._reaction.usage, tool_calls=self._reaction.tool_calls)
 
     def find_stopped(self, by: str) -> StopTrace | None:
-        """Return the trace of a run that ``by`` has stopped, or None if a replay knows that nothing was recorded."""
+        """Return the trace of a run that the participant ``by`` has stopped. Return None in a replay if the recorded
+        run has no trace.
+        """
         run = self._run
         if run.playback is not None:
             return run.playback.find_stopped(run.id)
-        # Do not show text that waits for its review, not even after a stop.
+        # Text that waits for a review must not be shown, even if the run is stopped before the review.
         is_shown = self._reaction.sends_text() and not run.is_text_withheld()
         text = self._models.streamed_text if is_shown else ""
         return StopTrace(by, self._reaction.turn, text, tuple(run.interrupted_use))
 
     def cancel(self, reason: str, interrupted_use: tuple[ModelUse, ...] = ()) -> Finish:
-        """End the reaction after the task of `run` was cancelled. ``interrupted_use``: usage of the model calls that
-        the stop interrupted.
+        """End the reaction after the task of `run` was cancelled. ``interrupted_use`` is the usage of the model calls
+        that the cancellation interrupted.
         """
         used = (*self._run.unrecorded_use, *interrupted_use)
-        if self._reaction.state is LoopState.FINISHED:  # already reported: only middleware was still running
+        # the end was already reported, and only middleware was still running
+        if self._reaction.state is LoopState.FINISHED:
             done = self._reaction
             usage = add_usage(used, done.usage)
             return Finish("cancelled", reason, None, done.turn, usage, done.tool_calls, used=used)
-        finish = self._reaction.advance(Cancel(reason))  # calls no hook
+        finish = self._reaction.advance(Cancel(reason))  # this step calls no hook
         self._select_store_hook()
         assert isinstance(finish, Finish)
         finish = replace(finish, usage=add_usage(used, finish.usage), used=used)

@@ -1,7 +1,8 @@
 """Typed events of a reaction: the same objects for the terminal, traces and tests.
 
-`driver` and its parts create most events. `live_activity` creates the events of remote agents. A callback receives the
-events in order. Events are frozen and convert to plain JSON (`event_to_json`). No IO, no clock.
+`driver` and its helper modules create most events. `live_activity` creates the events of remote agents. A callback
+receives the events in order. Events are immutable, and `event_to_json` converts them to plain JSON. This module has no
+IO and reads no clock.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from .values import Status
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Event of a reaction. ``path`` names the calls around an agent that is called as a tool (``turn.call``, the
-    outermost first). It is empty for the reaction's own agent.
+    """Event of a reaction. If the event belongs to an agent that is called as a tool, ``path`` lists the calls around
+    that agent (``turn.call``, outermost first). For the reaction's own agent, ``path`` is empty.
     """
 
     type: ClassVar[str]
@@ -28,7 +29,9 @@ class Event:
 
 
 OnEvent = Callable[[Event], None]
-"""Handles each event when it happens. It must return quickly, because the reaction waits for it."""
+"""Callback for events, called when each event happens. The callback must return quickly, because the reaction waits for
+it.
+"""
 
 
 def event_to_json(event: Event) -> dict[str, object]:
@@ -38,7 +41,7 @@ def event_to_json(event: Event) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Resumed(Event):
-    """A reaction continues after a restart. ``turns`` is the number of turns read from its records."""
+    """Event: a reaction continues after a restart. ``turns`` is the number of turns that were read from records."""
 
     type = "resumed"
     turns: int
@@ -48,14 +51,14 @@ class Resumed(Event):
 
 @dataclass(frozen=True, slots=True)
 class TurnEvent(Event):
-    """Event in a turn."""
+    """Event that belongs to a turn."""
 
     turn: int
 
 
 @dataclass(frozen=True, slots=True)
 class TurnStart(TurnEvent):
-    """The model is about to be called."""
+    """Event: the model is about to be called."""
 
     type = "turn_start"
     max_turns: int
@@ -63,8 +66,8 @@ class TurnStart(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput(TurnEvent):
-    """Part of a reply while it streams. ``index`` counts the parts of a reaction, including those of agents called
-    as tools. ``is_held``: a reviewer must see the answer before people do.
+    """Event: a part of a reply has arrived from the model. ``index`` counts the parts of a reaction, including the
+    parts from agents called as tools. ``is_held`` is true if a reviewer must read the answer before people do.
     """
 
     type = "model_delta"
@@ -76,7 +79,9 @@ class ModelOutput(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class ModelRetry(TurnEvent):
-    """An attempt of the model call failed with a temporary error. The next attempt starts after ``delay_s`` seconds."""
+    """Event: an attempt of the model call failed with a temporary error. The next attempt starts after ``delay_s``
+    seconds.
+    """
 
     type = "model_retry"
     error: str
@@ -85,7 +90,7 @@ class ModelRetry(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class ToolRequests(TurnEvent):
-    """The model replied with these calls. ``text`` is the text that came with them."""
+    """Event: the model replied with tool calls. ``text`` is the text in the same reply."""
 
     type = "tool_requests"
     text: str | None
@@ -94,7 +99,7 @@ class ToolRequests(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class CallEvent(TurnEvent):
-    """Event in a call of ``tool``. ``call`` is the position of the call in its turn."""
+    """Event that belongs to a call of ``tool``. ``call`` is the position of the call in its turn."""
 
     call: int
     tool: str
@@ -102,7 +107,7 @@ class CallEvent(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart(CallEvent):
-    """A tool starts."""
+    """Event: a tool starts."""
 
     type = "tool_call_start"
     arguments: str
@@ -110,8 +115,8 @@ class ToolCallStart(CallEvent):
 
 @dataclass(frozen=True, slots=True)
 class ToolOutput(CallEvent):
-    """Part of a call's result while it streams. ``index`` and ``is_held`` have the same meaning as in `ModelOutput`,
-    because the result of some tools is the answer.
+    """Event: a part of a call's result has arrived while the tool still runs. ``index`` and ``is_held`` have the same
+    meaning as in `ModelOutput`, because the result of some tools is the answer.
     """
 
     type = "tool_delta"
@@ -122,19 +127,19 @@ class ToolOutput(CallEvent):
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd(CallEvent):
-    """A call has its result. A call that was refused has no start event."""
+    """Event: a call has its result. A call that was refused has no start event."""
 
     type = "tool_call_end"
     ok: bool
     content: str
     duration_s: float = 0.0
-    """Seconds from start to end, including waits; 0 for a call that did not run."""
+    """Seconds from start to end, including waits. 0 for a call that did not run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting(CallEvent):
-    """A call waits for replies of these agents, or for a person's approval. The deadline is in milliseconds since
-    the Unix epoch.
+    """Event: a call waits for replies of these agents, or for a person's approval. The deadline is in milliseconds
+    since the Unix epoch.
     """
 
     type = "waiting"
@@ -145,8 +150,8 @@ class Waiting(CallEvent):
 
 @dataclass(frozen=True, slots=True)
 class Progress(TurnEvent):
-    """Current step of the work, shown to people. A step ends with the next step of the same call or with
-    ``is_done``, which precedes the end of the call. ``call`` is None outside of calls.
+    """Event: the current step of the work, shown to people. A step ends when the same call starts its next step, or
+    with ``is_done``, which is sent before the call ends. ``call`` is None outside of calls.
     """
 
     type = "progress"
@@ -161,9 +166,10 @@ PieceKind = Literal["text", "reasoning", "tool", "progress"]
 
 @dataclass(frozen=True, slots=True)
 class RemoteOutput(TurnEvent):
-    """Part of a remote agent's stream, while a call waits for that agent's answer and a person watches. ``path`` is
-    the path that the remote agent would have as an inner agent of the call. ``turn``, ``call`` and ``tool`` are the
-    remote agent's own. ``at`` is the offset of the text in its stream, because parts may be lost.
+    """Event: a part of a remote agent's stream has arrived while a call waits for that agent's answer and a person
+    watches. ``path`` is the path that the remote agent would have if it were called as a tool in this process.
+    ``turn``, ``call`` and ``tool`` belong to the remote agent. ``at`` is the offset of the text in the remote stream,
+    because parts may be lost.
     """
 
     type = "remote_delta"
@@ -180,8 +186,8 @@ class RemoteOutput(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class RemoteCall(CallEvent):
-    """A remote agent (see `RemoteOutput`) starts or ends a call. ``asked`` names the agents whose answers that call
-    waits for.
+    """Event: a remote agent (see `RemoteOutput`) starts or ends a call. ``asked`` names the agents whose answers this
+    call waits for.
     """
 
     type = "remote_tool"
@@ -193,8 +199,8 @@ class RemoteCall(CallEvent):
 
 @dataclass(frozen=True, slots=True)
 class TurnEnd(TurnEvent):
-    """The model call and the tool calls of the turn have ended. ``text`` is the model's text in this turn. ``usage``
-    is the usage of the reaction so far.
+    """Event: the model call and the tool calls of the turn have ended. ``text`` is the model's text in this turn.
+    ``usage`` is the usage of the reaction so far.
     """
 
     type = "turn_end"
@@ -204,8 +210,8 @@ class TurnEnd(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class AnswerReviewed(TurnEvent):
-    """The reviewers have checked an answer, or a message that a ``call`` sends to the requester. ``correction``: the
-    instruction to the model if it must write another answer.
+    """Event: the reviewers have checked an answer, or a message that a ``call`` sends to the requester. If the model
+    must write another answer, ``correction`` is the instruction to the model.
     """
 
     type = "review"
@@ -218,7 +224,7 @@ class AnswerReviewed(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class HandedOver(TurnEvent):
-    """Another agent continues the conversation from this turn on."""
+    """Event: another agent continues the conversation from this turn on."""
 
     type = "handoff"
     agent_id: str
@@ -227,7 +233,7 @@ class HandedOver(TurnEvent):
 
 @dataclass(frozen=True, slots=True)
 class Finished(Event):
-    """The reaction has ended. ``answer`` is the text sent to the thread of the trigger."""
+    """Event: the reaction has ended. ``answer`` is the text sent to the thread of the trigger."""
 
     type = "finished"
     status: Status

@@ -1,7 +1,8 @@
-"""History of a reaction in a form that providers accept, and shorter versions of it.
+"""Converts the history of a reaction into a form that providers accept, and into shorter forms.
 
-Each call is paired with its result, ids are unique and arguments are valid JSON. `reaction` uses these functions before
-every model call and at a handoff. Pure: each function returns a new list, except `append_user_text`.
+In the converted history, each call is paired with its result, ids are unique and arguments are valid JSON. `reaction`
+uses these functions before every model call and at a handoff. The functions are pure and return new lists. Only
+`append_user_text` changes its argument.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from roundelay.network.text import cut
 from .models.model import AssistantMessage, ChatMessage, SystemMessage, ToolCall, ToolMessage, UserMessage
 
 HistoryFilter = Literal["texts", "all", "none"] | int | Callable[[Sequence[ChatMessage]], Sequence[ChatMessage]]
-"""Selects the earlier turns that an agent sees after a handoff: texts without tool calls, all turns, no turns, the
-last N messages, or the result of a callable.
+"""Selects the earlier turns that an agent sees after a handoff. "texts" selects the turns without tool calls. A number
+N selects the last N messages. A callable returns the messages itself.
 """
 
 COMPACT_RESULT_CHARS = 400
-"""Maximum characters of an earlier result in a shortened history."""
+"""Maximum characters of each earlier result in a shortened history."""
 
 
 def append_user_text(messages: list[ChatMessage], text: str) -> None:
-    """Append a text to the last message if it is a user message, else append a new user message. Many chat templates
+    """Append a text to the last message if that is a user message, or else as a new user message. Many chat templates
     refuse two user messages in a row.
     """
     last = messages[-1] if messages else None
@@ -37,8 +38,8 @@ def append_user_text(messages: list[ChatMessage], text: str) -> None:
 
 
 def find_prompt(messages: Sequence[ChatMessage], history: Sequence[ChatMessage]) -> int | None:
-    """Return the index of the run's prompt in a request. Examples may precede the prompt, and more text may follow
-    it.
+    """Return the index of the run's prompt in the messages of a request. Examples may precede the prompt, and more
+    messages may follow.
     """
     prompt = history[1] if len(history) > 1 else None
     users = [place for place, it in enumerate(messages) if isinstance(it, UserMessage)]
@@ -52,15 +53,15 @@ def find_prompt(messages: Sequence[ChatMessage], history: Sequence[ChatMessage])
 def add_to_prompt(
     messages: Sequence[ChatMessage], history: Sequence[ChatMessage], text: str
 ) -> tuple[ChatMessage, ...]:
-    """Return a request with a text directly after its prompt, and before the text that follows the prompt in the
-    first turn. The position is the same in every turn.
+    """Insert a text into a request directly after the prompt. In the first turn, other text may follow the prompt;
+    insert before that text. The position is therefore the same in every turn.
     """
     place = find_prompt(messages, history)
     if place is None:
         return tuple(messages)
     prompt, original = messages[place], history[1].content if len(history) > 1 else None
     assert isinstance(prompt, UserMessage)
-    if original is None or not prompt.content.startswith(original):  # other middleware has rewritten the prompt
+    if original is None or not prompt.content.startswith(original):  # true if other middleware has rewritten the prompt
         original = prompt.content
     extended = replace(prompt, content=f"{original}\n\n{text}{prompt.content[len(original) :]}")
     return (*messages[:place], extended, *messages[place + 1 :])
@@ -68,9 +69,10 @@ def add_to_prompt(
 
 def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list[ChatMessage]:
     """Pair calls and results: the results follow directly after the message with the calls, in order. Drop results
-    without a call. ``trailing`` is added at the end.
+    without a call. Add ``trailing`` at the end.
     """
-    # Hooks may drop or move messages. Providers refuse a call without a result, and a result without its call.
+    # Pair calls and results again, because hooks may drop or move messages. Providers refuse a call without a result,
+    # and a result without its call.
     results = {it.tool_call_id: it for it in messages if isinstance(it, ToolMessage)}
     repaired: list[ChatMessage] = []
     for message in messages:
@@ -80,7 +82,7 @@ def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list
             case AssistantMessage(tool_calls=calls) if calls:
                 repaired.append(message)
                 repaired += [results.get(call.id) or ToolMessage(call.id, "No result is known.") for call in calls]
-            # Skip an empty assistant message. Several providers refuse it, and it adds no information.
+            # Skip an empty assistant message. Several providers refuse such a message, and it contains no information.
             case AssistantMessage(content) if not content:
                 continue
             case UserMessage(content, images, files):
@@ -96,7 +98,7 @@ def repair(messages: Sequence[ChatMessage], trailing: str | None = None) -> list
 
 
 def replace_trailing_text(messages: Sequence[ChatMessage], trailing: str, other: str) -> tuple[ChatMessage, ...]:
-    """Return the request with ``other`` in place of ``trailing`` at its end, if it ends with ``trailing``."""
+    """If the request ends with ``trailing``, return the request with ``other`` instead of ``trailing``."""
     if not trailing:
         extended = list(messages)
         if other:
@@ -109,7 +111,9 @@ def replace_trailing_text(messages: Sequence[ChatMessage], trailing: str, other:
 
 
 def compact(messages: Sequence[ChatMessage], prompt: str | None = None) -> list[ChatMessage]:
-    """Shorten long texts: every result before the last turn, and also the prompt if ``prompt`` is given."""
+    """Shorten long texts: every result before the last turn, and also the prompt if the ``prompt`` to use instead is
+    given.
+    """
     turns = [place for place, message in enumerate(messages) if isinstance(message, AssistantMessage)]
     last = turns[-1] if turns else 0
     # Keep the results of the last turn complete, because the model has not read them yet.
@@ -120,13 +124,13 @@ def compact(messages: Sequence[ChatMessage], prompt: str | None = None) -> list[
         for place, message in enumerate(messages)
     ]
     if prompt is not None:
-        has_prompt = len(short) > 1 and isinstance(short[1], UserMessage)  # a hook may have removed the prompt
+        has_prompt = len(short) > 1 and isinstance(short[1], UserMessage)  # false if a hook has removed the prompt
         short[1 : 2 if has_prompt else 1] = [UserMessage(prompt)]
     return short
 
 
 def filter_history(messages: Sequence[ChatMessage], chosen: HistoryFilter) -> list[ChatMessage]:
-    """Return the messages after the prompt that a filter selects."""
+    """Return those messages after the prompt that a filter selects."""
     kept: Sequence[ChatMessage]
     match chosen:
         case "all":
@@ -140,7 +144,7 @@ def filter_history(messages: Sequence[ChatMessage], chosen: HistoryFilter) -> li
                 if not isinstance(message, ToolMessage)
             ]
         case int(count):
-            # Handle 0 separately: ``messages[-0:]`` is the whole list.
+            # Handle 0 separately, because ``messages[-0:]`` is the whole list.
             kept = messages[-count:] if count > 0 else ()
         case _:
             kept = [it for it in chosen(tuple(messages)) if not isinstance(it, SystemMessage)]
@@ -148,7 +152,7 @@ def filter_history(messages: Sequence[ChatMessage], chosen: HistoryFilter) -> li
 
 
 def drop_turn(messages: Sequence[ChatMessage], calls: Sequence[ToolCall]) -> list[ChatMessage]:
-    """Return the messages without system messages and without the turn that made these calls."""
+    """Return the messages without system messages and without the turn that contains these calls."""
     ids = {call.id for call in calls}
     return [
         message
@@ -160,12 +164,12 @@ def drop_turn(messages: Sequence[ChatMessage], calls: Sequence[ToolCall]) -> lis
 
 
 def sanitize_call(call: ToolCall) -> ToolCall:
-    """Return the call as the history shows it: with a valid name and with a JSON object as arguments.
+    """Return a call in the form in which the history shows it, with a valid name and a JSON object as arguments.
 
-    Servers parse the arguments of earlier calls. One malformed call makes them refuse the whole conversation
+    Servers parse the arguments of earlier calls. A single malformed call makes them refuse the whole conversation
     (https://github.com/vllm-project/vllm/issues/43995, https://github.com/OpenHands/software-agent-sdk/issues/2887).
     """
-    # Providers refuse the whole history if a function name has other characters or is longer than 64.
+    # Providers refuse the whole history if a function name is longer than 64 characters or contains other characters.
     name = re.sub(r"[^a-zA-Z0-9_-]", "_", call.name)[:64] or "unnamed"
     arguments = call.arguments if call.arguments.strip() else "{}"
     try:
@@ -181,7 +185,9 @@ def _refuse_constant(name: str) -> None:
 
 
 def read_argument(call: ToolCall, name: str) -> str:
-    """Return a text argument of a call. Return an empty string if it is missing or the arguments are malformed."""
+    """Return a text argument of a call. Return an empty string if the argument is missing or the arguments are
+    malformed.
+    """
     try:
         value = json.loads(call.arguments or "{}")[name]
     except (ValueError, LookupError, TypeError, RecursionError):

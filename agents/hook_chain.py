@@ -1,8 +1,9 @@
-"""All hooks of one agent in order: the policy's functions and the middleware.
+"""Runs all hooks of one agent in order: the policy's functions and the middleware.
 
-`reaction` and `driver` call the chain and know neither the policy's functions nor the middleware. A policy's functions
-become middleware around the agent's own middleware. The first layer is outermost. A hook that no layer overrides costs
-nothing. Every hook is user code: its return value is checked and its time is limited (`isolation.run_hook`).
+`reaction` and `driver` call only the chain and import neither the policy's functions nor the middleware. The chain
+treats the policy's functions as middleware around the agent's own middleware. The first layer is outermost. A hook that
+no layer overrides costs nothing. Every hook is user code, so its return value is checked and its time is limited
+(`isolation.run_hook`).
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ _POLICY_HOOKS = (
     "after_tool",
     "on_no_tool_calls",
 )
-"""Hooks that exist under the same name in policies and in middleware."""
+"""Hooks that have the same name in policies and in middleware."""
 
 
 class HookChain:
-    """Hooks of an agent: the policy's functions first, then the overridden hooks of its middleware, in order."""
+    """Hooks of an agent in order: the policy's functions, followed by the hooks that the agent's middleware overrides."""
 
     def __init__(self, policy: AgentPolicy, middleware: Sequence[Middleware]) -> None:
         self.middleware = tuple(middleware)
@@ -72,16 +73,16 @@ class HookChain:
         self.reviews = bool(self._hooks["review"] or self._hooks["finish_answer"])
         reviewers = [layer for layer in layers if type(layer).review is not Middleware.review]
         self.withholds = any(layer.withholds for layer in reviewers)
-        """Whether nobody may read an answer before its review."""
+        """Whether an answer must not be shown before its review."""
 
         self.guards: tuple[Guard, ...] = tuple(layer.review for layer in reviewers if layer.guards)
-        """Reviews that also apply to agents to which this agent hands over."""
+        """Reviews that also apply to agents that take over from this agent."""
 
     # --- pure hooks: called again when a reaction resumes
 
     async def _ask(self, hook: Callable[..., object], *args: object) -> Any:
-        """Call a hook, and await its result if it is a coroutine. Without the await, a guard that returns a
-        coroutine would always count as true.
+        """Call a hook. If the hook returns a coroutine, await it: without the await, a guard that returns a coroutine
+        would always count as true.
         """
         result = hook(*args)
         if inspect.isawaitable(result):
@@ -112,7 +113,7 @@ class HookChain:
         return True
 
     async def prepare(self, state: TurnState, step: CallModel) -> CallModel:
-        """Return the request of a turn after all hooks changed it, in a form that providers accept."""
+        """Return the request of a turn after all hooks have changed it, in a form that providers accept."""
         prepared = step
         if self._hooks["list_parts"]:
             prepared = replace(step, parts=tuple(part for hook in self._hooks["list_parts"] for part in hook(state)))
@@ -122,7 +123,7 @@ class HookChain:
             prepared = prepared.place_parts()
         if prepared.messages is not step.messages:
             prepared = replace(prepared, messages=tuple(repair(prepared.messages)))
-        # Providers refuse a request that demands a tool it does not offer.
+        # Providers refuse a request that demands a tool but does not offer this tool.
         choice = prepared.tool_choice
         if choice != "auto" and not prepared.tools:
             prepared = replace(prepared, tool_choice="auto")
@@ -141,11 +142,11 @@ class HookChain:
     async def process_tool_calls(self, state: TurnState, reply: ModelReply) -> End | None:
         for hook in self._hooks["process_tool_calls"]:
             result = await self._ask(hook, state, reply.tool_calls)
-            # Check the type, not the truth value. Otherwise a guard that returns another value by mistake would let
-            # calls pass.
+            # Check the type instead of the truth value. Otherwise a guard that returns another value by mistake would
+            # let calls run.
             _check_type(hook, result, (End, bool, type(None)), "an End, True, False or None")
             if result is True:
-                return End(reply.text)  # the text that came with the calls
+                return End(reply.text)  # the text of the reply that requested the calls
             if isinstance(result, End):
                 return result
         return None
@@ -158,7 +159,9 @@ class HookChain:
         return call
 
     async def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> tuple[ToolResult, AfterTool]:
-        """Return the result that the model reads, and the other changes that hooks requested. The last hook wins."""
+        """Return the result that the model reads, and the other changes that hooks requested. If hooks contradict each
+        other, the last hook has priority.
+        """
         changes = AfterTool()
         for hook in self._hooks["after_tool"]:
             change = await self._ask(hook, state, call, result)
@@ -217,8 +220,8 @@ class HookChain:
     def _wrap(
         self, name: str, around: Callable[[], Around], proceed: Callable[..., Awaitable[T]], *args: object
     ) -> Awaitable[T]:
-        """Call ``proceed(*args)`` inside the hooks, the first hook outermost. Call ``around`` only if there are
-        hooks, because building its value costs more than calling ``proceed`` directly.
+        """Call ``proceed(*args)`` inside the hooks; the first hook is outermost. Call ``around`` only if there are
+        hooks, because building its value takes longer than a direct call of ``proceed``.
         """
         if hooks := self._hooks[name]:
             run = around()
@@ -227,9 +230,9 @@ class HookChain:
         return proceed(*args)
 
     async def review(self, around: Around, answer: str, *, can_correct: bool, guards: Sequence[Guard] = ()) -> Reviewed:
-        """Return the answer after all reviewers, or their corrections. Each reviewer reads the text that the
-        previous reviewer returned. ``guards`` are the reviewers of earlier agents and run last. Finish an answer
-        that passes.
+        """Return the answer after all reviews, or the corrections that the reviewers request. Each reviewer reads the
+        text that the previous reviewer returned. ``guards`` are the reviewers of earlier agents and run last. An answer
+        that passes is also finished (`finish_answer`).
         """
         corrections: list[Correction] = []
         metadata: dict[str, JsonValue] = {}
@@ -243,14 +246,15 @@ class HookChain:
                 raise TypeError(
                     f"a reviewer gave a {type(result).__name__} and must give the answer, as text or as Answer(...)"
                 )
-            # Collect names of checks from all reviewers. `update` alone would keep only the names of the last reviewer.
+            # Collect the names of passed checks from all reviewers. `update` alone would keep only the names from the
+            # last reviewer.
             metadata.update({name: value for name, value in result.metadata.items() if name != PASSED_CHECKS})
             if isinstance(names := result.metadata.get(PASSED_CHECKS), list):
                 passed.extend(map(str, names))
             notes.extend(result.notes)
             return result.text
 
-        # Call each reviewer once, because agents of one reaction may share middleware.
+        # Call each reviewer only once, because several agents of a reaction may share middleware.
         for hook in dict.fromkeys((*self._hooks["review"], *guards)):
             result: str | Answer | Correction = await run_hook(self._timeout_s, hook, around, answer)
             if isinstance(result, Correction):
@@ -260,7 +264,8 @@ class HookChain:
                 notes += [note, *result.notes]
             else:
                 answer = read_answer(result)
-        # Send all corrections together. One at a time, each would cost a turn, and the limit would be reached sooner.
+        # Send all corrections together. Sending them one by one would cost a turn each and reach the limit of
+        # corrections sooner.
         if corrections and can_correct:
             return Reviewed(answer, "\n".join(correction.instruction for correction in corrections), notes=tuple(notes))
         if failed := [correction.name for correction in corrections if correction.name]:
@@ -277,7 +282,7 @@ class HookChain:
 
 def _collect_hooks(layers: Sequence[Middleware], name: str) -> tuple[Any, ...]:
     default = getattr(Middleware, name)
-    # Compare on the class: an instance attribute of the same name would not be called by the loop's rules.
+    # Compare the attribute of the class. An instance attribute of the same name is not a hook.
     hooks = tuple(getattr(layer, name) for layer in layers if getattr(type(layer), name) is not default)
     for hook in hooks:
         check_hook(name, hook)
@@ -288,8 +293,8 @@ def _collect_hooks(layers: Sequence[Middleware], name: str) -> tuple[Any, ...]:
 
 
 def _list_layers(policy: AgentPolicy, middleware: Sequence[Middleware]) -> list[Middleware]:
-    """Return a policy's functions as middleware around the agent's own middleware. ``on_tools_selected`` comes last,
-    so it sees only the calls that no other hook refused.
+    """Return the policy's functions as layers around the agent's own middleware. ``on_tools_selected`` is the last
+    layer, so it sees only calls that no other hook refused.
     """
     outer = {name: hook for name in _POLICY_HOOKS if (hook := getattr(policy, name)) is not None}
     if policy.max_tool_calls is not None or policy.should_continue is not None:
@@ -310,7 +315,7 @@ def _list_layers(policy: AgentPolicy, middleware: Sequence[Middleware]) -> list[
 def _notify_of_calls(
     listener: Callable[[TurnState, Sequence[ToolCall]], object], state: TurnState, calls: Sequence[ToolCall]
 ) -> Given[None]:
-    """Call a listener. Its return value is ignored, so it cannot end the reaction."""
+    """Call a listener and ignore its return value, so that the listener cannot end the reaction."""
     return _then(listener(state, calls), lambda _: None)
 
 
@@ -344,7 +349,7 @@ def _apply_tool(step: CallModel, name: str | None) -> CallModel:
 
 
 def _find_model(own: Model, chosen: Model | str) -> Model:
-    """Return the model that a hook chose. A name means a model of a `FallbackModel`, or another model on the server
+    """Return the model that a hook chose. A name selects a model of a `FallbackModel`, or another model on the server
     of the agent's own model. Raises `ModelError` for an unknown name.
     """
     if not isinstance(chosen, str):
@@ -369,9 +374,7 @@ def _find_model(own: Model, chosen: Model | str) -> Model:
 
 
 def _then(result: Given[T], apply: Callable[[T], ResultT]) -> Given[ResultT]:
-    """Apply a function to the result of a hook. A plain function's result is used at once, and a coroutine is
-    awaited first.
-    """
+    """Apply a function to the result of a hook. If the hook returned a coroutine, the coroutine is awaited first."""
     return _await_then(result, apply) if inspect.isawaitable(result) else apply(result)
 
 
@@ -387,7 +390,9 @@ async def _await(result: Awaitable[T]) -> T:
 
 
 def _check_type(hook: Callable[..., object], result: T, types: tuple[type, ...], wanted: str) -> T:
-    """Return the result of a hook. Raises `TypeError` for another type, which would otherwise be ignored silently."""
+    """Return the result of a hook. Raises `TypeError` if the result has another type, which the loop would otherwise
+    silently ignore.
+    """
     if not isinstance(result, types):
         raise TypeError(f"The hook {_find_name(hook)} gave a {type(result).__name__} and must give {wanted}.")
     return result
@@ -401,7 +406,9 @@ def _find_name(hook: Callable[..., object]) -> str:
 
 
 def _encode_arguments(hook: Callable[..., object], arguments: object) -> str:
-    """Return the arguments that a hook chose, as the text of a JSON object. Raises `TypeError` for other values."""
+    """Return the arguments that a hook chose as JSON text. Raises `TypeError` for anything except an object or the JSON
+    text of an object.
+    """
     if isinstance(arguments, str):
         return arguments
     if isinstance(arguments, BaseModel):

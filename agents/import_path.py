@@ -1,5 +1,5 @@
-"""Imports objects that a file names as ``package.module:name``: tools, middleware, checks and types. Importing a
-module runs the user's code.
+"""Imports tools, middleware, checks and types that a file names as ``package.module:name``. Importing a module runs the
+user's code.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from roundelay.network.errors import ConfigError
 
 def import_named(spec: str, what: str, form: str = "name") -> Any:
     """Return the object that ``spec`` names. Raises `ConfigError` for every failure, including an exception in the
-    module. ``what`` is the kind of object, and ``form`` is an example of the name; the error text contains them.
+    module. For the error text, ``what`` is the kind of object and ``form`` is an example of its name.
     """
     module_name, colon, attribute = spec.partition(":")
     if not colon or not module_name or not attribute:
-        raise ConfigError(f"the {what} {spec!r} is no import path: write package.module:{form}")
+        raise ConfigError(f"the {what} {spec!r} is not an import path: write package.module:{form}")
     try:
         target: object = importlib.import_module(module_name)
         for part in attribute.split("."):
@@ -31,7 +31,7 @@ def import_named(spec: str, what: str, form: str = "name") -> Any:
 
 
 def _describe_search_path(module_name: str, error: ModuleNotFoundError) -> str:
-    """Return the folders that were searched for a missing module, in addition to the installed packages. Return an
+    """Describe the folders, in addition to the installed packages, that were searched for a missing module. Return an
     empty string if the module exists but one of its own imports is missing.
     """
     if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):

@@ -1,9 +1,10 @@
 """Isolated calls of user code (tools, models, hooks). A failure of the code ends only its own call.
 
-`run_isolated` runs each call in a separate task and abandons it after a grace period. Code that exits, crashes, cancels
-itself or ignores its cancellation affects neither the reaction nor the runner. `run_in_thread` runs a sync tool in one
-of a limited number of threads. Agents that share a process have separate limits (`running_agent`). `run_hook` limits the time of a hook. Time that the hook spends waiting for the run
-(``proceed``, `Around.complete`, the hub: `pause_hook_timer`) does not count, because those calls have their own limits.
+`run_isolated` runs each call in a separate task, and abandons the task if it does not end within a grace period. Code
+that exits, crashes, cancels itself or ignores its cancellation affects neither the reaction nor the runner.
+`run_in_thread` runs a sync tool in one of a limited number of threads. If agents share a process, each agent has its
+own limit (`running_agent`). `run_hook` limits the time of a hook. The time that a hook waits for the rest of the run
+(``proceed``, `Around.complete`, the hub: `pause_hook_timer`) does not count, because these calls have their own limits.
 `retry_later` repeats a request that a busy hub postpones.
 """
 
@@ -28,15 +29,15 @@ from roundelay.network.errors import RetryLater
 T = TypeVar("T")
 
 running_agent: ContextVar[str] = ContextVar("roundelay_running_agent", default="")
-"""Id of the agent whose code runs, in a process that several agents share. Empty in other processes."""
+"""Id of the agent whose code is running, in a process that several agents share. Empty in all other processes."""
 
 
 class HookTimedOut(TimeoutError):
-    """A hook took longer than ``hook_timeout_s`` and was stopped."""
+    """Hook that took longer than ``hook_timeout_s`` and was stopped."""
 
 
 class _HookTimer:
-    """Time limit of one hook. The timer is paused while the hook awaits work that does not count."""
+    """Time limit of one hook. The timer pauses while the hook awaits work whose time does not count."""
 
     def __init__(self, limit_s: float, timeout: asyncio.Timeout) -> None:
         self._left_s = limit_s
@@ -46,7 +47,7 @@ class _HookTimer:
         self._pauses = 0
 
     async def skip(self, work: Awaitable[T]) -> T:
-        """Await work that does not count. A hook may await several such calls in parallel."""
+        """Await work whose time does not count. A hook may await several such calls in parallel."""
         self._pauses += 1
         if self._pauses == 1:
             self._left_s -= self._loop.time() - self._since
@@ -63,19 +64,19 @@ class _HookTimer:
         try:
             self._timeout.reschedule(when)
         except RuntimeError:
-            return  # the hook has ended; its leftover tasks have no limit
+            return  # the hook has ended, and tasks that it left behind have no time limit
 
 
 _hook_timer: ContextVar[_HookTimer | None] = ContextVar("roundelay_hook_time", default=None)
 
 
 PLAIN_HOOKS = ("list_tools", "list_parts", "store", "describe_turn")
-"""Hooks that are called from synchronous code, which cannot await a result."""
+"""Hooks that synchronous code calls. Such code cannot await the result of a hook."""
 
 
 def check_hook(name: str, hook: object) -> None:
-    """Raise `TypeError` for a function that would be accepted but never run: a generator, or a coroutine function
-    where the caller cannot await.
+    """Raise `TypeError` for a hook that would never run: a generator function, or a coroutine function where the caller
+    cannot await the result.
     """
     call = _find_code(hook)
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
@@ -85,8 +86,8 @@ def check_hook(name: str, hook: object) -> None:
 
 
 def check_plain(what: str, function: object) -> None:
-    """Raise `TypeError` for a coroutine or generator function where only a plain function works. Nothing would await
-    its return value, which would always count as true.
+    """Raise `TypeError` for a coroutine or generator function where only a plain function works. Its return value would
+    never be awaited and would always count as true.
     """
     call = _find_code(function)
     for is_kind, kind in (
@@ -99,7 +100,7 @@ def check_plain(what: str, function: object) -> None:
 
 
 def _find_code(function: object) -> object:
-    """Return the object that has a function's code: the function inside a `partial`, or the method of a callable
+    """Return the object that contains a function's code: the function inside a `partial`, or the method of a callable
     object.
     """
     while isinstance(function, partial):
@@ -114,8 +115,8 @@ async def run_hook(
     proceed: Callable[..., Awaitable[Any]] | None = None,
     named: object = None,
 ) -> T:
-    """Call a hook and await its result if necessary. ``proceed``, if given, becomes the hook's last argument.
-    ``named`` is the object whose name the error shows instead of the hook's. Raises `HookTimedOut`.
+    """Call a hook and await its result if necessary. ``proceed``, if given, becomes the hook's last argument. ``named``
+    is an object to name in the error instead of the hook. Raises `HookTimedOut`.
     """
     try:
         async with asyncio.timeout(None if math.isinf(limit_s) else limit_s) as timeout:
@@ -129,7 +130,7 @@ async def run_hook(
                 _hook_timer.reset(token)
     except TimeoutError as error:
         if not timeout.expired():
-            raise  # the hook raised it
+            raise  # the hook itself raised this error
         named = named or hook
         name = getattr(named, "__qualname__", type(named).__qualname__)
         raise HookTimedOut(f"{name} took longer than {limit_s:g} s by itself (hook_timeout_s).") from error
@@ -140,13 +141,15 @@ def _skip(timer: _HookTimer, proceed: Callable[..., Awaitable[T]], *args: object
 
 
 async def await_result(result: object) -> None:
-    """Await the result of a user's function if it is awaitable."""
+    """Await the result of a user's function if the result is awaitable."""
     if inspect.isawaitable(result):
         await result
 
 
 async def pause_hook_timer(work: Awaitable[T]) -> T:
-    """Await work whose time does not count for the current hook. Outside of a hook, just await the work."""
+    """Await work whose time does not count toward the limit of the current hook. Outside of a hook, only await the
+    work.
+    """
     timer = _hook_timer.get()
     return await (work if timer is None else timer.skip(work))
 
@@ -154,17 +157,19 @@ async def pause_hook_timer(work: Awaitable[T]) -> T:
 _logger = logging.getLogger(__name__)
 
 GRACE_S = 2.0
-"""Seconds that cancelled code may take to end. Code that continues longer is abandoned and can have no further
-effect.
+"""Maximum time that cancelled code may take to end, in seconds. Code that runs longer is abandoned, and its result is
+ignored.
 """
 
 
 class CallTimedOut(Exception):
-    """The isolated code did not end in time."""
+    """Isolated code that did not end within its time limit."""
 
 
 class CallCrashed(Exception):
-    """The isolated code did not end with an `Exception`: it exited, cancelled itself or crashed (``error``)."""
+    """Isolated code that did not end with an `Exception`: it exited, cancelled itself or crashed. ``error`` is the
+    cause.
+    """
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(describe_error(error))
@@ -174,14 +179,15 @@ class CallCrashed(Exception):
 async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s: float = math.inf) -> T:
     """Await ``work()`` in a separate task.
 
-    Raises an `Exception` of the work unchanged, `CallCrashed` for any other end, and `CallTimedOut` after ``timeout_s``
-    seconds. Cancelling the caller cancels the work and waits at most `GRACE_S` seconds for its end.
+    If the work raises an `Exception`, this function raises it unchanged. It raises `CallCrashed` if the work ends in
+    any other abnormal way, and `CallTimedOut` after ``timeout_s`` seconds. Cancelling the caller cancels the work and
+    waits at most `GRACE_S` seconds for its end.
     """
-    # Use a separate task, because a task can be abandoned. Code that ignores its cancellation would block a caller that
-    # awaits it directly.
+    # Use a separate task, because a task can be abandoned. If the caller awaited the code directly, code that ignores
+    # its cancellation would block the caller.
     task = asyncio.create_task(_catch(work), name=name)
     try:
-        # `wait` neither cancels the task nor raises its errors, so the code below can distinguish the outcomes.
+        # `wait` neither cancels the task nor raises its errors, so the following code can distinguish the outcomes.
         await asyncio.wait({task}, timeout=None if math.isinf(timeout_s) else timeout_s)
     except asyncio.CancelledError:
         await abandon(task)
@@ -189,7 +195,8 @@ async def run_isolated(work: Callable[[], Awaitable[T]], *, name: str, timeout_s
     if not task.done():
         await abandon(task)
         raise CallTimedOut(f"no end within {timeout_s:g} s")
-    if task.cancelled():  # by its own code; unchanged, it would look like a cancelled caller
+    # cancelled by its own code; an unchanged CancelledError would look as if the caller were cancelled
+    if task.cancelled():
         raise CallCrashed(asyncio.CancelledError())
     outcome = task.result()
     if isinstance(outcome, _Failure):
@@ -208,7 +215,7 @@ async def run_together(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def abandon(task: asyncio.Task[Any]) -> None:
-    """Cancel a task, wait up to `GRACE_S` seconds for its end, and abandon it if it continues."""
+    """Cancel a task and wait up to `GRACE_S` seconds for its end. If the task still runs after that, abandon it."""
     task.cancel()
     try:
         await asyncio.wait({task}, timeout=GRACE_S)
@@ -222,16 +229,20 @@ async def abandon(task: asyncio.Task[Any]) -> None:
 
 
 def is_cancelled_by_caller(error: BaseException) -> bool:
-    """Return whether another task cancelled this task. Return False if the code inside it raised the error."""
+    """Return whether another task cancelled the current task. Return False if the code inside the current task raised
+    the error itself.
+    """
     task = asyncio.current_task()
     if isinstance(error, asyncio.CancelledError):
-        # Only `Task.cancel` increases this count. It is zero if the code itself raised CancelledError.
+        # Only `Task.cancel` increments this count. The count is zero if the code itself raised CancelledError.
         return task is None or task.cancelling() > 0
     return isinstance(error, KeyboardInterrupt)
 
 
 def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Return the first single error of a group. It caused the cancellation of the other tasks."""
+    """Return the first error of a group that is not itself a group. That error caused the cancellation of the other
+    tasks.
+    """
     error: BaseException = failures
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -250,11 +261,11 @@ def describe_error(error: BaseException) -> str:
 
 
 def redact_error(error: BaseException, causes: int = 8) -> BaseException:
-    """Return an error with the same type name and traceback but without its text, for logs. Errors of user code may
-    quote the conversation. Up to ``causes`` chained causes are included.
+    """Return a copy of an error for logs, with the same type name and traceback but without its text. The text of an
+    error from user code may quote the conversation. Up to ``causes`` chained causes are included.
     """
     kind = type(error)
-    # Use a type of the same name: the log shows which error it was, but its `str` is empty.
+    # Create a type with the same name. The log then shows which error occurred, without its text.
     named = type(kind.__name__, (Exception,), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
     redacted: BaseException = named().with_traceback(error.__traceback__)
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
@@ -268,8 +279,8 @@ class _Failure:
 
 
 async def _catch(work: Callable[[], Awaitable[T]]) -> T | _Failure:
-    """Return an error instead of raising it. Some errors, such as SystemExit, would end the event loop if a task
-    raised them.
+    """Return an error instead of raising it. If a task raised some errors, such as SystemExit, the event loop would
+    end.
     """
     try:
         return await work()
@@ -287,24 +298,25 @@ def _forget(task: asyncio.Task[object]) -> None:
         task.exception()  # mark the error as retrieved, because nobody awaits the task
 
 
-# Abandoned tasks with their agents. Strong references: the event loop itself only has weak ones.
+# Abandoned tasks and their agents. This dictionary keeps strong references, because the event loop itself has only weak
+# references.
 _abandoned: dict[asyncio.Task[object], str] = {}
 
 
 run_inline: contextvars.ContextVar[bool] = contextvars.ContextVar("run_inline", default=False)
-"""Set in a simulation: sync tools then run directly in the event loop. A thread would end at a different moment in
-every run.
+"""Set in a simulation: sync tools run directly in the event loop. A thread would end at a different moment in every
+run.
 """
 
 MAX_THREADS = 128
-"""Maximum number of sync tool calls of an agent that run in parallel. Further calls wait within their own time limit.
-An agent whose tools hang must not stop the tools of other agents in its process.
+"""Maximum number of sync tool calls of an agent that run in parallel. Further calls wait, and this wait counts toward
+their time limit. An agent whose tools hang must not stop the tools of other agents in its process.
 """
 
 
 async def run_in_thread(function: Callable[[], object], name: str) -> object:
-    """Run a blocking function in a thread. Cancellation ends only the wait. The thread runs to its end and occupies
-    its slot until then.
+    """Run a blocking function in a thread. If the call is cancelled, the wait ends, but the thread runs to its end and
+    occupies its slot until then.
     """
     if run_inline.get():
         return function()
@@ -312,12 +324,12 @@ async def run_in_thread(function: Callable[[], object], name: str) -> object:
     slots = _slots[running_agent.get()]
     await slots.acquire(loop)
     outcome: asyncio.Future[object] = loop.create_future()
-    # The tool reads the same context variables as if it ran here, such as the metadata of its messages.
+    # Run the tool with a copy of the current context variables, such as the metadata of its messages.
     context = contextvars.copy_context()
 
     def set_outcome(result: object, failure: BaseException | None) -> None:
         if outcome.done():
-            return  # cancelled in the meantime
+            return  # the call was cancelled in the meantime
         if failure is None:
             outcome.set_result(result)
         else:
@@ -330,7 +342,7 @@ async def run_in_thread(function: Callable[[], object], name: str) -> object:
             result = context.run(function)
         except StopIteration as error:  # a future refuses this type
             failure = RuntimeError(f"StopIteration: {error}")
-        except KeyboardInterrupt as error:  # raised by the tool: a person's Ctrl+C reaches only the main thread
+        except KeyboardInterrupt as error:  # the tool raised it itself: a person's Ctrl+C reaches only the main thread
             failure = CallCrashed(error)
         except BaseException as error:  # noqa: BLE001 (the thread's boundary: the awaiting task gets it)
             failure = error
@@ -356,7 +368,7 @@ def count_leftovers(agent_id: str) -> int:
 
 
 class _ThreadSlots:
-    """Slots for threads, given in the order of the requests. Waiters may belong to several event loops, which an
+    """Thread slots, assigned in the order of the requests. Waiting requests may belong to several event loops, which an
     asyncio semaphore does not support.
     """
 
@@ -384,7 +396,7 @@ class _ThreadSlots:
                 if is_waiting:
                     self._waiting.remove((loop, slot))
             if not is_waiting and slot.done() and not slot.cancelled():
-                self.release()  # granted in the moment of cancellation: pass the slot on, or it is lost
+                self.release()  # the slot was granted at the moment of cancellation; release it for the next request
             raise
 
     def release(self) -> None:
@@ -405,11 +417,11 @@ class _ThreadSlots:
             slot.set_result(None)
 
 
-_slots: defaultdict[str, _ThreadSlots] = defaultdict(lambda: _ThreadSlots(MAX_THREADS))  # by agent
+_slots: defaultdict[str, _ThreadSlots] = defaultdict(lambda: _ThreadSlots(MAX_THREADS))  # slots by agent
 
 
 async def retry_later(attempt: Callable[[], Awaitable[T]], *, attempts: int | None = None) -> T:
-    """Await ``attempt()`` and repeat it while the hub answers that it is busy: up to ``attempts`` times, or without
+    """Await ``attempt()``, and repeat it while the hub answers that it is busy: up to ``attempts`` times, or without
     limit. The attempt must be safe to repeat, for example because its ids are derived.
     """
     count = 0
@@ -425,5 +437,5 @@ async def retry_later(attempt: Callable[[], Awaitable[T]], *, attempts: int | No
 
 
 async def wait_retry_delay(busy: RetryLater) -> None:
-    """Wait as long as the hub requested."""
+    """Wait for the delay that the hub requested."""
     await pause_hook_timer(asyncio.sleep(busy.retry_after_ms / 1000))

@@ -1,12 +1,13 @@
-"""Turn journal of a reaction: writes its records to the ledger, in an order on which a restart can rely.
+"""Journal of a reaction: writes the records of its turns to the ledger, in an order on which a restart can rely.
 
-`Journal` stands between `driver` and the client's ``record`` frames. `recorded` reads the records back. Every id is
-derived from the reaction. A resumed reaction therefore repeats its requests under the same ids, and the hub recognizes
-the repeats. An agent that is called as a tool stores its records in the same reaction, under its ``path``. The journal
-waits for a busy hub without limit, so a busy hub never fails a reaction that has started. Records on which no effect
-depends may wait for later ones, and are stored with them in one commit, in the same order (`record_queue`).
+`driver` calls `Journal`, and `Journal` sends ``record`` frames through the client. `recorded` reads the records back.
+Every record id is derived from the id of the reaction. A resumed reaction therefore repeats its requests under the same
+ids, and the hub recognizes the repeats. An agent that is called as a tool stores its records in the same reaction,
+under its ``path``. The journal waits for a busy hub without limit, so a busy hub never makes a started reaction fail. A
+record on which no effect depends may be delayed and stored in one commit with later records, in the same order
+(`record_queue`).
 
-A process may be killed between any two records, so their order is the contract::
+The process may be killed between any two records, so a restart depends on their order::
 
     started                           the trigger counts as handled; manifest and as_of determine the prompt *
       [new_messages]                  turn n: new messages, before the model reads them
@@ -25,10 +26,10 @@ A process may be killed between any two records, so their order is the contract:
     (the answer's message)            under a separate id: a repeat stores nothing
     finished                          nothing is left to resume; in the commit of the answer
 
-A star marks records that may wait. They are stored before anything that depends on them: a tool, a message, a person's
-approval. A kill before that repeats a model call or an idempotent tool.
+A star marks records that may be delayed. They are stored before anything that depends on them happens: a tool call, a
+message, a person's approval. If the process is killed earlier, only a model call or an idempotent tool is repeated.
 
-A resumed run reads outcomes from these records up to the first missing record, and produces the rest.
+A resumed run reads outcomes from these records up to the first missing record. From there on it runs normally.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ _logger = logging.getLogger(__name__)
 
 MAX_REASON_CHARS = 2000
 MAX_STEPS = 100
-"""Maximum number of progress reports stored for one call. The newest reports are stored."""
+"""Maximum number of progress reports that are stored for one call. If there are more, the newest are stored."""
 _USAGE = LazyAdapter(Usage)
 _USES = LazyAdapter(tuple[ModelUse, ...])
 _FINISH_FIELDS = {"status", "reason", "turns", "usage", "tool_calls", "read_meanwhile", "used", "failure"}
@@ -88,14 +89,14 @@ _ENVELOPE_BYTES = 1024
 
 
 def _dump_started(started: Started) -> dict[str, Any]:
-    # Leave out new fields that have no value. A repeat of an older record must store nothing.
+    # Leave out newer fields that have no value. A repeated record must equal a record that an older release stored.
     new = {name for name in ("standing", "form", "is_alone") if not getattr(started, name)}
     return started.model_dump(exclude=new)
 
 
 def drop_largest(data: dict[str, JsonValue], max_chars: int) -> list[str]:
-    """Remove the largest values from ``data`` until its JSON has at most ``max_chars`` characters. Return their
-    names.
+    """Remove the largest values from ``data`` until its JSON has at most ``max_chars`` characters. Return the names of
+    the removed values.
     """
     sizes = {name: len(json.dumps({name: value})) for name, value in data.items()}
     left = sum(sizes.values())
@@ -111,7 +112,7 @@ def drop_largest(data: dict[str, JsonValue], max_chars: int) -> list[str]:
 
 
 class RecordClient(Protocol):
-    """The part of `NetworkClient` that the journal uses."""
+    """The methods of `NetworkClient` that the journal uses."""
 
     @property
     def agent_id(self) -> str: ...
@@ -139,10 +140,11 @@ class Journal:
     """Whether an earlier process has started the reaction."""
 
     max_batch: int = 1
-    """The hub's limit for one batch. With 1, every record is stored by itself, and none waits."""
+    """Maximum number of records in one batch, set by the hub. With 1, every record is stored at once and by itself."""
 
     store: Store | None = None
-    """Middleware hook that returns the body of a record as it will be stored. None stores bodies unchanged."""
+    """Middleware hook that returns the body of a record as it will be stored. With None, bodies are stored unchanged.
+    """
 
     _start: Write | None = None
     queue: RecordQueue = field(init=False)
@@ -152,57 +154,57 @@ class Journal:
 
     @property
     def client(self) -> RecordClient:
-        """Connection through which the journal writes."""
+        """Connection to the hub through which the journal writes."""
         return self._client
 
     def descend(self, turn: int, call: int, run: int) -> Journal:
-        """Return the journal of an agent called as a tool in this run. ``run`` counts such runs within one call,
+        """Return the journal of an agent that this run calls as a tool. ``run`` numbers such agents within one call,
         from 0.
         """
         path = path_of_call(self.path, turn, call, run)
         inner = replace(self, path=path)
-        inner.queue = self.queue  # one order for the records of all runs, and one end
+        inner.queue = self.queue  # all runs of the reaction share one queue, so their records stay in one order
         return inner
 
     def close(self) -> None:
-        """Stop all writes of this run and of its inner runs, because another process may resume the reaction. A task
-        that tries to write gets `CancelledError`.
+        """Stop all writes of this run and its inner runs, because another process may resume the reaction. A task that
+        still tries to write gets `CancelledError`.
         """
         self.queue.hold()
 
     def reopen(self) -> None:
-        """Allow records again after all tasks of the cancelled run have ended."""
+        """Allow writing again, after all tasks of the cancelled run have ended."""
         self.queue.is_held = False
 
     @property
     def depth(self) -> int:
-        """Number of runs that enclose this one."""
+        """Number of runs around this run: 0 for the run of the reaction itself."""
         return self.path.count("/") + 1 if self.path else 0
 
     def derive_id(self, turn: int, call: int | str) -> str:
         return derived_id(self.reaction, self.path, turn, call)
 
     async def record_started(self, started: Started) -> bool:
-        """Start the reaction. From now on its trigger counts as handled. Return False if the reaction had already
-        started, in this process or another.
+        """Record the start of the reaction. From then on, its trigger counts as handled. Return False if the reaction
+        had already started, in this process or in another.
         """
-        # A conflict means that it was started with another configuration.
+        # A conflict means that the reaction was already started with another configuration.
         self._start = await self._record("started", 0, 0, _dump_started(started), may_conflict=True)
         return not self._start.is_duplicate
 
     @property
     def is_started(self) -> bool:
-        """Whether the start of the reaction is stored."""
+        """Whether the hub has stored the start of the reaction."""
         return self.was_started or (self._start is not None and self._start.is_stored)
 
     @property
     def is_new(self) -> bool:
-        """Whether this process has stored the start, so that the hub counts the trigger as handled."""
+        """Whether this process has stored the start of the reaction."""
         return self._start is not None and self._start.is_stored and not self._start.is_duplicate
 
     async def settle_start(self) -> None:
-        """Store the start if it waits, after the run has ended. Afterwards `is_started` tells whether the hub accepted
-        it.
+        """Store a delayed start record after the run has ended. Afterwards, `is_started` tells whether the hub accepted
+        the record.
         """
         self.queue.forget_failure()
         if self._start is not None and not self._start.is_stored:
@@ -225,17 +227,18 @@ class Journal:
         request: Mapping[str, object] | None = None,
         used: tuple[ModelUse, ...] = (),
     ) -> ModelReply:
-        """Record a reply and the fingerprint of its request (`print_request`). With the fingerprint, a replay notices
-        that a request differs. ``used``: the part of the usage that the middleware's own requests caused.
+        """Record a reply and the fingerprint of its request (`print_request`). With the fingerprint, a replay can
+        detect a request that differs. ``used`` is the part of the usage that the middleware's own requests caused.
 
-        Return the reply as stored. A reply that is too large loses the fields that only the server reads back. If it is
-        still too large, an empty reply is stored instead.
+        Return the reply as it was stored. If a reply is too large, the fields that only the server reads are removed.
+        If the reply is still too large, an empty reply is stored instead.
         """
         fingerprint = {} if request is None else {"request": dict(request)}
         encoded = reply.to_json()
         max_bytes = self.max_body_bytes - _ENVELOPE_BYTES
         has_fields = reply.origin is not None and reply.origin.has_fields
-        # Only the server reads these fields back. Dropping the text instead would lose the model's work.
+        # Remove these fields first, because only the server reads them. Removing the text instead would lose the
+        # model's work.
         if reply.origin is not None and has_fields and len(json.dumps([encoded, fingerprint])) > max_bytes:
             reply = replace(reply, origin=replace(reply.origin, message={}, calls=()))
             encoded = reply.to_json()
@@ -245,7 +248,7 @@ class Journal:
         body = {"turn": turn, "agent": agent_id, "is_last": is_last, "reply": encoded, **fingerprint}
         if used:
             body["used"] = _USES.dump_python(used)
-        # Its tools wait for it: their own records are stored with it, before they run.
+        # This record may be delayed. It is stored together with the records of the tools, before the tools run.
         await self._record("model_reply", turn, 0, body, may_wait=True)
         return reply
 
@@ -274,8 +277,8 @@ class Journal:
     async def record_tool_result(
         self, turn: int, index: int, tool: str, result: ToolResult, replies: Sequence[int] = (), *, is_once: bool = True
     ) -> None:
-        """Record the result of a call. ``replies``: seqs of the replies that it waited for. The result of a call that
-        a resumed run may repeat (``is_once`` False) is stored with the next record.
+        """Record the result of a call. ``replies`` lists the seqs of the replies that the call waited for. If a resumed
+        run may repeat the call (``is_once`` False), the result is stored together with the next record.
         """
         body: dict[str, object] = {"turn": turn, "call": index, "tool": tool[:64]}
         body |= {"content": result.content, "ok": result.ok}
@@ -287,22 +290,22 @@ class Journal:
         await self._record("tool_result", turn, index, body, may_wait=not is_once and not replies)
 
     async def record_used(self, turn: int, call: int, used: tuple[ModelUse, ...]) -> None:
-        """Record the model usage of a call, except that of agents called as tools. An earlier record of an
-        interrupted call stays.
+        """Record the model usage of a call, without the usage of agents called as tools. If the call was interrupted
+        and recorded before, the earlier record stays.
         """
         body = {"turn": turn, "call": call, "used": _USES.dump_python(used)}
         await self._record("used", turn, call, body, may_wait=True, may_conflict=True)
 
     async def record_thinking(self, turn: int, text: str) -> None:
-        """Record the model's reasoning before its reply, shortened to the size limit of a record. An earlier record
-        of an interrupted turn stays.
+        """Record the model's reasoning before its reply, shortened to the size limit of a record. If the turn was
+        interrupted and recorded before, the earlier record stays.
         """
         kept = cut(replace_surrogates(text), self.max_body_bytes // 12)  # an escaped character takes six bytes
         await self._record("thinking", turn, 0, {"turn": turn, "text": kept}, may_wait=True, may_conflict=True)
 
     async def record_prompt(self, turn: int, request: ModelRequest) -> None:
-        """Record the request to the model, with its longest parts shortened to the size limit of a record. An
-        earlier record of an interrupted turn stays.
+        """Record the request to the model, with its longest parts shortened to the size limit of a record. If the turn
+        was interrupted and recorded before, the earlier record stays.
         """
         kept = fit_prompt(describe_prompt(request), self.max_body_bytes - _ENVELOPE_BYTES)
         body = {"turn": turn, **RECORD_TYPES["prompt"].dump_python(kept, mode="json")}
@@ -316,8 +319,8 @@ class Journal:
         await self._record("progress", turn, call, body, may_wait=True, may_conflict=True)
 
     async def record_note(self, turn: int, name: str, value: JsonValue, of: Collection[str] = ()) -> None:
-        """Record a value that middleware computed in a turn from the results of the tools ``of``. If the turn
-        already has a value of this name, that value stays.
+        """Record a value that middleware computed in a turn from the results of the tools ``of``. If the turn already
+        has a value under this name, the earlier value stays.
         """
         made_of = {"of": sorted(of)} if of else {}
         await self._record(
@@ -325,14 +328,16 @@ class Journal:
         )
 
     async def record_waiting(self, turn: int, call: int, wait: Wait) -> None:
-        # An approved call may itself wait for replies, so the wait for its approval needs a different id.
+        # After approval, the same call may wait for replies too. The wait for its approval therefore needs a different
+        # id.
         key: int | str = call
         if wait.is_approval:
             is_first = wait.deciders is None and not wait.stage and not wait.votes
-            # Each change of the wait needs a new id. Under the same id, the hub would keep the older wait.
+            # Each change of the wait needs a new id. Under the same id, the hub would keep the older record.
             changes = "" if is_first else f"-{wait.stage}-{len(wait.votes)}"
             key = f"{call}-approval{changes}"
-        # In a conflict it was recorded by another version, and the hub knows that the call waits.
+        # A conflict means that another version of the agent has already recorded this wait, so the hub knows that the
+        # call waits.
         await self._record("waiting", turn, key, {"turn": turn, "call": call, **wait.to_record()}, may_conflict=True)
 
     async def record_asking(self, turn: int, call: int, messages: Mapping[str, str]) -> None:
@@ -343,8 +348,8 @@ class Journal:
         await self._record("approval", turn, call, {"turn": turn, "call": call, **_leave_out_empty(approval)})
 
     async def record_review(self, turn: int, reviewed: Reviewed, message: tuple[int, int] | None = None) -> None:
-        """Record the review of a turn's answer, or of a ``message``: the index of its call and its position among
-        that call's messages.
+        """Record the review of a turn's answer, or of a message that a tool sends. ``message`` is the index of the call
+        and the position of the message in that call.
         """
         body = RECORD_TYPES["review"].dump_python(reviewed, mode="json", exclude={"altered"})
         if not reviewed.is_blocked:
@@ -352,15 +357,16 @@ class Journal:
         if not reviewed.used:
             del body["used"]
         key: int | str = 0
-        # A turn has one answer but may send many messages, so the id of a message's review also contains its position.
+        # A turn has one answer but may send many messages. The id of a message's review therefore contains the position
+        # of the message.
         if message is not None:
             call, send = message
             key, body = f"{call}-{send}", {"call": call, "send": send, **body}
         await self._record("review", turn, key, {"turn": turn, **body})
 
     async def record_stopped(self, stopped: StopTrace) -> StopTrace:
-        """Record the trace of a stopped run before anybody is notified. Return the trace as stored, shortened to the
-        size limit of a record.
+        """Record the trace of a stopped run before anybody is notified. Return the trace as it was stored, shortened to
+        the size limit of a record.
         """
         max_chars = self.max_body_bytes // 12  # an escaped character takes six bytes
         kept = replace(stopped, text=cut(replace_surrogates(stopped.text), max_chars))
@@ -368,7 +374,9 @@ class Journal:
         return kept
 
     async def record_finished(self, finish: Finish, answer: Write | None = None, *, may_conflict: bool = False) -> None:
-        """End the reaction, after its ``answer`` and in the same commit. It will not be resumed."""
+        """Record the end of the reaction in the commit of its ``answer``, after the answer. The reaction will not be
+        resumed.
+        """
         kept = replace(finish, reason=replace_surrogates(finish.reason[:MAX_REASON_CHARS]))
         body = RECORD_TYPES["finished"].dump_python(kept, mode="json", include=_FINISH_FIELDS)
         for name in ("used", "failure"):
@@ -378,14 +386,14 @@ class Journal:
         await self.queue.write(*(() if answer is None else (answer,)), end)
 
     async def load(self) -> Recorded:
-        """Read the recorded run."""
+        """Read the records of the run."""
 
         def call(op: str, args: Mapping[str, object]) -> Awaitable[Any]:
             return retry_later(lambda: self._client.call(op, args))
 
         records = await fetch_records(call, self.reaction, None)  # an older hub cannot filter by agent
         own = self._client.agent_id
-        # Another agent may have written records under this reaction's id. Those records must not steer this reaction.
+        # Ignore records of other agents under this reaction's id. They must not influence this reaction.
         return read_records([record for record in records if record.get("agent_id", own) == own])
 
     async def _record(
@@ -398,9 +406,9 @@ class Journal:
         may_wait: bool = False,
         may_conflict: bool = False,
     ) -> Write:
-        """Write one record. Raises `CancelledError` if the journal is closed. ``may_wait``: no effect depends on the
-        record, so it is stored with the next one, or after a moment. ``may_conflict``: an earlier record under the same
-        id stays.
+        """Write one record. Raises `CancelledError` if the journal is closed. Set ``may_wait`` if no effect depends on
+        the record: the record is then stored with the next one, or after a moment. Set ``may_conflict`` if an earlier
+        record under the same id may stay.
         """
         write = self._make_write(kind, turn, call, body, may_conflict=may_conflict)
         await self.queue.write(write, may_wait=may_wait)
@@ -417,7 +425,8 @@ class Journal:
             except Exception as error:  # the hook is user code
                 if kind != "finished":
                     raise
-                # A reaction must be able to end. Otherwise it would block its thread forever.
+                # Record the end without its reason, because every reaction must be able to end. Otherwise the reaction
+                # would block its thread forever.
                 _logger.error(
                     "the end of a reaction is recorded without its reason",
                     extra={"reaction": self.reaction},
@@ -438,7 +447,7 @@ def _leave_out_empty(approval: Approval) -> dict[str, Any]:
 
 
 def describe_prompt(request: ModelRequest) -> KeptPrompt:
-    """Return a request in the form that is recorded. Images and files are omitted, because the messages contain
+    """Return a request in the form in which it is recorded. Images and files are omitted, because the messages contain
     their addresses.
     """
     names: dict[str, str] = {}
@@ -464,15 +473,16 @@ def fit_prompt(prompt: KeptPrompt, max_bytes: int) -> KeptPrompt:
     adapter = RECORD_TYPES["prompt"].adapter
     max_chars = max((len(part.text) for part in prompt.parts), default=0)
     fitting = prompt
-    while len(adapter.dump_json(fitting)) * 2 > max_bytes and max_chars > 64:  # non-ASCII text may grow in a frame
-        # Lower one limit for all texts, so that the longest texts shrink first and short messages stay complete.
+    # non-ASCII characters may take more bytes in a frame
+    while len(adapter.dump_json(fitting)) * 2 > max_bytes and max_chars > 64:
+        # Lower one limit for all texts. The longest texts then shrink first, and short messages stay complete.
         max_chars = max_chars * 3 // 4
         parts = (
             replace(part, text=cut(part.text, max_chars)) if len(part.text) > max_chars else part
             for part in prompt.parts
         )
         fitting = replace(prompt, parts=tuple(parts), is_cut=True)
-    if len(adapter.dump_json(fitting)) * 2 > max_bytes:  # too many parts: keep the newest
+    if len(adapter.dump_json(fitting)) * 2 > max_bytes:  # there are too many parts, so keep the newest
         fitting = replace(fitting, parts=fitting.parts[-64:], tools=fitting.tools[:256])
     return fitting
 
@@ -480,8 +490,8 @@ def fit_prompt(prompt: KeptPrompt, max_bytes: int) -> KeptPrompt:
 async def find_reporter(client: RecordClient) -> str:
     """Return the agent's id if the hub notifies operators of the agent's faults, else an empty string.
 
-    An older hub, or a hub without operators, notifies nobody. In that case no answer may claim that operators were
-    notified.
+    An older hub, or a hub without operators, notifies nobody. With such a hub, an answer must not claim that operators
+    were notified.
     """
     try:
         info = await retry_later(lambda: client.call("network.info", {}))
@@ -494,5 +504,5 @@ def open_journal(client: NetworkClient, reaction: str) -> Journal:
     """Return the journal of a reaction, with the hub's size limits."""
     limits = client.welcome.limits
     limit = min(limits["max_record_bytes"], limits["max_frame_bytes"])  # a record is sent inside a frame
-    # A hub of an earlier version names no limit, and accepts no batches.
+    # Use defaults: a hub of an earlier version sends neither a limit nor accepts batches.
     return Journal(client, reaction, max_body_bytes=limit, max_batch=limits.get("max_batch", 1))

@@ -1,7 +1,8 @@
-"""Tools for agents that lead others: `gather` asks many for answers of one form, `wait_until_quiet` waits for all work.
+"""Tools for agents that lead other agents: `gather` asks several agents the same question, and `wait_until_quiet` waits
+until their work is finished.
 
-They are not among the tools of every agent, because each tool costs tokens in every request. Name them in an agent's
-file: ``tools: ['roundelay.agents.lead_tools:gather', 'roundelay.agents.lead_tools:wait_until_quiet']``.
+Agents do not have these tools by default, because each tool costs tokens in every request. To use them, list them in an
+agent's file: ``tools: ['roundelay.agents.lead_tools:gather', 'roundelay.agents.lead_tools:wait_until_quiet']``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .tools import Output, ToolContext, tool
 from .values import ToolError
 
 MAX_WAIT_MS = 25_000
-"""Maximum time that one `network.open_items` call waits at the hub."""
+"""Maximum time that one `network.open_items` call waits at the hub, in milliseconds."""
 MAX_LISTED = 10
 
 Seconds = Annotated[float, Field(gt=0, le=604_800, description="How long to wait, in seconds")]
@@ -78,7 +79,7 @@ async def wait_until_quiet(context: ToolContext, timeout_s: Seconds = 300.0) -> 
     until = loop.time() + timeout_s
     while True:
         left_ms = max(0, min(MAX_WAIT_MS, int((until - loop.time()) * 1000)))
-        # The client fills in the conversation of the trigger. Each call is a read, so a repeat is harmless.
+        # The client adds the conversation of the trigger. Each call only reads, so repeating it is harmless.
         args = {"others": True, "wait_ms": left_ms, "limit": MAX_LISTED}
         try:
             found = await context.client.call("network.open_items", args)

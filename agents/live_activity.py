@@ -6,11 +6,12 @@ the agent is thinking, a call starts or ends, or a text streams. Pieces of text,
 collected for a tenth of a second. An agent sends at most ten such signals per second, one for each reaction with new
 pieces. Pieces of a stream that ends earlier are dropped. Each piece contains its offset in its stream.
 
-`RemoteActivity` receives the same signals from remote agents while a call waits for their answers. It turns them into
-events of the call's own reaction (`RemoteOutput`, `RemoteCall`). Signals thus travel from agent to agent to the person
-who asked first. An agent that asks while a person watches sets a flag in the question, and only then does the asked
-agent send streams. Anybody may send signals, so only those of the reaction to a question count, and malformed signals
-are skipped. Screens also read signals with `read_call` and `read_pieces` (`roundelay.live_activity`).
+`RemoteActivity` receives such signals from remote agents while a call waits for their answers. It turns the signals
+into events of the reaction that made the call (`RemoteOutput`, `RemoteCall`). In this way, signals travel from agent to
+agent until they reach the person who asked first. If a person watches, an agent sets a flag in each question that it
+asks. Without this flag, the asked agent sends no streams. Anybody may send signals. Only signals of a reaction to a
+waiting question count, and malformed signals are skipped. Screens also read signals with `read_call` and `read_pieces`
+(`roundelay.live_activity`).
 """
 
 from __future__ import annotations
@@ -48,40 +49,40 @@ from .text import replace_surrogates
 _logger = logging.getLogger(__name__)
 
 INTERVAL_S = 0.1
-"""Interval between two signals with pieces, in seconds."""
+"""Minimum interval between two signals with pieces of text, in seconds."""
 
 MAX_SIGNALS = 256
 """Maximum number of signals in the send queue."""
 
 MAX_SIGNAL_CHARS = 4000
-"""Maximum characters of text in one signal. A longer text loses its beginning."""
+"""Maximum characters of text in one signal. Of a longer text, the beginning is dropped."""
 
 PIECE_CHARS = 40
-"""Minimum number of characters that a piece counts, even if its text is shorter."""
+"""Minimum number of characters charged for a piece, even if its text is shorter."""
 
 SignalKind = Literal["thinking", "tool", "delta"]
 _Stream = tuple[str, int, str, int | None]
-"""Key of a streaming text: path of its run, turn, kind, call."""
+"""Key of a streaming text: path of the run, turn, kind, and call."""
 
 
 class ActivitySender:
-    """Sends the signals of one agent's reactions and passes events to ``on_event``. It never waits: if the queue is
-    full, it drops the newest signal, because a signal must never delay a reaction.
+    """Sends the signals of one agent's reactions, and passes events to ``on_event``. This class never waits: if the
+    queue is full, the newest signal is dropped, because a signal must never delay a reaction.
     """
 
     def __init__(self, agent_id: str, on_event: OnEvent | None) -> None:
         self.agent_id = agent_id
         self.on_event = on_event
         self.is_watched = True
-        """Whether the hub has anybody to pass signals on to."""
+        """Whether anybody is connected to the hub who would receive the signals."""
         self._active: dict[ActivityReporter, None] = {}
         self._queue: asyncio.Queue[tuple[SignalKind, dict[str, object], ActivityReporter]] = asyncio.Queue(MAX_SIGNALS)
         self._streaming: dict[ActivityReporter, None] = {}  # reporters with unsent pieces
         self._timer: asyncio.TimerHandle | None = None
 
     async def send(self, client: NetworkClient) -> None:
-        """Send queued signals until cancelled."""
-        # A queue belongs to the event loop that awaits it, and a new run may have a new loop.
+        """Send queued signals until the task is cancelled."""
+        # Create a new queue, because a queue belongs to the event loop that awaits it and a new run may use a new loop.
         waiting, self._queue = self._queue, asyncio.Queue(MAX_SIGNALS)
         while not waiting.empty():
             self._queue.put_nowait(waiting.get_nowait())
@@ -111,11 +112,13 @@ class ActivitySender:
 
     @property
     def is_observed(self) -> bool:
-        """Whether anybody sees the activity of a reaction: by signals, or by ``on_event``."""
+        """Whether anybody sees the activity of a reaction, by signals or by ``on_event``."""
         return self.is_watched or self.on_event is not None
 
     def set_watched(self, *, is_watched: bool) -> None:
-        """Send signals or not. Whoever begins to watch first gets the current state of the running reactions."""
+        """Turn signals on or off. When they are turned on, the new watcher first gets the current state of the running
+        reactions.
+        """
         begins, self.is_watched = is_watched and not self.is_watched, is_watched
         for reporter in self._active if begins else ():
             reporter.report_state()
@@ -129,7 +132,9 @@ class ActivitySender:
         self.put("thinking", {"active": False, **({"silent": True} if is_silent else {})}, reporter)
 
     def note_pieces(self, reporter: ActivityReporter) -> None:
-        """Send the pieces of a reaction after the interval, together with the pieces that arrive until then."""
+        """Schedule a signal with the pieces of a reaction. Pieces that arrive within the interval are sent in the same
+        signal.
+        """
         self._streaming[reporter] = None
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(INTERVAL_S, self._flush)
@@ -138,7 +143,7 @@ class ActivitySender:
         self._streaming.pop(reporter, None)
 
     def _flush(self) -> None:
-        # Later pieces register their reporter again, for the next signal.
+        # Clear the set first. A reporter with later pieces registers again, for the next signal.
         self._timer = None
         streaming, self._streaming = self._streaming, {}
         sent = [reporter for reporter in streaming if reporter.has_pieces]
@@ -150,8 +155,8 @@ class ActivitySender:
 
 @dataclass(slots=True, eq=False)
 class ActivityReporter:
-    """Reports one reaction to the people who may see its ``trigger``. ``is_watched``: a person wants to see the
-    details, not only that the agent is working.
+    """Reports the activity of one reaction to the people who may see its ``trigger``. ``is_watched`` is set if a person
+    wants to see details, not only that the agent is working.
     """
 
     _sender: ActivitySender
@@ -160,39 +165,39 @@ class ActivityReporter:
     trigger: int
     is_watched: bool
     shows_text: Callable[[], bool] = lambda: True
-    """Returns whether the model's own text goes to the thread. If so, people may see the text before the answer is
-    complete.
+    """Function that returns whether the model's own text is sent to the thread. If it is, people may see the text
+    before the answer is complete.
     """
 
     _calls: dict[tuple[object, ...], dict[str, object]] = field(default_factory=dict)  # signals of running calls
     _pieces: list[_Piece] = field(default_factory=list)
-    _size: int = 0  # of the unsent pieces, in characters
-    _lengths: dict[_Stream, int] = field(default_factory=dict)  # of each stream so far, in characters
+    _size: int = 0  # characters of the unsent pieces
+    _lengths: dict[_Stream, int] = field(default_factory=dict)  # characters of each stream so far
 
     def begin(self) -> None:
         self._sender.begin(self)
 
     def end(self, *, is_silent: bool = False) -> None:
-        """Report the end of the reaction. ``is_silent``: a person waits for an answer but gets none."""
+        """Report the end of the reaction. Set ``is_silent`` if a person waits for an answer but gets none."""
         self._forget()
         self._calls.clear()
         self._sender.end(self, is_silent=is_silent)
 
     def report_state(self) -> None:
-        """Report that the reaction works, and its running calls."""
+        """Report that the reaction is working, and report its running calls."""
         self._sender.put("thinking", {"active": True}, self)
         for body in self._calls.values():
             self._sender.put("tool", body, self)
 
     def report(self, event: Event) -> None:
-        """Report an event: calls to the thread's readers, streams if a person watches, and everything to
-        ``on_event``.
+        """Report an event. Calls are reported to the readers of the thread, and streams only if a person watches.
+        ``on_event`` gets every event.
         """
         try:
             self._show(event)
-        except Exception as error:  # user code may put values of a wrong type into events
+        except Exception as error:  # user code may create events with values of a wrong type
             details = {"agent_id": self._sender.agent_id, "event": type(event).__name__}
-            _logger.error("an event could not be reporter", extra=details, exc_info=redact_error(error))
+            _logger.error("an event could not be reported", extra=details, exc_info=redact_error(error))
         if self._sender.on_event is not None:
             try:
                 self._sender.on_event(event)
@@ -235,11 +240,11 @@ class ActivityReporter:
             case RemoteOutput(is_held=False) if event.kind in ("tool", "progress") or self.shows_text():
                 stream = (event.path, event.turn, event.kind, event.call)
                 self._add(stream, event.index, event.text, event.tool, is_done=event.is_done, at=event.at)
-            case ModelRetry():  # the reply starts again
+            case ModelRetry():  # the reply starts again from its beginning
                 restarted = {(event.path, event.turn, kind, None) for kind in ("text", "reasoning")}
                 self._pieces = [piece for piece in self._pieces if piece.stream not in restarted]
                 self._lengths = {stream: length for stream, length in self._lengths.items() if stream not in restarted}
-            case ToolCallEnd() | RemoteCall(is_active=False):  # the call and the agents that it called have ended
+            case ToolCallEnd() | RemoteCall(is_active=False):  # the call and all agents that it called have ended
                 place, call = path_of_call(event.path, event.turn, event.call), (event.path, event.turn, event.call)
                 self._pieces = [it for it in self._pieces if it.call != call and not is_inside(it.stream[0], place)]
             case Finished(path=""):
@@ -255,26 +260,26 @@ class ActivityReporter:
         is_done: bool = False,
         at: int | None = None,
     ) -> None:
-        """Add a piece. ``at`` is its offset in the stream. Default: the end of the text so far."""
+        """Add a piece. ``at`` is the offset of the piece in its stream; the default is the end of the text so far."""
         if at is None:
             at = self._lengths.get(stream, 0)
             self._lengths[stream] = at + len(text)
         if not self._sender.is_watched:
-            return  # only the offset counts, for whoever begins to watch in the middle
+            return  # only count the offset, for a person who begins to watch later
         last = self._pieces[-1] if self._pieces else None
-        # Join adjacent pieces of one stream. Otherwise a model's tokens would fill a signal with overhead.
+        # Join adjacent pieces of one stream. Otherwise the overhead of each token would fill the signal.
         if last is not None and last.stream == stream and last.at + len(last.text) == at and stream[2] != "progress":
             last.text += text
             self._size += len(text)
         else:
             self._pieces.append(_Piece(stream, index, at, text, tool, is_done))
             self._size += max(len(text), PIECE_CHARS)
-        if self._size > 2 * MAX_SIGNAL_CHARS:  # remote agents may send any amount
+        if self._size > 2 * MAX_SIGNAL_CHARS:  # drop pieces, because remote agents may send any number of them
             self._pieces, self._size = _shorten(self._pieces), MAX_SIGNAL_CHARS
         self._sender.note_pieces(self)
 
     def _forget(self) -> None:
-        """Drop the unsent pieces, because they are no longer worth showing."""
+        """Drop the unsent pieces, because their text is outdated."""
         self._pieces, self._size = [], 0
         self._lengths.clear()
         self._sender.drop_pieces(self)
@@ -304,15 +309,15 @@ class _Piece:
 
 
 def _shorten(pieces: list[_Piece]) -> list[_Piece]:
-    """Return the newest pieces that fit into one signal."""
+    """Return the newest pieces that together fit into one signal."""
     kept: list[_Piece] = []
     room = MAX_SIGNAL_CHARS
     for piece in reversed(pieces):
         if room <= 0:
             break
         if len(piece.text) > room:
-            # The beginning is dropped, so the piece starts later. With the old offset, screens would show it at the
-            # wrong position.
+            # The beginning of the piece is dropped, so increase its offset. With the old offset, screens would show the
+            # text at the wrong position.
             piece.at += len(piece.text) - room
             piece.text = piece.text[-room:]
         room -= max(len(piece.text), PIECE_CHARS)
@@ -321,8 +326,8 @@ def _shorten(pieces: list[_Piece]) -> list[_Piece]:
 
 
 def describe_call(event: CallEvent, *, is_watched: bool) -> dict[str, object] | None:
-    """Return the body of the signal that reports a call, or None for an event that changes nothing. ``is_watched``:
-    a person may want to see which agents the call waits for, and which calls those agents make.
+    """Return the body of the signal that reports a call, or None for an event that changes nothing. Set ``is_watched``
+    if a person may want to see which agents the call waits for, and which calls those agents make.
     """
     match event:
         case ToolCallStart():
@@ -352,13 +357,13 @@ MAX_NUMBER = 2**31
 """Maximum number for turns, calls and text offsets."""
 
 MAX_SIGNALS_A_SECOND = 100
-"""Maximum signals per second of one agent for which a call waits. Further signals are dropped."""
+"""Maximum signals per second that are accepted from one agent for which a call waits. Further signals are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingCall:
     """A waiting call: its position, the counter of its stream pieces, and the listener for its events. ``is_held``
-    returns whether a review must see the call's answer before people do.
+    returns whether the call's answer must be reviewed before people see it.
     """
 
     reaction: str
@@ -373,7 +378,7 @@ class WaitingCall:
 
 @dataclass(slots=True)
 class _AwaitedReaction:
-    """A reaction for which a call waits, the path of its events, and its signals of the current second."""
+    """A reaction for which a call waits: the path of its events, and the number of its signals in the current second."""
 
     call: WaitingCall
     path: str
@@ -381,25 +386,25 @@ class _AwaitedReaction:
     count: int = 0
 
     def has_room(self) -> bool:
-        """Count one more signal. Return False if the limit is exceeded."""
+        """Count one more signal. Return False if this signal exceeds the limit."""
         second = int(asyncio.get_running_loop().time())
         self.second, self.count = second, self.count + 1 if second == self.second else 1
         return self.count <= MAX_SIGNALS_A_SECOND
 
 
 class RemoteActivity:
-    """Activity of the reactions for which the calls of one agent wait, on one connection."""
+    """Activity of the remote reactions for which the calls of one agent wait, on one connection."""
 
     def __init__(self, client: NetworkClient, is_observed: Callable[[], bool] = lambda: True) -> None:
         self._client = client
         self._is_observed = is_observed
-        self._awaited: dict[tuple[str, str], _AwaitedReaction] = {}  # by agent and reaction
-        self._wants_signals = False  # True after a call has asked while a person watched
+        self._awaited: dict[tuple[str, str], _AwaitedReaction] = {}  # by agent id and reaction id
+        self._wants_signals = False  # true after a call has asked an agent while a person watched
         self._watching = ""  # id of the session that receives the signals
 
     @contextmanager
     def listen(self, questions: Mapping[str, int], call: WaitingCall) -> Iterator[None]:
-        """Pass on the activity of the reactions to these questions (seqs by recipient) until the block ends."""
+        """Report the activity of the reactions to these questions (seqs by recipient) until the block ends."""
         epoch = self._client.welcome.network.epoch
         awaited = {
             (agent_id, reaction_id(agent_id, seq, epoch)): _AwaitedReaction(
@@ -415,29 +420,30 @@ class RemoteActivity:
                 self._awaited.pop(key, None)
 
     async def watch(self) -> None:
-        """Receive signals from now on until the connection closes."""
+        """Subscribe to signals until the connection closes."""
         self._wants_signals = True
         if not self._is_observed():
-            return  # `watch_again` follows as soon as somebody watches
+            return  # `watch_again` subscribes as soon as somebody watches
         session = self._client.welcome.session_id
         if self._watching != session:
-            # Set this before the await, so that parallel calls ask only once. It is reset below if the hub refuses.
+            # Set this before the await, so that parallel calls subscribe only once. It is reset below if the hub
+            # refuses.
             self._watching = session
             try:
                 await self._client.call("network.watch", {"signals": True})
-            except RoundelayError as error:  # people see less, but the wait continues
+            except RoundelayError as error:  # people see fewer details, but the wait continues
                 self._watching = ""
                 _logger.debug("signals cannot be watched", extra={"code": error.code})
 
     async def watch_again(self) -> None:
-        """Receive signals on a new connection if `watch` was called before. Do not wait for `listen`, because a
-        question may already be in flight.
+        """Subscribe to signals on a new connection if `watch` was called before. Subscribe before `listen`, because a
+        question may already have been sent.
         """
         if self._wants_signals:
             await self.watch()
 
     def hear(self, signal: Signal) -> None:
-        """Pass a signal on if a call waits for its reaction."""
+        """Handle a signal. The signal is reported if a call waits for the reaction that it belongs to."""
         match signal.body:
             case {"reaction": str(reaction)} if awaited := self._awaited.get((signal.sender_id, reaction)):
                 if awaited.has_room():
@@ -450,7 +456,7 @@ class RemoteActivity:
 
 @dataclass(frozen=True, slots=True)
 class CallSignal:
-    """Content of a signal about a call. ``asked`` names the agents whose answers the call waits for."""
+    """Content of a signal about a call. ``asked`` names the agents whose answers this call waits for."""
 
     path: str
     turn: int
@@ -488,7 +494,7 @@ def read_call(body: Mapping[str, object]) -> CallSignal | None:
 
 
 def read_pieces(body: Mapping[str, object]) -> Iterator[PieceSignal]:
-    """Read a signal of kind ``delta``. Malformed pieces are skipped."""
+    """Read the pieces in a signal of kind ``delta``. Malformed pieces are skipped."""
     pieces = body.get("pieces")
     for piece in pieces[:MAX_PIECES] if isinstance(pieces, list) else ():
         match piece:
@@ -506,8 +512,8 @@ def read_pieces(body: Mapping[str, object]) -> Iterator[PieceSignal]:
 
 
 def _read_place(body: Mapping[str, object]) -> tuple[str, int, int | None] | None:
-    """Return the path of the run, the turn and the call of a signal, or None if they are malformed. An agent that
-    does not number its calls is assumed to run one call at a time.
+    """Return the path of the run, the turn and the call of a signal, or None if they are malformed. If an agent does
+    not number its calls, assume that it runs one call at a time.
     """
     path, turn, call = body.get("path") or "", body.get("turn") or 0, body.get("call")
     if not isinstance(path, str) or not _is_number(turn) or not (call is None or _is_number(call)):
@@ -535,7 +541,8 @@ def _read_piece_events(signal: Signal, waiting: WaitingCall, path: str) -> Itera
                 piece.tool,
                 is_done=piece.is_done,
                 index=next(waiting.pieces),
-                is_held=piece.kind != "progress" and waiting.is_held(),  # the output of a tool may be the answer
+                # a reviewer must see tool output too, because it may become the answer
+                is_held=piece.kind != "progress" and waiting.is_held(),
                 path=inside,
             )
 
@@ -549,13 +556,15 @@ def _read_call_event(signal: Signal, waiting: WaitingCall, path: str) -> Iterato
 
 
 def _is_number(value: object) -> TypeGuard[int]:
-    """Return whether a number can be passed on. Any other number would fail later, in this agent's own signals."""
+    """Return whether a number is within the limits of a signal. Any other number would fail later, when this agent
+    sends it in a signal.
+    """
     return type(value) is int and 0 <= value <= MAX_NUMBER
 
 
 def _join(outer: str, inner: str) -> str | None:
-    """Return the path of a run at ``inner`` of an agent that itself runs at ``outer``, or None if the path is too
-    deep.
+    """Return the path of a run. ``outer`` is the path of the remote agent, and ``inner`` the path within that agent.
+    Return None if the path is too deep.
     """
     path = f"{outer}/{inner}" if inner else outer
     return path if len(path) <= MAX_PATH_CHARS else None

@@ -1,9 +1,9 @@
-"""Tools with which an agent looks back: the reason for its message, and earlier messages. For the ``tools`` of an
-agent; `features.memory` adds the last two.
+"""Tools with which an agent reads the reason for its trigger, and earlier messages. List them in the ``tools`` of an
+agent; `features.memory` adds the tools `read_history` and `search_history`.
 
-These tools read only messages that the reaction's prompt may contain (`ToolClient`). A model that an attacker talks
-into searching thus finds no more than it may see anyway. Each message is rendered as a separate element with its
-``seq``, so that text in one message cannot pass for another message.
+These tools read only messages that the reaction's prompt may contain (`ToolClient`). If an attacker persuades the model
+to search, the model therefore finds nothing that it may not see anyway. Each message is rendered as a separate element
+with its ``seq``, so that text in one message cannot look like another message.
 """
 
 from __future__ import annotations

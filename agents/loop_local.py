@@ -1,4 +1,4 @@
-"""Objects that belong to one event loop, such as connections. A program may have several loops: a second
+"""Objects that belong to one event loop, such as connections. A program may use several loops: for example a second
 `asyncio.run`, the loops of a test suite, or one loop per thread.
 """
 
@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 class LoopLocal(Generic[T]):
-    """One object for each event loop, created at its first use. The object of a closed loop is dropped, because it
-    can no longer be used or closed.
+    """Holds one object for each event loop and creates it at its first use. The object of a closed loop is dropped,
+    because it can no longer be used or closed.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:

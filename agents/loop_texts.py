@@ -1,4 +1,4 @@
-"""Texts that the loop writes itself: for the model, and for people when there is no answer. Pure."""
+"""Texts that the loop itself writes, for the model and for people who get no answer. This module is pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLOSING_UNSENT = "Write in plain text how far you have come: that is recorded an
 BLOCKED = "I could not answer: what I had to say did not pass a check that it has to pass."
 
 REPORTED = "{agent_id} cannot answer right now; the operator has been notified."
-"""Answer after a fault that is listed in the operators' inbox."""
+"""Answer to people after a fault that the operators' inbox lists."""
 
 UNKNOWN_OUTCOME = (
     "The agent was interrupted while this call was running. Whether it took effect is unknown, and it was not "
@@ -49,12 +49,13 @@ def explain_answering(
     has_tools: bool,
     can_finish: bool,
 ) -> str:
-    """Return the rule that says which text is the answer. A lean prompt has it only where a model would not guess it.
+    """Return the instruction that tells the model which of its texts is the answer. A lean prompt contains this
+    instruction only where a model would not guess the rule.
 
-    ``is_over``: the turn has no tools. ``is_inside``: another agent gave the task.
+    ``is_over`` means that the turn has no tools. ``is_inside`` means that another agent called this agent as a tool.
     """
     if is_lean and is_sent and on_text != "nudge" and not has_tools:
-        return ""  # without tools, text is all that the model can write
+        return ""  # without tools, the model can write nothing but text
     if is_over:
         return CLOSING if is_sent else CLOSING_UNSENT
     if not is_sent:
@@ -64,14 +65,14 @@ def explain_answering(
     elif has_spoken and not is_inside:
         rule = ANSWERED
     elif is_lean:
-        return ""  # models answer in plain text unless they are told otherwise
+        return ""  # models answer in plain text without an instruction
     else:
         rule = ANSWER.format(to="whoever gave you this task" if is_inside else "the incoming thread")
     return f"{rule} {OR_FINISH}" if can_finish else rule
 
 
 def explain_empty(is_withheld: bool, is_too_large: bool, is_cut: bool) -> str:
-    """Return why the loop ignores a reply without text or calls."""
+    """Return why the loop ignores a reply that has neither text nor calls."""
     if is_withheld:
         return WITHHELD
     if is_too_large:

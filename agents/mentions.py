@@ -1,4 +1,5 @@
-"""Finds the participants that a text mentions. Pure. The page's `core/mentions.js` implements the same rule.
+"""Finds the participants that a text mentions. This module is pure. The file `core/mentions.js` of the web page
+implements the same rule.
 
 Names in quotes, code and addresses are not mentions: code blocks and inline code, quoted lines, links and their texts,
 e-mail addresses, paths, package names (``@ann/tools``) and names at other hosts (``@ann@host``).
@@ -10,12 +11,12 @@ import re
 from collections import deque
 from collections.abc import Iterator
 
-# Ids are lower case, but people may type capitals.
+# Ids are in lower case, but people may type capital letters.
 _NAME = re.compile(r"@([a-z0-9][a-z0-9._-]*)", re.IGNORECASE | re.ASCII)
-# After one of these characters, the name is the end of an address, a path or an escape.
+# After one of these characters, the name is the last part of an address, a path or an escape.
 _PART_OF_A_WORD = re.compile(r"[A-Za-z0-9._%+@\\-]")
 _BEFORE_A_SLASH = re.compile(r"@[a-z0-9._-]+/\Z", re.IGNORECASE | re.ASCII)
-# A package or path, a name at another host, or a name on a server.
+# Text after a name that makes it a package, a path, a name at another host, or a name on a server.
 _GOES_ON = re.compile(r"/[\w.-]|@[a-z0-9]|:[a-z0-9-]+(\.[a-z0-9-]+)+", re.IGNORECASE | re.ASCII)
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
@@ -41,8 +42,8 @@ def mentions(text: str, agent_id: str) -> bool:
 
 
 def list_names(text: str) -> Iterator[str]:
-    """Yield the name after each ``@`` that is a mention, in lower case. A name may include trailing periods that end
-    its sentence.
+    """Yield the name of each mention, in lower case, without the ``@``. A name may include periods that end its
+    sentence.
     """
     text = _leave_out(text)
     for match in _NAME.finditer(text):
@@ -59,14 +60,15 @@ def list_names(text: str) -> Iterator[str]:
 
 
 def _leave_out(text: str) -> str:
-    """Return a text without its code, quoted lines, links and addresses."""
+    """Return a text without its code, quoted lines, links and addresses, where names are not mentions."""
     said = "\n".join(_list_said(text.replace("\r\n", "\n").replace("\r", "\n").split("\n")))
     return _URL.sub(_NOTHING, _LINK.sub(_NOTHING, _leave_out_code(said)))
 
 
 def _list_said(lines: list[str]) -> Iterator[str]:
-    """Yield the lines that are neither quoted nor in a code block, and an empty line in place of each other line."""
-    fence, is_apart, is_listed = "", True, False  # apart: after an empty line, where four spaces begin a code block
+    """Yield each line that is neither quoted nor in a code block. For all other lines, yield an empty line."""
+    # is_apart: the previous line was empty, so four spaces begin a code block
+    fence, is_apart, is_listed = "", True, False
     for line in lines:
         opened = _FENCE.match(line)
         if fence:
@@ -89,11 +91,11 @@ def _list_said(lines: list[str]) -> Iterator[str]:
 
 
 def _leave_out_code(text: str) -> str:
-    """Return a text without inline code: the text between two equally long runs of backticks in one paragraph."""
+    """Return a text without inline code, which is the text between two equally long runs of backticks in one paragraph."""
     kept: list[str] = []
     for paragraph in re.split(r"(\n\s*\n)", text):
         runs = [(it.start(), it.end()) for it in _BACKTICKS.finditer(paragraph)]
-        closing: dict[int, deque[int]] = {}  # positions of the runs by length
+        closing: dict[int, deque[int]] = {}  # positions of the runs of backticks, by length
         for place, (begin, end) in enumerate(runs):
             closing.setdefault(end - begin, deque()).append(place)
         at, place = 0, 0

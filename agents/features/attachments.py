@@ -1,10 +1,12 @@
-"""Adds the images and files of the trigger to the model's request, from ``images`` and ``files`` in its content.
+"""Adds the images and files of the trigger to the model's request. The content of the trigger lists them under
+``images`` and ``files``.
 
-An image is an ``https:`` URL or the image data. A file includes its bytes, as a ``data:`` URL or as base64 under
-``data``, or names a stored file of the mod ``files`` under ``file``, which is downloaded for the request. The accepted kinds are configured, because a model refuses the whole request for
-any other kind. The conversation names all attachments as text. Attachments of an accepted kind that cannot be shown are
-named again after the conversation, with the reason. Only the message itself contains attachments, not the records. A
-resumed reaction reads them from the message again.
+An image is an ``https:`` URL or the image data. A file contains its bytes, as a ``data:`` URL or as base64 under
+``data``. Instead, ``file`` may name a stored file of the mod `files`, which is downloaded for the request. The agent's
+author configures the accepted kinds, because a model refuses the whole request for any other kind. The conversation
+names all attachments as text. If an attachment of an accepted kind cannot be shown, a text after the conversation names
+the attachment and the reason. Records do not contain attachments, so a resumed reaction reads them from the message
+again.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ AUDIO = ("wav", "mp3")
 
 MAX_BYTES = 8_000_000
 MAX_NAMED = 10
-"""Maximum number of omitted attachments that are named. Further omitted attachments are only counted."""
+"""Maximum number of omitted attachments that the request names. Further omitted attachments are only counted."""
 
 MAX_NAME_CHARS = 100
 
@@ -60,7 +62,8 @@ _ENDINGS = {
     "gif": "image/gif",
     "webp": "image/webp",
 }
-# Signatures near the beginning of a file, by media type. A provider refuses the whole request if the type is wrong.
+# Signatures near the beginning of a file, by media type. A provider refuses the whole request if the bytes do not match
+# the media type.
 _MARKS: Mapping[str, tuple[bytes, ...]] = {
     "application/pdf": (b"%PDF-",),
     "audio/wav": (b"RIFF", b"RF64"),
@@ -83,7 +86,7 @@ class Attachment:
     data: str = ""
     stored: tuple[str, int | None] | None = None
     size: int = 0
-    """Size in bytes of a stored file that is too large."""
+    """Size in bytes of a stored file. Set only if the file is too large to download."""
 
 
 _Kind = Annotated[str, Field(pattern=r"^(image|pdf|audio|[a-z]+/[a-z0-9.+*-]+)$")]
@@ -93,9 +96,9 @@ _Most = Annotated[int, Field(ge=1, le=64)]
 class Attachments(Middleware):
     """Adds the attachments of the trigger whose kinds are in ``takes`` to every turn.
 
-    A kind is ``image``, ``pdf``, ``audio`` (WAV and MP3), or a pattern of media types (``text/csv``). ``models`` are
-    patterns of model names that accept attachments. Each message may have at most ``most`` attachments with
-    ``max_bytes`` in total. Further attachments are omitted, and the model is informed.
+    A kind is ``image``, ``pdf``, ``audio`` (WAV and MP3), or a pattern of media types (``text/csv``). ``models`` lists
+    patterns of the names of models that accept attachments. Each message may have at most ``most`` attachments with
+    ``max_bytes`` in total. Further attachments are omitted, and the request tells the model about the omission.
     """
 
     @checked()
@@ -113,11 +116,13 @@ class Attachments(Middleware):
         self._most = most
         self._max_bytes = max_bytes
         self._downloads: dict[tuple[str, int, str, int | None], str] = {}
-        """Base64 of stored files, by agent, trigger, file and version: every turn of a reaction shows them again."""
+        """Base64 of stored files, by agent, trigger, file and version. Every turn of a reaction sends the files again,
+        so each file is downloaded only once.
+        """
 
     async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         index = find_prompt(request.messages, around.state.history)
-        # Agents called as tools have their own prompts, which do not contain the trigger.
+        # The prompt of an agent that is called as a tool does not contain the trigger, so it gets no attachments.
         if around.path or index is None or not any(fnmatchcase(around.model.name, model) for model in self._models):
             return await proceed(request)
         attachments = read_attachments(around.context.trigger.content)
@@ -135,8 +140,9 @@ class Attachments(Middleware):
         return await proceed(replace(request, messages=messages))
 
     async def _download_stored(self, context: ToolContext, attachments: Sequence[Attachment]) -> list[Attachment]:
-        """Return the attachments with the bytes of stored files of accepted kinds. Files that are not available have no
-        bytes."""
+        """Return the attachments, with the bytes of stored files of accepted kinds filled in. A file that is not
+        available has no bytes.
+        """
         loaded, room, number = [], self._max_bytes, 0
         for attachment in attachments:
             if attachment.stored is not None and self._takes_kind(attachment) and number < self._most:
@@ -160,7 +166,7 @@ class Attachments(Middleware):
             while not parts or offset < size:
                 part = await context.client.call("files.download", {**args, "offset": offset})
                 size = int(part["size"])
-                if size > room:  # `_select` reports it
+                if size > room:  # `_select` reports this file as too large
                     return replace(attachment, data="", stored=None, size=size)
                 parts.append(base64.b64decode(part["data"]))
                 if not parts[-1]:
@@ -175,13 +181,14 @@ class Attachments(Middleware):
         return any(fnmatchcase(attachment.media_type, kind) for kind in self._takes)
 
     def _select(self, attachments: Sequence[Attachment]) -> tuple[list[str], list[File], list[tuple[str, str]]]:
-        """Return images, files, and the omitted attachments with the reason."""
+        """Split the attachments into images, files, and omitted attachments with the reason for the omission."""
         images: list[str] = []
         files: list[File] = []
         omitted: list[tuple[str, str]] = []
         room = self._max_bytes
         for attachment in attachments:
-            # Skip kinds that are not configured without a note, because the conversation already names them as text.
+            # Skip kinds that are not configured without a notice, because the conversation already names these
+            # attachments.
             if not self._takes_kind(attachment):
                 continue
             is_image = attachment.media_type.startswith("image/")
@@ -197,7 +204,7 @@ class Attachments(Middleware):
                     "the message does not contain its bytes" if attachment.stored is None else "it is not available"
                 )
                 omitted.append((attachment.name, missing))
-            elif content is None or "*" in attachment.media_type:  # a request needs the exact type
+            elif content is None or "*" in attachment.media_type:  # a request needs the exact media type
                 omitted.append((attachment.name, f"its bytes are not {attachment.media_type}"))
             elif len(content) > room:
                 omitted.append((attachment.name, f"it has {len(content):,} bytes, but only {room:,} are left"))
@@ -212,7 +219,7 @@ class Attachments(Middleware):
 
 
 def show_images(most: _Most = 8) -> Attachments:
-    """Return attachments middleware for images only: ``images`` in an agent's file."""
+    """Return middleware that attaches only images. An agent's file calls it ``images``."""
     return Attachments(["image"], most=most)
 
 
@@ -248,8 +255,8 @@ def _read(value: object, *, is_image: bool) -> Attachment | None:
 
 
 def _is_address(text: str) -> bool:
-    """Return whether a provider can load an image from this URL. A provider refuses the whole request for an invalid
-    URL.
+    """Return whether this URL looks like one that a provider can load an image from. A provider refuses the whole
+    request for an invalid URL.
     """
     try:
         return _ADDRESS.fullmatch(text) is not None and bool(urlsplit(text).hostname)
@@ -262,7 +269,9 @@ def _pick(fields: Mapping[str, object], *keys: str) -> str:
 
 
 def _decode(attachment: Attachment) -> bytes | None:
-    """Return the bytes, or None if the data is not base64 or does not match its type."""
+    """Return the decoded bytes of an attachment. Return None if the data is not base64 or does not match its media
+    type.
+    """
     try:
         # Mail and some tools break base64 into lines, which strict decoding refuses.
         content = base64.b64decode("".join(attachment.data.split()), validate=True)
@@ -273,7 +282,7 @@ def _decode(attachment: Attachment) -> bytes | None:
 
 
 def _describe_omitted(omitted: Sequence[tuple[str, str]]) -> str:
-    # Senders choose the names, so quote and escape them like all text of the conversation.
+    # Senders choose the names of attachments, so quote and escape the names like all other text of the conversation.
     names = [f"{json.dumps(escape_text(name), ensure_ascii=False)} ({reason})" for name, reason in omitted[:MAX_NAMED]]
     if len(omitted) > MAX_NAMED:
         names.append(f"and {len(omitted) - MAX_NAMED} more")

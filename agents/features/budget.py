@@ -1,11 +1,12 @@
 """Budgets of tokens and money per turn, reaction, conversation (root) and day.
 
-Each model call reserves its expected usage first and records its actual usage afterwards. If the server reports no
-usage, the estimate counts. The spent sums come from the hub, which adds up the ledger's records (``network.spent``).
-The sums therefore survive restarts, and include other agents on the same conversation in any process. Reservations are
-local to this process: calls of other processes become visible only when they end, so a budget may be overrun. An
-exceeded budget raises `ModelError` with ``budget``. In that case the reaction ends as `stopped`, waiting callers get an
-answer, and the hub informs the thread's readers.
+Before each model call, the middleware reserves the expected usage. After the call, the journal records the actual
+usage. If the server reports no usage, the estimate is recorded instead. The hub adds up the recorded usage
+(``network.spent``). The sums therefore survive restarts, and they include the usage of other agents in the same
+conversation, in any process. Reservations are local to this process. The calls of another process count only after they
+end, so several processes may exceed a budget together. An exceeded budget raises `ModelError` with the reason
+``budget``: the reaction ends as `stopped`, waiting callers get an answer, and the hub notifies the readers of the
+thread.
 """
 
 from __future__ import annotations
@@ -46,12 +47,13 @@ _NAMES = {"turn": "this turn", "reaction": "this reaction", "root": "this conver
 
 _Key = tuple[object, ...]
 _RESERVED: dict[_Key, Decimal] = {}
-"""Reserved amounts of running calls, by unit and scope. Shared by all agents of the process, because they share
-conversations."""
+"""Reserved amounts of running calls, by unit and scope. All agents of the process share this dictionary, because they
+may work on the same conversation.
+"""
 
 
 class TokenLimits(Strict):
-    """Maximum tokens of prompt and completion together, including cached ones."""
+    """Maximum number of tokens of prompt and completion together, including cached tokens."""
 
     turn: Annotated[int, Field(ge=1)] | None = None
     reaction: Annotated[int, Field(ge=1)] | None = None
@@ -70,7 +72,7 @@ class MoneyLimits(Strict):
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """The amount that one call needs from one budget."""
+    """The amount that one model call needs from one budget."""
 
     key: _Key
     scope: Scope
@@ -79,7 +81,7 @@ class _Claim:
     spent: Decimal
     needed: Decimal
     by: str = ""
-    """Agent that used most of the budget, if it is another agent."""
+    """Agent that used most of the budget. Empty if this agent itself used most of it."""
 
 
 def _check_limits(
@@ -99,9 +101,9 @@ def _check_limits(
 class Budget(Middleware):
     """Stops an agent whose ``tokens`` or ``usd`` are used up. ``reserve`` is the expected number of tokens of a reply.
 
-    When an operator lets a stopped conversation continue (``network.resume_root``), its budget applies once more. An
-    agent called as a tool has separate middleware, but its usage counts in the caller's reaction, conversation and day.
-    Raises `ConfigError` for invalid options.
+    When an operator lets a stopped conversation continue (``network.resume_root``), the conversation gets its full
+    budget once more. An agent called as a tool has its own middleware, but its usage also counts toward the budgets of
+    its caller. Raises `ConfigError` for invalid options.
     """
 
     @checked(_check_limits)
@@ -135,10 +137,11 @@ class Budget(Middleware):
 
     async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         spent = await self._ask_hub(around) if self._asks_hub else {}
-        # Use an estimate, because the provider counts only after the tokens are spent.
+        # Estimate the usage, because the provider counts tokens only after they are spent.
         expected = Usage(count_request(request.messages, request.tools, self._count), self._reserve)
         claims = [self._make_claim(around, key, spent, expected) for key in self._limits]
-        for claim in claims:  # no await from here to the reservation: another call could take the same amount
+        # no await between this check and the reservation, or another call could reserve the same amount
+        for claim in claims:
             reserved = _RESERVED.get(claim.key, Decimal(0))
             if claim.spent + reserved + claim.needed > claim.limit:
                 raise ModelError(_describe_exceeded(claim, reserved), reason="budget")
@@ -146,7 +149,7 @@ class Budget(Middleware):
         try:
             reply = await proceed(request)
         finally:
-            # Always release the reservation. From now on the records have the real usage, and counting both would
+            # Release the reservation in every case. From now on the records contain the real usage; counting both would
             # refuse calls too early.
             _reserve(claims, -1)
         if not reply.usage.prompt_tokens and not reply.usage.completion_tokens:  # the server reports no usage
@@ -173,28 +176,30 @@ class Budget(Middleware):
             case "turn":
                 owner = (around.reaction, around.path)
                 turn, sums = self._turns.get((around.reaction, around.path), (0, {}))
-                # This turn's requests are not recorded yet, so its sum is kept here and not at the hub.
+                # The requests of this turn are not recorded yet, so this process counts them itself.
                 used = sums.get(unit, Decimal(0)) if turn == around.state.turn else Decimal(0)
             case "root":
-                # An operator may let a stopped conversation continue: each time, its budget applies once more.
+                # Each time an operator lets a stopped conversation continue, the conversation gets its full budget once
+                # more.
                 owner, limit = spent["root"], limit * (1 + spent["resumed"])
                 used, by = self._add_up_root(around, unit, spent, limit)
             case _:
                 owner = around.reaction if scope == "reaction" else owner
                 used = self._add_up(around, unit, spent[f"of_{scope}"])
-        # Include the epoch in the key, because one process may serve agents of several networks with the same ids.
+        # Include the network's epoch in the key, because one process may serve agents of several networks that use the
+        # same ids.
         epoch = around.context.client.welcome.network.epoch
         needed = self._convert(unit, expected, 1, list_names(around.model), list_names(around.agent.model))
-        needed = round(needed, 9)  # so that adding and removing reservations ends at exactly 0
+        needed = round(needed, 9)  # round, so that adding and removing the same amounts returns to exactly 0
         return _Claim((epoch, unit, scope, owner), scope, unit, limit, used, needed, by)
 
     def _add_up_root(self, around: Around, unit: Unit, spent: Mapping[str, Any], limit: Decimal) -> tuple[Decimal, str]:
-        """Return the conversation's usage, and the agent that claims most of it if that is another agent.
+        """Return the conversation's usage, and the other agent that used most of it (empty if this agent did).
 
-        The records of one other agent count for at most `OTHERS_SHARE` of the budget: an agent that lies or runs wild
-        stops itself, not everybody.
+        The records of one other agent count for at most `OTHERS_SHARE` of the budget. An agent that reports false
+        usage, or that runs out of control, can therefore not use up the budget for all agents.
         """
-        by_agent: Mapping[str, Any] = spent.get("by_agent", {})  # older hubs do not report this
+        by_agent: Mapping[str, Any] = spent.get("by_agent", {})  # older hubs do not report this field
         claims = {agent_id: self._add_up(around, unit, sums) for agent_id, sums in by_agent.items()}
         rest = max(Decimal(0), self._add_up(around, unit, spent["of_root"]) - sum(claims.values()))
         own = claims.pop(around.context.client.agent_id, Decimal(0))
@@ -208,7 +213,7 @@ class Budget(Middleware):
         total = Decimal(0)
         for model, used in sums.items():
             usage = Usage(*(used[field.name] for field in fields(Usage)))
-            # The usage of reviews and summaries has no model name.
+            # The recorded usage of reviews and summaries has no model name, so use the agent's own models.
             total += self._convert(unit, usage, used["calls"], [model] if model else list_names(around.agent.model))
         return total
 
@@ -226,7 +231,7 @@ class Budget(Middleware):
         for names in choices:
             costs = [cost for name in names if (cost := self._prices.cost(name, usage, calls)) is not None]
             if costs:
-                # Use the most expensive model, because the answering fallback model is known only afterwards.
+                # Use the most expensive model. Which of the fallback models answers is known only after the call.
                 return max(costs)
         sentence = (
             f'The price of the model "{" or ".join(choices[-1])}" is unknown, and a budget in dollars needs it. '
@@ -237,7 +242,7 @@ class Budget(Middleware):
     def _record_usage(self, around: Around, reply: ModelReply) -> None:
         turn, sums = self._turns.get((around.reaction, around.path), (0, {}))
         if turn != around.state.turn:
-            sums = {}  # a new turn: only the budget per turn starts again at 0
+            sums = {}  # a new turn starts: only the budget per turn is reset
         for unit, scope in self._limits:
             if scope == "turn":
                 used = self._convert(unit, reply.usage, 1, [reply.model], list_names(around.agent.model))
@@ -261,7 +266,8 @@ def _describe_exceeded(claim: _Claim, reserved: Decimal) -> str:
         for amount in (claim.spent, claim.limit, claim.needed, reserved)
     )
     in_flight = f", {reserved_text} are reserved by running calls" if reserved else ""
-    by = "another agent" if claim.by.startswith("~") else claim.by  # the hub hides the names of some agents
+    # the hub hides the names of agents that this agent may not see
+    by = "another agent" if claim.by.startswith("~") else claim.by
     user = f", most of them by {by}" if by else ""
     used = f"{spent} of {limit} were used{user}{in_flight}"
     return f"Budget for {_NAMES[claim.scope]} exceeded: {used}, and the next call may need {needed}."

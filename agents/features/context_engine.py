@@ -1,16 +1,16 @@
-"""Keeps each request of a reaction within a token limit by the first layout that fits.
+"""Keeps each request of a reaction within a token limit, by choosing the first layout that fits.
 
-The layouts, in order: ``full`` keeps every turn; ``tool_summary`` replaces old results by the summaries of their tools
-(`Output.summary`); ``summary`` lets a model summarize the oldest turns once and stores the text in the ledger. If no
-layout fits, old results are shortened.
+There are three layouts. ``full`` keeps every turn. ``tool_summary`` replaces old results with the summaries that their
+tools provided (`Output.summary`). ``summary`` lets a model summarize the oldest turns once and stores the text in the
+ledger. If no layout fits, old results are shortened.
 
 A *block* is a message of the model with everything up to its next message. Calls and results are never separated, and
 the newest block is never changed. The size of a request is the provider's count of the previous request plus an
-estimate of the difference. All inputs of a decision are in ``state.values``, so a resumed reaction decides the same.
+estimate of the difference. All inputs of the choice are in ``state.values``, so a resumed reaction chooses the same
+layout.
 
-A summary never leaves its reaction. It contains only text that the readers of the trigger may read (``audience`` in the
-note), and only this reaction reads it. The engine comes first in this file, followed by the pure functions that arrange
-blocks.
+A summary contains only text that the readers of the trigger may read (``audience`` in the note). Only the reaction that
+created a summary reads it. In this file, the engine comes first, followed by the pure functions that arrange blocks.
 """
 
 from __future__ import annotations
@@ -57,24 +57,26 @@ SUM_UP = (
 )
 
 SHARE_AFTER = 0.6
-"""Share of the limit that a summarized request may use. The rest is reserved for growth, so that not every turn
-needs a summary.
+"""Share of the token limit that a request may use after it was summarized. The rest leaves room for the following
+turns, so that not every turn needs a new summary.
 """
 
 SHORT_CHARS = 200
-"""Maximum characters of a read-once result without a summary."""
+"""Maximum characters that later turns show of a result that the model needs to read only once and that has no summary.
+"""
 
 
 _logger = logging.getLogger(__name__)
 
-SUMMARY = "context.summary"  # name of the note, and key in the values
-# Keys in the values, in this order: how to shorten results, the number of turns in the summary of the prepared request,
-# the estimated size of that request (0 if it does not fit), and the last pair of estimated and counted size.
+SUMMARY = "context.summary"  # name of the note, and key in ``state.values``
+# Keys in ``state.values``, in this order: how to shorten results, the number of turns in the summary of the prepared
+# request, the estimated size of the prepared request (0 if it does not fit), and the last pair of estimated and counted
+# size.
 _RESULTS, _APPLIED, _ESTIMATED, _COUNTED = "context.results", "context.applied", "context.asked", "context.counted"
 
 
 def _find_limit(max_tokens: int, reserve_tokens: int | None) -> int:
-    """Return the maximum tokens of a request."""
+    """Return the maximum number of tokens of a request."""
     return max_tokens - (min(1000, max_tokens // 2) if reserve_tokens is None else reserve_tokens)
 
 
@@ -98,9 +100,9 @@ class ContextEngine(Middleware):
     """Keeps requests within ``max_tokens`` minus ``reserve_tokens`` for the reply (default 1000, or half of a smaller
     ``max_tokens``).
 
-    A summary has at most ``summary_tokens`` (default 600, or a third of a smaller request limit). ``model`` writes it,
-    by default the agent's own. Tokens are counted by ``count`` or by an ``encoding`` of `tiktoken`; without either they
-    are estimated.
+    A summary has at most ``summary_tokens`` tokens (default 600, or a third of a smaller request limit). ``model``
+    writes the summary; by default, the agent's own model does. ``count``, or an ``encoding`` of `tiktoken`, counts the
+    tokens. Without either option, the number of tokens is estimated.
     """
 
     reduces_results = True
@@ -139,13 +141,13 @@ class ContextEngine(Middleware):
         return None
 
     def calculate_usage(self, state: TurnState, reply: ModelReply) -> Usage:
-        """Store the provider's count if the request was sent as prepared.
+        """Store the provider's token count, if the request was sent as prepared.
 
         A count that differs from the estimate by more than a factor of four is ignored.
         """
         estimated, counted = state.values.get(_ESTIMATED), reply.usage.prompt_tokens
         is_single = not state.values.get(SEVERAL_REQUESTS)
-        # Ignore a count that is far from the estimate: it would distort every later size.
+        # Ignore a count that is far from the estimate, because it would distort the sizes of all later requests.
         if is_single and isinstance(estimated, int) and estimated and estimated // 4 <= counted <= estimated * 4:
             state.values[_COUNTED] = (estimated, counted)
         return reply.usage
@@ -165,10 +167,12 @@ class ContextEngine(Middleware):
         summary, applied = find_summary(state.values.get(SUMMARY), state.history), state.values.get(_APPLIED)
         assert isinstance(applied, int)
         parts = split_request(request.messages, count_own(state.history) - applied)
-        if summary is not None and summary.turns > applied:  # written in this turn, before an interruption
+        # the summary was written in this turn, before an interruption
+        if summary is not None and summary.turns > applied:
             parts = apply_summary(parts, summary, beyond=applied)
         if not self._fits(state, parts, request.tools):
-            # Write one summary per turn. If the request is still too long, another summary would not help.
+            # Write at most one summary per turn. If the request is still too long after the summary, another summary
+            # would not help.
             if "summary" in self._layouts and (summary is None or summary.made_in != state.turn):
                 parts = await self._summarize(around, request, parts, summary)
             if not self._fits(state, parts, request.tools):
@@ -178,13 +182,14 @@ class ContextEngine(Middleware):
     async def _summarize(
         self, around: Around, request: ModelRequest, parts: SplitRequest, previous: Summary | None
     ) -> SplitRequest:
-        """Replace the oldest turns, as many as necessary, by a summary. Return the request unchanged if the model
-        fails."""
+        """Replace as many of the oldest turns as necessary with a summary. Return the request unchanged if the
+        summarizing model fails.
+        """
         state = around.state
         summarized = previous.turns if previous is not None else 0
         target = int(self.limit * SHARE_AFTER)
         turns = 0
-        # Never summarize the newest block, because the model must read the results that it has just requested.
+        # Never summarize the newest block, because the model still has to read the results in it.
         while turns < len(parts.blocks) - 1:
             turns += 1
             rest = SplitRequest(parts.head, parts.blocks[turns:])
@@ -202,7 +207,8 @@ class ContextEngine(Middleware):
             text=text,
             audience=around.context.trigger.seq,
         )
-        # Name the summarized tools: a data policy keeps the note only if it keeps their results.
+        # Name the tools whose results are in the summary. A data policy stores the summary only if it also stores their
+        # results.
         called = {
             call.name
             for message in state.history
@@ -216,7 +222,7 @@ class ContextEngine(Middleware):
         self, around: Around, request: ModelRequest, previous: Summary | None, blocks: Sequence[Sequence[ChatMessage]]
     ) -> str | None:
         """Ask the model for a summary. Return None if the model fails."""
-        # Assume at least about 3 characters per token.
+        # Assume that a token has about 3 characters, so that the text to summarize fits into the limit.
         instruction = write_order(previous, blocks, max_chars=3 * self.limit, max_tokens=self._summary_tokens)
         summary_request = replace(
             request, messages=(SystemMessage(SUM_UP), UserMessage(instruction)), tools=(), tool_choice="auto"
@@ -248,13 +254,14 @@ class ContextEngine(Middleware):
         return self._measure(state, parts, tools) <= self.limit
 
     def _measure(self, state: TurnState, parts: SplitRequest, tools: Sequence[ToolSpec]) -> int:
-        """Return the provider's count of the previous request plus the estimated difference. Before the first count,
-        return only the estimate.
+        """Return the size of a request in tokens: the provider's count of the previous request plus the estimated
+        difference. Before the first count, return only the estimate.
         """
         estimate = count_request(parts.join(), tools, self._count)
         match state.values.get(_COUNTED):
             case (int(asked), int(counted)):
-                # Errors of the estimate cancel out in the difference. The lower bound covers requests that shrank.
+                # The errors of both estimates cancel out in their difference. The lower bound is for requests that
+                # became much smaller.
                 return max(estimate // 4, counted + estimate - asked)
             case _:
                 return estimate
@@ -266,8 +273,8 @@ class ContextEngine(Middleware):
 class Summary(BaseModel):
     """The summary of the first ``turns`` blocks of a run.
 
-    ``digest`` identifies these blocks. ``audience`` is the seq of the message that the reaction answers: its readers
-    may read the summary.
+    ``digest`` identifies these blocks. ``audience`` is the seq of the trigger; the readers of the trigger may read the
+    summary.
     """
 
     made_in: int
@@ -279,8 +286,8 @@ class Summary(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """Replacement for a result in later turns: its ``summary``. With ``save`` False, the replacement applies from
-    the first turn after the one that reads the result.
+    """Replacement of a result in later turns by the result's ``summary``. If ``save`` is False, the replacement already
+    applies one turn after the model has read the result.
     """
 
     summary: str | None
@@ -289,7 +296,9 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True)
 class SplitRequest:
-    """A request's messages: ``head`` before the run's own turns, and the turns in blocks."""
+    """Messages of a request: ``head`` contains the messages before the run's own turns, and ``blocks`` contains these
+    turns.
+    """
 
     head: tuple[ChatMessage, ...]
     blocks: tuple[tuple[ChatMessage, ...], ...]
@@ -299,7 +308,7 @@ class SplitRequest:
 
 
 def split_request(messages: Sequence[ChatMessage], own: int) -> SplitRequest:
-    """Separate the last ``own`` blocks from the messages before them, such as the prompt and examples."""
+    """Split a request: the last ``own`` blocks, and the messages before them, such as the prompt and examples."""
     indexes = [place for place, message in enumerate(messages) if isinstance(message, AssistantMessage)]
     starts = indexes[len(indexes) - own :] if 0 < own <= len(indexes) else []
     first = starts[0] if starts else len(messages)
@@ -308,14 +317,16 @@ def split_request(messages: Sequence[ChatMessage], own: int) -> SplitRequest:
 
 
 def count_own(history: Sequence[ChatMessage]) -> int:
-    """Return the number of blocks of a run's history in a request. Empty messages are not counted, because a request
-    has none (`history.repair`).
+    """Return how many blocks a run's history adds to a request. Empty messages do not count, because `history.repair`
+    removes them.
     """
     return len(_list_own(history))
 
 
 def digest_turns(history: Sequence[ChatMessage], turns: int) -> str:
-    """Return a hash that identifies the first blocks of a history: the model's texts and calls, not the results."""
+    """Return a hash that identifies the first blocks of a history. The hash covers the model's texts and calls, but not
+    the results.
+    """
     own = _list_own(history)[:turns]
     contents = [
         [message.content, *([call.id, call.name, call.arguments] for call in message.tool_calls)] for message in own
@@ -332,18 +343,20 @@ def _list_own(history: Sequence[ChatMessage]) -> list[AssistantMessage]:
 
 
 def apply_summary(parts: SplitRequest, summary: Summary, *, beyond: int = 0) -> SplitRequest:
-    """Replace the blocks of a summary by its text. An earlier summary at the end of the head already replaces the first
-    ``beyond`` blocks."""
+    """Replace the blocks that a summary covers with its text. ``beyond`` is the number of blocks that an earlier
+    summary at the end of the head already replaces.
+    """
     head = list(parts.head)
     if beyond and head and isinstance(head[-1], UserMessage):
-        # The new summary includes the old one. Keeping both would cost the tokens that this layout saves.
+        # Remove the earlier summary, because the new summary includes it. Keeping both would cost the tokens that this
+        # layout saves.
         head[-1] = replace(head[-1], content=head[-1].content.rpartition(f"\n\n{_OPEN}")[0])
     append_user_text(head, write_summary(summary))
     return SplitRequest(tuple(head), parts.blocks[summary.turns - beyond :])
 
 
 def write_summary(summary: Summary) -> str:
-    """Return the summary as prompt text."""
+    """Return the text that shows a summary in the prompt."""
     return f'{_OPEN} turns="{summary.turns}">\n{escape_text(summary.text)}\n</earlier_turns>'
 
 
@@ -351,7 +364,7 @@ _OPEN = "<earlier_turns"
 
 
 def reduce_read(parts: SplitRequest, reduced: Mapping[str, Reduced]) -> SplitRequest:
-    """Shorten read-once results in every block except the newest."""
+    """Shorten the results that the model needs to read only once, in every block except the newest."""
     once = {call_id: result for call_id, result in reduced.items() if not result.save}
     if not once:
         return parts
@@ -362,7 +375,7 @@ def reduce_read(parts: SplitRequest, reduced: Mapping[str, Reduced]) -> SplitReq
 def reduce_until(
     parts: SplitRequest, reduced: Mapping[str, Reduced], fits: Callable[[SplitRequest], bool]
 ) -> SplitRequest:
-    """Replace results by their tools' summaries, oldest block first, until the request fits."""
+    """Replace results with the summaries from their tools, oldest block first, until the request fits."""
     summarized = {call_id: result for call_id, result in reduced.items() if result.summary is not None}
     for index in range(len(parts.blocks) - 1):
         if fits(parts):
@@ -382,7 +395,7 @@ def _reduce(block: Sequence[ChatMessage], reduced: Mapping[str, Reduced]) -> tup
 
 
 def write_reduced(content: str, reduced: Reduced) -> str:
-    """Return a result in its form for later turns, which is never longer than the result itself."""
+    """Return the text that replaces a result in later turns. This text is never longer than the result itself."""
     if reduced.summary is None:
         return cut(content, SHORT_CHARS)
     text = f"[summary of {len(content)} characters] {reduced.summary}"
@@ -392,14 +405,16 @@ def write_reduced(content: str, reduced: Reduced) -> str:
 def write_order(
     previous: Summary | None, blocks: Sequence[Sequence[ChatMessage]], *, max_chars: int, max_tokens: int
 ) -> str:
-    """Return the instruction for a summary: the previous summary and the blocks to add."""
+    """Return the instruction to write a summary, with the previous summary and the blocks to add."""
     before = f"Summary of the turns before these:\n{previous.text}\n\n" if previous is not None else ""
     turns = _write_transcript(blocks, max_chars)
     return f"{before}The turns:\n{turns}\n\nSummarize all of it in at most {max_tokens} tokens."
 
 
 def _write_transcript(blocks: Sequence[Sequence[ChatMessage]], max_chars: int) -> str:
-    """Return blocks as lines of JSON, which no text in them can imitate. Each text gets an equal share of the room."""
+    """Return blocks as lines of JSON. No text inside a JSON string can look like another line. Each text gets an equal
+    share of ``max_chars``.
+    """
     messages = [message for block in blocks for message in block]
     share = max(SHORT_CHARS, max_chars // max(1, len(messages)))
     lines: list[dict[str, object]] = []
@@ -416,11 +431,12 @@ def _write_transcript(blocks: Sequence[Sequence[ChatMessage]], max_chars: int) -
 
 
 def find_summary(stored: object, history: Sequence[ChatMessage]) -> Summary | None:
-    """Parse a stored summary. Return None if it belongs to a different history, as after a handoff."""
+    """Parse a stored summary. Return None if the summary belongs to a different history, for example after a handoff."""
     try:
         summary = Summary.model_validate(stored)
     except ValidationError:
         return None
-    # After a handoff the history has other turns, and the summary would describe work that the agent never saw.
+    # After a handoff, the history contains other turns. The old summary would describe work that the new agent never
+    # saw.
     is_own = summary.turns <= count_own(history) and summary.digest == digest_turns(history, summary.turns)
     return summary if is_own else None

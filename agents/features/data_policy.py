@@ -1,16 +1,16 @@
-"""Data policy: selects which parts of an agent's work the ledger stores (texts, calls, results), per tool, and redacts
-them.
+"""Data policy: selects, per tool, which parts of an agent's work the ledger stores (texts, calls, results), and redacts
+the stored parts.
 
-This middleware changes records before they are sent to the ledger (`Middleware.store`). The live model reads everything
-unchanged, but a resumed reaction has only the records. The model is informed where data was removed or changed, and
-never gets an empty result. A call whose arguments were not stored does not run. An answer that was not stored is
-requested again. The policy also covers agents that run inside this agent.
+This middleware changes records before they are sent to the ledger (`Middleware.store`). The running model reads all
+data unchanged, but a resumed reaction has only the records. Where data was removed or changed, the resumed model reads
+a notice instead of an empty result. A call whose arguments were not stored does not run. The model is asked again for
+an answer that was not stored. The policy also applies to agents that run inside this agent.
 
-Notes of other middleware (`Around.keep`) are stored only if texts are stored, and also the results of all tools that
-the note names.
+A note of other middleware (`Around.keep`) is stored only if the policy stores texts and also the results of all tools
+that the note names.
 
-Not covered: messages, because they are the conversation itself (the answer, messages sent by tools, approval requests
-and decisions), and events, because they are not stored.
+The policy does not apply to messages, because they are the conversation itself: the answer, messages sent by tools,
+approval requests and decisions. It does not apply to events either, because events are not stored.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ REDACTED = "[redacted]"
 NOT_KEPT = "[not kept]"
 
 Chosen = bool | Collection[str] | Callable[[str], bool]
-"""Selects tools: all or none, the listed names, or the names for which a callable returns true."""
+"""Selects tools: all tools or none, the listed names, or the names for which a callable returns true."""
 
 Redaction = str | re.Pattern[str] | Callable[[str], str]
-"""Redacts text: the matches of a regular expression are replaced, or a callable returns the changed text. A callable
-must be deterministic.
+"""Redacts text: a regular expression whose matches are replaced, or a callable that returns the changed text. The
+callable must be deterministic.
 """
 
 _KEPT_DATA = (DISABLED, NOT_RUN, KEEPER)  # data that the loop itself needs
@@ -52,7 +52,7 @@ def _read_chosen(value: object) -> object:
     if not is_list and not isinstance(value, bool):
         hint = f": write [{value}]" if isinstance(value, str) else ""
         raise ValueError(f"must be true, false or a list of tools{hint}")
-    return tuple(value) if isinstance(value, list) else value  # strict validation refuses a list
+    return tuple(value) if isinstance(value, list) else value  # strict validation would refuse a list
 
 
 _Listed = Annotated[bool | tuple[str, ...], BeforeValidator(_read_chosen)]
@@ -80,7 +80,7 @@ class DataPolicy(Middleware):
         thinking: bool = True,
     ) -> None:
         for name, option in (("calls", calls), ("results", results), ("redact", redact)):
-            if isinstance(option, str):  # otherwise each letter would count as an item
+            if isinstance(option, str):  # otherwise each letter of the text would count as one item
                 raise TypeError(f"DataPolicy: {name} is {option!r} and must be a list. Write [{option!r}]")
         self._keeps_text = text
         self._keeps_calls = _as_test(calls)
@@ -117,7 +117,9 @@ class DataPolicy(Middleware):
         return self._options
 
     def _store_part(self, part: Mapping[str, Any]) -> Mapping[str, object]:
-        """Filter a message of a prompt: replies by the rule for texts, results by the rule for their tool."""
+        """Filter one message of a prompt. The rule for texts applies to replies, and the rule of the tool applies to
+        results.
+        """
         is_kept = self._keeps_results(part["tool"]) if part["role"] == "tool" else self._keeps_text
         calls = [
             [name, self._redact_arguments(arguments) if self._keeps_calls(name) else "{}"]
@@ -137,11 +139,12 @@ class DataPolicy(Middleware):
             case "review":
                 return self._store_review(body)
             case "finished":
-                # The model wrote the reason of a finished reaction. Any other reason is the loop's own text.
+                # Redact this reason, because the model wrote it. For any other status, the loop wrote the reason.
                 reason = body["reason"] if self._keeps_text or body["status"] != "finished" else NOT_KEPT
                 return {**body, "reason": self._redact(reason)}
             case "model_failed":
-                return {**body, "reason": self._redact(body["reason"])}  # a provider's error may quote the request
+                # a provider's error may quote the request, and so the conversation
+                return {**body, "reason": self._redact(body["reason"])}
             case "stopped":
                 return {
                     **body,
@@ -155,7 +158,7 @@ class DataPolicy(Middleware):
                 is_kept = self._keeps_results(body["tool"])
                 return {**body, "steps": [self._redact(step) for step in body["steps"]] if is_kept else [NOT_KEPT]}
             case "note":
-                # A summary contains the model's text as well.
+                # A summary also contains text of the model, so both rules apply.
                 is_kept = self._keeps_text and all(self._keeps_results(name) for name in body.get("of", ()))
                 return {**body, "value": self._redact(body["value"]) if is_kept else None}
             case _:
@@ -175,16 +178,16 @@ class DataPolicy(Middleware):
         stored = {**body, "reply": {**reply, "text": kept, "tool_calls": calls}}
         if isinstance(reply.get("origin"), Mapping):
             stored["reply"]["origin"] = self._store_origin(reply["origin"])
-        # Mark the changed parts. Otherwise a resumed run would use a redacted argument as the real one.
+        # Mark the changed parts. Otherwise a resumed run would use a redacted argument as if it were the real value.
         changed: dict[str, object] = {"text": True} if kept != text else {}
         changed |= {"calls": altered} if altered else {}
         return {**stored, ALTERED: changed} if changed else stored
 
     def _store_origin(self, origin: Mapping[str, Any]) -> Mapping[str, object]:
-        """Store the fields that the server reads back completely or not at all.
+        """Store the fields that only the server reads either completely or not at all.
 
-        They contain reasoning, which may be encrypted so that no redaction can search it. A server refuses changed
-        fields.
+        These fields contain reasoning. The reasoning may be encrypted, so redaction cannot search it. A server refuses
+        fields that were changed.
         """
         is_kept = self._keeps_thinking and self._redact(origin) == origin
         return (
@@ -219,7 +222,7 @@ class DataPolicy(Middleware):
         return {**body, "content": content, "data": {**kept, ALTERED: True}}
 
     def _redact(self, value: Any) -> Any:
-        """Redact every text of a JSON value. Names stay."""
+        """Redact every text in a JSON value. The names of object fields stay unchanged."""
         match value:
             case str():
                 for redaction in self._redactions:
@@ -228,7 +231,7 @@ class DataPolicy(Middleware):
             case bool() | None:
                 return value
             case int() | float():
-                # Redact numbers too, because a card or phone number may be a JSON number.
+                # Redact numbers too, because a card number or phone number may be a JSON number.
                 redacted = self._redact(str(value))
                 return value if redacted == str(value) else redacted
             case Mapping():
@@ -239,18 +242,21 @@ class DataPolicy(Middleware):
                 return value
 
     def _redact_arguments(self, written: str) -> str:
-        """Redact a call's arguments. The result is valid JSON again, and arguments without a match stay unchanged."""
+        """Redact the arguments of a call. The result is valid JSON, and arguments without a match stay unchanged."""
         try:
             arguments = json.loads(written)
         except (ValueError, RecursionError):
             return str(self._redact(written))
         redacted = self._redact(arguments)
-        # Redact the parsed values: in the raw text a match could span quotes, and leave invalid JSON.
+        # Redact the parsed values. In the raw JSON text, a match could include a quotation mark, and its replacement
+        # would make the JSON invalid.
         return written if redacted == arguments else json.dumps(redacted)
 
 
 def _describe_removed(what: str) -> str:
-    """Return the replacement text for a resumed reaction. The model reads it as a result, so it says what to do."""
+    """Return the text that replaces a removed result in a resumed reaction. The model reads this text, so the text says
+    what to do.
+    """
     return f"[This agent's data policy did not keep the {what}. If you still need it, get it again.]"
 
 
@@ -270,14 +276,14 @@ def _as_redaction(redaction: Redaction) -> Callable[[str], str]:
         check_plain("What redacts for DataPolicy", redaction)
         return redaction
     pattern = BoundedPattern.of(redaction) if isinstance(redaction, re.Pattern) else compile_pattern(redaction)
-    # Such a pattern would insert a replacement between all characters.
+    # Refuse such a pattern, because it would insert a replacement between all characters.
     if pattern.search(""):
         raise ValueError(f"the pattern {pattern.source!r} matches the empty text. Replace * by +")
 
     def redact(text: str) -> str:
         try:
             return pattern.replace(text, REDACTED)
-        except PatternTimedOut:  # the unsearched text may contain secrets
+        except PatternTimedOut:  # the text was not searched completely and may contain secrets
             _logger.exception("a pattern of the data policy timed out, so the text is not stored")
             return NOT_KEPT
 

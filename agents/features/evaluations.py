@@ -1,9 +1,10 @@
 """Evaluations: checks of an answer before it is sent, chosen by the tools that the reaction used.
 
-A check returns an instruction to improve the answer, or None. `Evaluations` is middleware that sends the findings back
-to the model, up to the policy's ``max_corrections`` times. After that the answer is sent with the findings in the
-record, unless a check blocks it. A check that fails (its model is down, its code raises) does not delay the answer, and
-the failure is recorded. Results of checks are recorded, so a resumed reaction does not repeat them.
+A check returns an instruction to improve the answer, or None. `Evaluations` is middleware that sends these instructions
+back to the model, up to the policy's ``max_corrections`` times. After that, the answer is sent although checks object,
+and the objections are recorded. Only a blocking check stops such an answer. A check that fails (its model is down, or
+its code raises) does not delay the answer, and the failure is recorded. Results of checks are recorded too, so a
+resumed reaction does not repeat the checks.
 """
 
 from __future__ import annotations
@@ -32,30 +33,32 @@ from roundelay.network.text import cut
 _logger = logging.getLogger(__name__)
 
 MAX_FINDING_CHARS = 8000
-"""Maximum characters of all findings about one answer."""
+"""Maximum characters of all instructions that checks return for one answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Basis of a check: the prompt, and each result that the model read, with the tool's name and the references."""
+    """Facts that a check may use: the prompt, and each result that the model read, with the tool's name and the
+    references.
+    """
 
     prompt: str
     results: Sequence[tuple[str, str]]
 
 
 class Check(Protocol):
-    """One check; a function with this signature is one. The record shows its name."""
+    """Interface of a check. A function with this signature is a check too. The record shows the name of the check."""
 
     def __call__(self, answer: str, evidence: Evidence, around: Around, /) -> str | Awaitable[str | None] | None:
-        """Return the instruction to improve the answer. Return None or a blank text for a good answer."""
+        """Return the instruction to improve the answer. For a good answer, return None or an empty text."""
         ...
 
 
 class Evaluations(Middleware):
-    """Runs the checks in ``always``, and those of each used tool, concurrently within ``timeout_s``.
+    """Runs the checks in ``always`` and the checks of each used tool, concurrently, within ``timeout_s`` seconds.
 
-    ``blocking`` names checks that an answer must pass: if one still fails after the last correction, the answer is
-    blocked. Raises `ConfigError` for an unknown name.
+    ``blocking`` names the checks that an answer must pass. If a blocking check still fails after the last correction,
+    the answer is not sent. Raises `ConfigError` for an unknown name.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class Evaluations(Middleware):
 
     async def review(self, around: Around, answer: str) -> str | Answer | Correction:
         used = [check for tool in around.state.calls for check in self._by_tool.get(tool, ())]
-        # Several used tools may share a check, or ``always`` may contain it too. Run it only once.
+        # Run each check only once, even if several used tools name it, or ``always`` contains it too.
         checks = list({id(check): check for check in (*self._always, *used)}.values())
         if not checks:
             return answer
@@ -117,7 +120,8 @@ class Evaluations(Middleware):
                 ]
         findings = [(name, finding) for name, task in tasks if (finding := task.result()[0]) is not None]
         notes = [f"{name}: {note}" for name, task in tasks if (note := task.result()[1])]
-        # Without results, grounding checked nothing, so the answer has not passed it.
+        # Grounding compares the answer with results. Without results it checks nothing, so do not record the check as
+        # passed.
         idle = {name_check(check) for check in checks if isinstance(check, Grounding) and not evidence.results}
         passed = [name for name, task in tasks if task.result() == (None, "") and name not in idle]
         notes += [f"{name}: passed" for name in passed]
@@ -131,7 +135,7 @@ class Evaluations(Middleware):
         return Answer(answer, metadata, notes) if notes else answer
 
     async def _run_check(self, check: Check, answer: str, evidence: Evidence, around: Around) -> tuple[str | None, str]:
-        """Return the finding of a check, and why the check failed (empty if it ran)."""
+        """Return the instruction of a check, and why the check failed (empty if it ran)."""
 
         async def perform() -> str | None:
             outcome: object = check(answer, evidence, around)
@@ -143,7 +147,7 @@ class Evaluations(Middleware):
 
         try:
             return await run_isolated(perform, name=f"check-{name_check(check)}", timeout_s=self._timeout_s), ""
-        except Exception as error:  # from the check's code or model: it ends this check only
+        except Exception as error:  # the check's code or model may raise anything; only this check ends
             finding = describe_error(error) if isinstance(error, ModelError) else type(error).__name__
             _logger.warning(
                 "check not made",
@@ -154,8 +158,8 @@ class Evaluations(Middleware):
 
 
 class Grounding:
-    """Asks a model whether the results and the conversation support everything in the answer. Does nothing if there
-    are no results.
+    """Asks a model whether the results and the conversation support everything in the answer. This check does nothing
+    if there are no results.
     """
 
     name = "grounding"
@@ -183,7 +187,7 @@ class Grounding:
 class Rule:
     """Searches the answer for a regular expression, which it must contain or, with ``forbids``, must not contain.
 
-    An answer that takes too long to search fails the check: otherwise a crafted answer could bypass it.
+    If searching the answer takes too long, the check fails. Otherwise a crafted answer could bypass the check.
     """
 
     def __init__(self, name: str, regex: str, instruction: str, *, forbids: bool = False) -> None:
@@ -210,7 +214,9 @@ def name_check(check: Check) -> str:
 
 
 class CheckOptions(Strict):
-    """A check in an agent's file: a ``regex`` with its ``instruction``, or ``call``, a ``module:function``."""
+    """Options of a check in an agent's file: a ``regex`` with its ``instruction``, or ``call``, which names a function
+    as ``module:function``.
+    """
 
     regex: str | None = None
     forbids: bool = False
@@ -226,7 +232,7 @@ class CheckOptions(Strict):
         return self
 
     def build(self, name: str) -> Check:
-        """Return the check. Raises `ConfigError`."""
+        """Build the check from its options. Raises `ConfigError`."""
         if self.call is not None:
             loaded: Check = import_callable(self.call, "check")
             return loaded

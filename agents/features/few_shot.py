@@ -1,7 +1,8 @@
-"""Examples for models that need them: short conversations with calls and answers, placed before the real conversation.
+"""Examples of short conversations with calls and answers, placed before the real conversation, for models that need
+examples.
 
-The model of a turn determines the examples, so a turn on another model has different ones. They follow the system
-message and stay the same from turn to turn, as providers' caches require. Neither records nor the history contain them.
+The examples depend on the model of the turn. They follow the system message and stay the same from turn to turn, as
+providers' caches require. Neither the records nor the history contain the examples.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class ExampleCall:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A user's text, the calls that the model makes in one turn, and its answer."""
+    """Example conversation: a user's text, the calls that the model makes in one turn, and the model's answer."""
 
     user: Text
     answer: Text
@@ -49,7 +50,7 @@ class Example:
 class FewShot(Middleware):
     """Shows ``examples`` to the models whose names match one of ``models`` (``*`` matches anything).
 
-    Examples with calls to tools that the agent does not have are omitted.
+    An example is omitted if it calls a tool that the agent does not have.
     """
 
     @checked()
@@ -69,10 +70,10 @@ class FewShot(Middleware):
         name = (step.model or step.agent.model).name
         if not any(fnmatchcase(name, pattern) for pattern in self._models):
             return step
-        # An example that calls an unknown tool would teach the model to invent it.
+        # Omit examples with unknown tools, because they would teach the model to invent tools.
         available = {tool.name for tool in step.agent.all_tools}
         examples = [message for tools, messages in self._examples if tools <= available for message in messages]
-        # Another hook may have removed the system message.
+        # Check for a system message, because another hook may have removed it.
         index = 1 if step.messages and isinstance(step.messages[0], SystemMessage) else 0
         return replace(step, messages=(*step.messages[:index], *examples, *step.messages[index:]))
 

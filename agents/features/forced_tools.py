@@ -1,11 +1,11 @@
-"""Forced tools: the first turn must call each of them, and later turns are free. After a handoff, the rule applies to
-the new agent's first turn.
+"""Forced tools: in its first turn, the model must call each of these tools. Later turns are free. After a handoff, the
+same rule applies to the first turn of the new agent.
 
-`ForcedTools` is middleware around the model call. It makes one request per forced tool, concurrently, and merges the
-replies into the reply of the turn: calls and texts in the order of the tools, usage summed. Only the merged reply is
-recorded, so a reaction that is killed earlier repeats all requests. Middleware before it in an agent's list wraps all
-these requests together; middleware after it wraps each of them. A message may force further tools that the agent's
-author allows.
+`ForcedTools` is middleware around the model call. It sends one request per forced tool, concurrently, and merges the
+replies into one reply of the turn. The merged reply lists calls and texts in the order of the tools, and its usage is
+the sum. Only the merged reply is recorded, so a reaction that is killed earlier repeats all requests. Middleware that
+precedes `ForcedTools` in an agent's list wraps all these requests together. Middleware that follows it wraps each
+request. A message may force additional tools if the agent's author allows these tools.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ def _check_names(tools: Sequence[str], by_message: Sequence[str]) -> None:
 
 
 class ForcedTools(Middleware):
-    """Makes the first turn call ``tools`` in this order, followed by the tools of ``by_message`` that the message's
+    """Makes the first turn call ``tools`` in this order. Then come the tools in ``by_message`` that the message's
     metadata names.
 
-    The metadata is ``{"forced_tools": ["search"]}``. Other names in it are ignored. A tool that a hook withholds from
-    the turn (`Middleware.prepare`) is skipped. A tool that the agent does not have ends the reaction as misconfigured.
+    The metadata is ``{"forced_tools": ["search"]}``. Names that are not in ``by_message`` are ignored. A tool that a
+    hook withholds from the turn (`Middleware.prepare`) is skipped. A tool that the agent does not have ends the
+    reaction as misconfigured.
     """
 
     min_turns = 2
@@ -48,7 +49,8 @@ class ForcedTools(Middleware):
         self.tool_names = (*self._names, *by_message)
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
-        # The context engine must not mistake the summed usage of several requests for the size of one request.
+        # Tell the context engine that the turn has several requests. Otherwise it would mistake their summed usage for
+        # the size of one request.
         state.values[SEVERAL_REQUESTS] = state.own_turn == 1 and bool(step.tools) and len(self._find_names(state)) > 1
         return step
 
@@ -69,7 +71,7 @@ class ForcedTools(Middleware):
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(_ask(proceed, single)) for single in forced]
-        except BaseExceptionGroup as failures:  # callers expect a `ModelError`, not a group
+        except BaseExceptionGroup as failures:  # callers expect a `ModelError` instead of a group
             raise first_error(failures) from failures
         return merge_replies([task.result() for task in tasks])
 
@@ -85,8 +87,8 @@ class ForcedTools(Middleware):
 
 
 def merge_replies(replies: Sequence[ModelReply]) -> ModelReply:
-    """Merge several replies into one. The first reply provides the model's name. The first reply that was cut off
-    provides the finish reason.
+    """Merge several replies into one. The model's name comes from the first reply. The finish reason comes from the
+    first reply that was cut off, if there is one.
     """
     texts = [reply.text.strip() for reply in replies if reply.text and reply.text.strip()]
     return ModelReply(

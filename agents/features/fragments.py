@@ -1,9 +1,11 @@
-"""Context fragments: pieces of text from tools, ranked and shown to the model before each turn, and citable.
+"""Context fragments: pieces of text from tools, which are ranked and shown to the model before each turn. The model can
+cite them.
 
-A tool returns ``Output(content, {"fragments": [{"id", "title", "url", "text", "score"}, ...]})``. The result shows the
-model only the content. The last message of the next request shows the best fragments of the whole reaction. The history
-does not keep that message, so it stays short and the provider's cache stays valid. Fragments share their numbers with
-the references (`features.references`) and are cited like them. Pure.
+A tool returns ``Output(content, {"fragments": [{"id", "title", "url", "text", "score"}, ...]})``. The result that the
+model reads contains only the content. The last message of the next request shows the best fragments of the whole
+reaction. The history does not keep that message, so the history stays short and the provider's cache stays valid.
+Fragments and references (`features.references`) share one sequence of numbers, and both are cited by number. This
+module is pure.
 """
 
 from __future__ import annotations
@@ -27,19 +29,21 @@ _GATHERED = "fragments.gathered"  # key in the state's values: fragments by key
 
 
 class Fragment(Reference):
-    """A piece of context. A higher ``score`` is more important. Tools that are used together should use the same
-    scale.
+    """A piece of context. Fragments with a higher ``score`` are more important. Tools that are used together should use
+    the same scale.
     """
 
     score: float = 0.0
 
 
 Rank = Callable[[Sequence[Fragment], TurnState], Sequence[Fragment]]
-"""Returns the fragments to show, best first. Must be pure, because it runs again when a reaction is resumed."""
+"""Returns the fragments to show, best first. The function must be pure, because it runs again when a reaction is
+resumed.
+"""
 
 
 def rank_by_score(fragments: Sequence[Fragment], state: TurnState) -> Sequence[Fragment]:
-    """Sort by score. Equal scores keep their order."""
+    """Sort fragments by score. Fragments with equal scores keep their order."""
     return sorted(fragments, key=lambda fragment: -fragment.score)
 
 
@@ -74,7 +78,7 @@ class Fragments(Middleware):
             number = find_numbers(state).find(
                 Reference(id=fragment.id, title=fragment.title, url=fragment.url, text=fragment.text)
             )
-            # The same fragment may come again with a different score: keep the best one.
+            # A tool may return the same fragment again with a different score. Keep the copy with the highest score.
             if number is not None and (fragment.key not in gathered or gathered[fragment.key].score < fragment.score):
                 gathered[fragment.key] = fragment
         return None
@@ -89,7 +93,7 @@ class Fragments(Middleware):
 
 
 def list_fragments(state: TurnState) -> list[Fragment]:
-    """Return the fragments so far, in the order in which they arrived."""
+    """Return the fragments of this reaction so far, in the order of their arrival."""
     gathered = state.values.get(_GATHERED)
     return list(gathered.values()) if isinstance(gathered, dict) else []
 

@@ -30,15 +30,15 @@ KEPT = "keep_results"
 
 HEADING = "Results of your tools for earlier messages of this thread (newest last):"
 LOOKED_AT = 20
-"""Number of earlier messages of the thread whose reactions are looked up, newest first."""
+"""Maximum number of earlier messages of the thread whose reactions are searched for results, newest first."""
 
 _PLACED = "keep_results.placed"
 _logger = logging.getLogger(__name__)
 
 
 class KeepResults(Middleware):
-    """Shows the results of the last ``reactions`` in the thread that called tools. The newest results have priority,
-    up to ``max_chars`` in total.
+    """Shows the results of the last ``reactions`` reactions in the thread that called tools. At most ``max_chars``
+    characters are shown, and the newest results have priority.
     """
 
     @checked()
@@ -58,9 +58,10 @@ class KeepResults(Middleware):
 
     async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         values = around.state.values
-        # Search only in the first turn. Later turns and a resumed run read the note, so that all prompts agree.
+        # Search only in the first turn. Later turns and a resumed run read the note, so that all turns show the same
+        # results.
         if KEPT not in values and not around.path and around.state.own_turn == 1:
-            # A replay must show the results of the recorded run, because there may be more records now.
+            # A replay must show the results that the recorded run showed. There may be more records now.
             results = around.replayed(KEPT)
             if results is None:
                 results = await self._find(around)
@@ -68,12 +69,12 @@ class KeepResults(Middleware):
                 tools = {str(result["tool"]) for result in results if isinstance(result, Mapping)}
                 await around.keep(KEPT, results, of=tools)
         text = _render(values.get(KEPT))
-        if text and not values.get(_PLACED):  # the results were not yet known when the request was prepared
+        if text and not values.get(_PLACED):  # the results were not known yet when the request was prepared
             request = replace(request, messages=add_to_prompt(request.messages, around.state.history, text))
         return await proceed(request)
 
     async def _find(self, around: Around) -> list[JsonValue]:
-        """Return the results to show, oldest first."""
+        """Return the earlier results to show, oldest first."""
         trigger, client = around.context.trigger, around.context.client
         agent_id = around.context.agent_id
         earlier = [
@@ -86,13 +87,14 @@ class KeepResults(Middleware):
         try:
             for seq in sorted(earlier, reverse=True)[:LOOKED_AT]:
                 results = _read_results(await retry_later(partial(client.read_own_reaction, seq)), seq)
-                # Only reactions that called tools count.
+                # Count only reactions that called tools.
                 left -= bool(results)
                 for result in reversed(results):
                     if room <= 0:
                         return shown[::-1]
                     result["content"] = cut(str(result["content"]), room)
-                    room -= len(str(result["content"])) + 100  # the element around it
+                    # the element around the result takes about 100 characters
+                    room -= len(str(result["content"])) + 100
                     shown.append(result)
                 if left <= 0:
                     break
@@ -106,7 +108,7 @@ class KeepResults(Middleware):
 def _read_results(records: Sequence[Mapping[str, Any]], seq: int) -> list[dict[str, JsonValue]]:
     """Return the successful results of a reaction's calls, in order.
 
-    Skips calls that did not run, results that a data policy changed, and the tools that send messages.
+    Calls that did not run, results that a data policy changed, and results of tools that send messages are skipped.
     """
     talks = {tool.name for tool in communication_tools()}
     started: dict[tuple[str, int, int], str] = {}
@@ -126,7 +128,7 @@ def _read_results(records: Sequence[Mapping[str, Any]], seq: int) -> list[dict[s
 
 
 def _render(kept: object) -> str:
-    """Return the results as prompt text; empty if there are none."""
+    """Return the earlier results as prompt text. The text is empty if there are no results."""
     if not isinstance(kept, list):
         return ""
     shown = [

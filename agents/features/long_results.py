@@ -1,9 +1,10 @@
-"""Shows only the beginning of a long result. The model reads the rest with `read_result`. The ledger stores the whole
-result as notes.
+"""Shows the model only the beginning of a long result. The model can read the rest with the tool `read_result`. The
+ledger stores the whole result as notes.
 
-The whole result is stored before the policy's ``max_result_chars`` shortens it, in parts that each fit into a record.
-It is therefore available again when the reaction resumes. Only its own reaction reads it. The results of a reaction
-have a total limit. New results replace the oldest ones, and the model is informed.
+The result is stored before the policy's ``max_result_chars`` shortens it, in parts that each fit into a record. It is
+therefore still available after the reaction resumes. Only the reaction that got the result can read it. The results of
+one reaction have a total limit: new results replace the oldest results, and the model reads a notice about the
+replacement.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ WHOLE = "whole"
 
 MAX_TOTAL_CHARS = 10_000_000
 
-_KEPT = "results.kept"  # key in the values: the kept result of each call, by turn and index
+_KEPT = "results.kept"  # key in ``state.values``: the kept result of each call, by turn and index
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The notes that contain a result. Empty after the result is dropped. ``cited`` contains the sources that its
-    text may cite with the text's own numbers.
+    """The notes that contain a result; empty after the result is dropped. ``cited`` lists the sources that the text of
+    the result cites by its own numbers.
     """
 
     notes: tuple[str, ...] = ()
@@ -55,8 +56,8 @@ def _check_sizes(max_chars: int, max_kept_chars: int, max_total_chars: int | Non
 class LongResults(Middleware):
     """Shows the first ``max_chars`` of a longer result, and adds a tool that reads the rest.
 
-    At most ``max_kept_chars`` of one result and ``max_total_chars`` of all results are stored. The newest results have
-    priority.
+    At most ``max_kept_chars`` characters of one result are stored, and at most ``max_total_chars`` of all results of a
+    reaction. The newest results have priority.
     """
 
     @checked(_check_sizes)
@@ -92,7 +93,7 @@ class LongResults(Middleware):
                 )
                 kept_results[call_id] = _Kept(tuple(map(str, notes)), chars, tuple(cited))
         dropped: list[str] = []
-        # Drop the oldest results first, never the newest: the model has just read its beginning.
+        # Drop the oldest results first. Never drop the newest result, because the model has just read its beginning.
         for call_id, kept_result in list(kept_results.items())[:-1]:
             if sum(other.chars for other in kept_results.values()) <= self._max_total_chars:
                 break
@@ -111,13 +112,14 @@ class LongResults(Middleware):
             return self._read(around, call.arguments)
         result = await proceed(call)
         whole, max_chars = result.whole or result.content, self._find_max_chars(around)
-        # An answer goes to a person, who has no tool to read the rest.
+        # Show an answer completely: the person who gets it has no tool to read the rest.
         if len(whole) <= max_chars or result.is_answer:
             return result
         call_id = f"{around.state.turn}.{call.index}"
         kept = whole[: self._max_kept_chars]
         notes: list[JsonValue] = []
-        # Hash the content into the name: a call that is repeated after a restart may return a different result.
+        # Include a hash of the content in the name, because a call that is repeated after a restart may return a
+        # different result.
         digest = hashlib.sha256(kept.encode()).hexdigest()[:12]
         for start in range(0, len(kept), around.max_kept_chars):  # each note must fit into a record
             name = f"result.{call_id}.{digest}.{len(notes)}"
@@ -151,7 +153,8 @@ class LongResults(Middleware):
             return ToolResult(text, ok=False)
         parts = [values.get(name) for name in kept.notes]
         whole = "".join(part for part in parts if isinstance(part, str))
-        if not all(isinstance(part, str) for part in parts):  # a data policy removed them, and the agent has restarted
+        # a data policy removed the notes, and the agent has restarted
+        if not all(isinstance(part, str) for part in parts):
             sentence = f'The rest of call "{call_id}" was not kept. Call the tool again if you need it.'
             return ToolResult(sentence, ok=False)
         if offset >= len(whole):
@@ -164,14 +167,14 @@ class LongResults(Middleware):
             rest = f"[end of the result: {len(whole)} characters]"
         piece = whole[offset:end]
         numbers = find_citations(piece)
-        # Include only sources that this part cites, because their numbers are assigned when they are shown.
+        # List only sources that this part cites. Numbers are assigned to sources when the sources are shown.
         cited: list[JsonValue] = [
             source for source in kept.cited if isinstance(source, dict) and source.get("n") in numbers
         ]
         return ToolResult(f"{piece}\n{rest}", ok=True, data={REFERENCES: cited} if cited else {})
 
     def _find_max_chars(self, around: Around) -> int:
-        """Return how many characters of a result are shown at once."""
+        """Return how many characters of a result the model sees at once."""
         return min(self._max_chars, around.max_kept_chars, around.agent.policy.max_result_chars)
 
 

@@ -1,7 +1,8 @@
-"""Asks the model to write down the important facts after a turn with many results, because older results may be
+"""Asks the model to write down the important facts after a turn with many results, because these results may be
 shortened later.
 
-Pure. Place it before `context_engine` in an agent's list, so that the added sentence is counted.
+This module is pure. Place it before `context_engine` in an agent's list, so that `context_engine` counts the added
+sentence.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from roundelay.agents.values import TurnState
 
 
 class ManyResults(Middleware):
-    """Adds a sentence to the request after a turn with more than ``more_than`` results. The history does not keep
-    the sentence.
+    """Adds a sentence to the request after a turn with more than ``more_than`` results. The sentence is not part of the
+    history.
     """
 
     @checked()

@@ -1,10 +1,10 @@
 """Limits and sanitizes the tools of MCP servers, which are untrusted, and validates arguments in a separate process.
 
-A server chooses the names, descriptions and schemas of its tools. They are part of every request, and some models treat
-them as lines of the system message. A schema is a small program: its patterns may run forever while they hold Python's
-global lock, and a ``$ref`` may name any URL. `read_offer` therefore omits a tool whose schema is too large or has
-external references. It also turns texts into one escaped line. If a check takes too long, `SchemaCheck` kills the
-process that runs it.
+A server chooses the names, descriptions and schemas of its tools. These texts are part of every request, and some
+models treat them as lines of the system message. A schema is a small program: matching a pattern may run forever while
+it holds Python's global lock, and a ``$ref`` may name any URL. `read_offer` therefore omits each tool whose schema is
+too large or has external references. `read_offer` also escapes each text and puts it on one line. If checking arguments
+takes too long, `SchemaCheck` kills the process that runs the check.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     import mcp_types as types
 
 MAX_TOOLS = 128
-"""Maximum number of tools of one server. Providers accept no more in a request."""
+"""Maximum number of tools of one server. Providers accept no more tools in a request."""
 
 MAX_NAME_CHARS = 128
 MAX_DESCRIPTION_CHARS = 2000
 MAX_PARAMETER_CHARS = 500
-"""Maximum characters of a parameter's description."""
+"""Maximum characters of the description of one parameter."""
 
 MAX_SCHEMA_CHARS = 20_000
 MAX_SCHEMA_DEPTH = 32
@@ -47,7 +47,7 @@ MAX_OFFER_CHARS = 200_000
 """Maximum characters of all descriptions and schemas of one server: about 50,000 tokens in every request."""
 
 CHECK_S = 2.0
-"""Maximum time of one check, in seconds, not including the start of the process. An ordinary check takes a
+"""Maximum time of one check of arguments, in seconds, not including the start of the process. A typical check takes a
 millisecond.
 """
 
@@ -60,12 +60,12 @@ _TEXTS = frozenset({"description", "title", "$comment", "type"})
 
 
 class Unfit(Exception):
-    """A tool cannot be offered. The text gives the reason."""
+    """Tool that cannot be offered to the model. The text of the exception gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """A server's tool, limited and sanitized. ``name`` is the name on the server."""
+    """Tool of a server, with limited and sanitized texts. ``name`` is the name of the tool on the server."""
 
     name: str
     description: str
@@ -78,7 +78,7 @@ class OfferedTool:
 
 
 def read_offer(offered: Iterable[types.Tool]) -> tuple[list[OfferedTool], dict[str, str]]:
-    """Return the tools that can be offered. Also return the other tools' names, each with the reason for its
+    """Return the tools that can be offered to the model, and a dictionary of the omitted tools with the reason for each
     omission.
     """
     fitting: list[OfferedTool] = []
@@ -102,8 +102,8 @@ def read_offer(offered: Iterable[types.Tool]) -> tuple[list[OfferedTool], dict[s
 
 
 def write_line(text: str, max_chars: int) -> str:
-    """Return an untrusted text as one escaped line."""
-    # Cut before escaping as well, so that a huge text costs no time.
+    """Return an untrusted text on one line, escaped and cut to the maximum length."""
+    # Cut the text before escaping too, so that escaping a huge text takes no time.
     return shorten(escape_text(text[: 2 * max_chars]), max_chars)
 
 
@@ -157,10 +157,11 @@ def _sanitize_entry(key: str, value: object, levels: int) -> object:
 
 
 def tidy_parameters(parameters: JsonSchema) -> dict[str, object]:
-    """Return a server's schema in the same form as the schemas of Python functions, without parts that some provider
+    """Return a server's schema in the same form as the schemas of Python functions, without the parts that any provider
     refuses.
 
-    A refused schema fails every request of the agent. OpenAI refuses arrays without ``items`` and ``anyOf`` at the top
+    A provider that refuses one schema refuses the whole request, so no request of the agent would work. OpenAI refuses
+    arrays without ``items`` and ``anyOf`` at the top
     (https://platform.openai.com/docs/guides/structured-outputs#supported-schemas). Gemini refuses ``$schema`` and names
     in ``required`` without a property (https://ai.google.dev/api/caching#Schema). The server's own schema still applies
     to the arguments (`SchemaCheck`).
@@ -182,7 +183,7 @@ def _merge_alternatives(schema: JsonSchema, root: JsonSchema, cache: dict[str, J
     reference = merged.pop("$ref", None)
     if isinstance(reference, str) and isinstance(target := _find(root, reference), dict):
         if reference not in cache:
-            # Set before the recursion, which ends a schema that refers to itself.
+            # Set the entry before the recursive call. A schema that refers to itself would otherwise recurse forever.
             cache[reference] = {}
             cache[reference] = _merge_alternatives(target, root, cache)
         parts.append(cache[reference])
@@ -214,14 +215,14 @@ def _merge_alternatives(schema: JsonSchema, root: JsonSchema, cache: dict[str, J
 
 
 def _repair(schema: JsonSchema, root: JsonSchema) -> dict[str, object]:
-    """Return a schema, recursively, in a form that every provider reads."""
+    """Return a schema in a form that every provider accepts. Nested schemas are converted too."""
     repaired: dict[str, object] = {}
     for key, value in schema.items():
         match key, value:
             case (("$schema" | "$id" | "$comment" | "$dynamicRef" | "$recursiveRef"), _):
                 continue
             case "$ref", _ if not isinstance(_find(root, value), dict | bool):
-                continue  # providers refuse a reference without a target
+                continue  # providers refuse a reference that has no target
             case (("default" | "const" | "examples"), _):
                 repaired[key] = value
             case _, None:
@@ -230,10 +231,10 @@ def _repair(schema: JsonSchema, root: JsonSchema) -> dict[str, object]:
                 if value:
                     repaired[key] = value
             case "required", _ if not isinstance(value, list):
-                continue  # draft 3 has a boolean inside a property
+                continue  # in draft 3, a property may contain the boolean `required`
             case (("properties" | "$defs" | "definitions" | "patternProperties" | "dependentSchemas"), _):
                 repaired[key] = {name: _repair_any(item, root) for name, item in _read_mapping(value).items()}
-            case "items", list():  # draft 7: one schema per position
+            case "items", list():  # in draft 7, `items` may list one schema per position
                 branches = [_repair_any(item, root) for item in value]
                 repaired[key] = {"anyOf": branches} if branches else {}
             case (("items" | "not" | "contains"), _):
@@ -252,7 +253,7 @@ def _repair(schema: JsonSchema, root: JsonSchema) -> dict[str, object]:
 
 
 def _repair_any(value: object, root: JsonSchema) -> dict[str, object]:
-    return _repair(value, root) if isinstance(value, dict) else {}  # the schema `true` accepts anything
+    return _repair(value, root) if isinstance(value, dict) else {}  # the schema `true` accepts any value
 
 
 def _find(root: JsonSchema, reference: object) -> object:
@@ -283,13 +284,14 @@ def _read_names(value: object) -> list[str]:
 
 
 def name_offered(wanted: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the names that the model sees, for tools given as pairs of server and original name.
+    """Return the names that the model sees. ``wanted`` lists the tools as pairs of server and original name.
 
-    Providers accept at most 64 characters from a small set, so names may collide. Colliding names end with a hash of
-    the original name. No name depends on the order of the tools.
+    Providers accept names of at most 64 characters from a small set, so two converted names may be equal. Such names
+    end with a hash of the original name. The result for a tool does not depend on the order of the tools.
     """
     plain = [tool_name(f"{server}_{name}") for server, name in wanted]
-    holders: dict[str, tuple[str, str]] = {}  # tools that keep a colliding name because it is their original one
+    # tools whose original name is equal to another tool's converted name; they keep it
+    holders: dict[str, tuple[str, str]] = {}
     for name, original in sorted(zip(plain, wanted, strict=True)):
         if name == "_".join(original):
             holders.setdefault(name, original)
@@ -309,8 +311,8 @@ def _hash(names: tuple[str, str]) -> str:
 class SchemaCheck:
     """Process that validates arguments against the schemas of one server.
 
-    `open` starts the process, so that no call waits for its start. `close` ends it. If a check had to kill the process,
-    the next check starts it again.
+    `open` starts the process in advance, so that the first call does not have to wait. `close` ends the process. If a
+    check had to kill the process, the next check starts it again.
     """
 
     def __init__(self, server: str) -> None:
@@ -319,24 +321,25 @@ class SchemaCheck:
         self._check_lock = asyncio.Lock()
 
     async def open(self) -> None:
-        """Start the process if it does not run. Raises `OSError` (or its subclass `TimeoutError`) if it does not
-        start."""
+        """Start the process if it is not running. Raises `OSError` (or its subclass `TimeoutError`) if the process does
+        not start.
+        """
         async with self._check_lock:
             if self._process is None:
                 await self._start()
 
     async def check(self, name: str, schema: JsonSchema, arguments: Mapping[str, object]) -> None:
-        """Raise `ToolError` with a sentence for the model if the arguments are invalid or could not be checked."""
+        """Raise `ToolError`, with a sentence for the model, if the arguments are invalid or could not be checked."""
         problems = await self._ask(name, schema, arguments)
         if isinstance(problems, str):
             listed = write_line(problems, MAX_PARAMETER_CHARS)
             raise ToolError(f"Not run: the schema of {name} from the MCP server {self._server} is invalid: {listed}.")
-        if problems:  # problems quote the schema, so they are untrusted as well
+        if problems:  # the problems quote the schema, so their texts are untrusted as well
             listed = "; ".join(write_line(problem, MAX_PARAMETER_CHARS) for problem in problems)
             raise ToolError(f"Not run: Wrong arguments for {name}: {listed}.")
 
     async def close(self) -> None:
-        """End the process. Idempotent."""
+        """End the process. Further calls do nothing."""
         process, self._process = self._process, None
         if process is not None:
             if process.returncode is None:
@@ -360,10 +363,10 @@ class SchemaCheck:
                     "out. Continue without this tool, or with different arguments."
                 ) from error
             except OSError:
-                pass  # the process has ended: there is no answer
+                pass  # the process has ended without an answer
             finally:
                 if not answer:
-                    await self.close()  # otherwise a later check would read the answer to this one
+                    await self.close()  # otherwise a later check would read the answer to this check
             if not answer:
                 raise ToolError(f"Not run: the arguments of {name} could not be checked against its schema.")
         problems: list[str] | str = json.loads(answer)
@@ -371,14 +374,14 @@ class SchemaCheck:
 
     async def _start(self) -> asyncio.subprocess.Process:
         pipe, devnull = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
-        # -P: do not import a module named jsonschema from the working directory. Use a separate process session, so
-        # that Ctrl-C does not end the process.
+        # -P: do not import a module named jsonschema from the working directory. The separate process session prevents
+        # Ctrl-C from ending the process.
         command = (sys.executable, "-P", str(_WORKER))
         self._process = process = await asyncio.create_subprocess_exec(
             *command, stdin=pipe, stdout=pipe, stderr=devnull, start_new_session=True
         )
         assert process.stdout is not None
-        # The first line says that the slow imports are done, so `CHECK_S` limits only the checks.
+        # The process prints its first line after its slow imports, so `CHECK_S` limits only the checks.
         async with asyncio.timeout(START_S):
             await process.stdout.readline()
         return process

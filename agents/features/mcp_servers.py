@@ -1,10 +1,11 @@
-"""Tools of MCP servers, over stdio or HTTP. A model sees the tool ``server.tool`` as ``server_tool``.
+"""Tools of MCP servers, over stdio or HTTP. The model sees a tool named ``server.tool`` as ``server_tool``.
 
-`McpServers` is middleware. A server starts when a reaction first needs it, and stays connected. A call to a dead or
-slow server gets an error as its result, and the next call connects again. An interrupted call is repeated only if the
-server declares that its tool is idempotent or only reads. Prompts and resources of a server are
-available through tools as well. The server's instructions become a part of the prompt. Needs `roundelay[mcp]`, which is
-imported when the first servers are created. `mcp_session` owns the connections.
+`McpServers` is middleware. A server starts when a reaction first needs it, and stays connected. If a server is dead or
+slow, a call of its tools returns an error as the result, and the next call connects again. An interrupted call is
+repeated only if the server declares the tool as idempotent or read-only. Tools also
+give access to the prompts and resources of a server. The server's instructions become a part of the prompt. This
+feature needs `roundelay[mcp]`, which is imported when the first servers are created. `mcp_session` owns the
+connections.
 """
 
 from __future__ import annotations
@@ -43,20 +44,20 @@ if TYPE_CHECKING:
 __all__ = ["McpServers", "ServerOptions"]
 
 MAX_RESULT_CHARS = 1_000_000
-"""Maximum characters of one result. The policy's ``max_result_chars`` and `LongResults` may shorten the text further
-for the model.
+"""Maximum characters of one result of a tool. The policy's ``max_result_chars`` and `LongResults` may shorten the text
+further for the model.
 """
 
 MAX_ARGUMENTS = 50
-"""Maximum number of a prompt's arguments that are listed."""
+"""Maximum number of arguments that are listed for one prompt of a server."""
 
 _ServerName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,32}$")]
-"""Name of a server. The names of its tools begin with it."""
+"""Name of a server, which is also the first part of the names of its tools."""
 
 
 class McpServers(Middleware):
-    """The tools of MCP servers. The runner disconnects them with `close`. Raises `ConfigError` if the extra is not
-    installed.
+    """Middleware that offers the tools of MCP servers. The runner calls `close` to disconnect the servers. Raises
+    `ConfigError` if the extra is not installed.
     """
 
     @checked()
@@ -83,8 +84,8 @@ class McpServers(Middleware):
         return self._options
 
     async def around_reaction(self, around: Around, proceed: RunReaction) -> Finish:
-        # Connect before the first turn, so that its request already has the tools. Connect in parallel, so that one
-        # slow server does not delay the others.
+        # Connect before the first turn, so that the request of that turn already includes the tools. Connect in
+        # parallel, so that one slow server does not delay the others.
         await asyncio.gather(*(session.open(now=False) for session in self._sessions.values()))
         return await proceed()
 
@@ -92,7 +93,7 @@ class McpServers(Middleware):
         return [made for name in self._sessions for made in self._list(name)]
 
     def list_parts(self, state: TurnState) -> Sequence[PromptPart]:
-        """Return the escaped instructions of each server, and the author's words about it."""
+        """Return the escaped instructions of each server, and the text about the server from the agent's author."""
         return [
             PromptPart(
                 name,
@@ -105,7 +106,7 @@ class McpServers(Middleware):
         ]
 
     async def close(self) -> None:
-        """End all sessions. A session opens again when it is needed."""
+        """End the sessions of all servers. A session opens again when it is needed."""
         for session in self._sessions.values():
             await session.close()
 
@@ -115,8 +116,8 @@ class McpServers(Middleware):
         sessions = self._sessions.values()
         offers: list[object] = [item for session in sessions for item in (session.tools, *_list_readers(session))]
         if [*map(id, offers)] != [*map(id, self._built_from)] or not self._tools:
-            # Name the tools of all servers together: a tool `a_b` of a server and a tool `b` of a server `a` may get
-            # the same name.
+            # Choose the names for the tools of all servers together. Otherwise a tool `a_b` of a server and a tool `b`
+            # of a server `a` could get the same name.
             wanted = [
                 (session.name, own)
                 for session in sessions
@@ -146,7 +147,7 @@ def _make_tool(session: ServerSession, name: str, offered: OfferedTool, timeout_
             details = f", {write_line(message, MAX_ERROR_CHARS)}" if message else ""
             context.report(f"{name}:{share}{details}")
 
-        # Check against the server's own schema. The model saw a simplified schema, which may accept more.
+        # Check the arguments against the server's own schema. The model saw a simplified schema, which may accept more.
         await session.schemas.check(name, offered.parameters, arguments)
         result = await session.request("call_tool", offered.name, dict(arguments), progress_callback=report)
         text = _write_content(result)
@@ -154,17 +155,17 @@ def _make_tool(session: ServerSession, name: str, offered: OfferedTool, timeout_
             raise ToolError(text or "the tool failed without a message")
         return Output(text)
 
-    # Name the source of the description. Otherwise it could look like the author's text in a template, or for a model
-    # without tool calls.
+    # Name the server as the source of the description. Otherwise a template, or a prompt for a model without tool
+    # calls, could show the description as text of the agent's author.
     about = f"The MCP server {session.name} says: {offered.description}"
-    # The server's own schema decides about additional arguments.
+    # Whether additional arguments are allowed depends on the server's own schema.
     named = {**parameters, "additionalProperties": offered.parameters.get("additionalProperties", True)}
     read = partial(read_object, name, named)
     return Tool(name, about, parameters, offered.effect, timeout_s, read, run)
 
 
 def _write_content(result: Any) -> str:
-    """Return a result as text. Content that is not text is described by kind and size."""
+    """Return a result as text. Parts that are not text are described by kind and size."""
     texts: list[str] = []
     for part in result.content:
         match part.type:
@@ -183,11 +184,11 @@ def _write_content(result: Any) -> str:
 
 
 def _has_structured(structured: object, texts: Sequence[str]) -> bool:
-    """Return whether the texts of a result already contain its structured content.
+    """Return whether the texts of a result already contain the structured content of the same result.
 
     Servers should repeat structured content in the texts as JSON
-    (https://modelcontextprotocol.io/specification/2025-11-25/server/tools#structured-content). The SDK for Python does,
-    and wraps values other than objects as ``{"result": ...}``.
+    (https://modelcontextprotocol.io/specification/2025-11-25/server/tools#structured-content). The Python SDK does, and
+    wraps values other than objects as ``{"result": ...}``.
     """
     inner = structured["result"] if isinstance(structured, dict) and structured.keys() == {"result"} else structured
     values = [_read_json(text) for text in texts]
@@ -209,7 +210,7 @@ def _write_resource(resource: Any) -> str:
 
 
 def _list_readers(session: ServerSession) -> list[str]:
-    """Return the names of the tools that read a server's resources and prompts."""
+    """Return the names of the tools that read the resources and prompts of a server."""
     resources = ["list_resources", "read_resource"] if session.has_resources else []
     return [*resources, *(["list_prompts", "get_prompt"] if session.has_prompts else [])]
 

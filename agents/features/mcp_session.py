@@ -1,10 +1,10 @@
 """Connections to MCP servers: options, secrets and the session with one server.
 
-One separate task owns each `ServerSession` from the connection to its end. All code that enters or leaves the SDK's
-client runs in that task. Other tasks only send requests. The session reads the server's tools after connecting, and
-again when the server announces a change. If the protocol version allows it, the session also reads the server's
-instructions again. Servers are untrusted: every text is limited and sanitized before a model or a person reads it (for
-tools in `mcp_schemas`).
+A separate task owns each `ServerSession` from the connection to its end. All code that enters or exits the SDK's client
+runs in that task. Other tasks only send requests. The session reads the list of the server's tools after connecting,
+and again when the server announces a change. If the protocol version allows it, the session also reads the server's
+instructions again. Servers are untrusted: every text is limited and sanitized before a model or a person reads it. For
+tools, `mcp_schemas` does this.
 """
 
 from __future__ import annotations
@@ -56,17 +56,19 @@ MAX_ERROR_CHARS = 500
 """Maximum characters of an error or of a progress report."""
 
 MAX_REPLY_BYTES = 8_000_000
-"""Maximum bytes of one HTTP reply that is not a stream. The SDK limits each event of a stream to 1 MiB."""
+"""Maximum bytes of one HTTP reply that is not a stream. For streams, the SDK limits each event to 1 MiB."""
 
 RETRY_AFTER_S = 30.0
-"""Time during which reactions start without a server that failed, in seconds. A call to one of its tools reconnects
-at once.
+"""Time during which reactions do not wait for a server that failed, in seconds. A call to a tool of that server
+reconnects at once.
 """
 
 STDERR_BYTES = 2000
 
 MIN_ENV_SECRET_CHARS = 12
-"""Minimum length of a value in a server's environment that is treated as a secret. Shorter values are settings."""
+"""Minimum length of an environment value of a server that is treated as a secret. Shorter values are considered to be
+settings.
+"""
 
 _Seconds = Annotated[float, Field(gt=0, le=3600)]
 
@@ -74,7 +76,8 @@ _Seconds = Annotated[float, Field(gt=0, le=3600)]
 class ServerOptions(Strict):
     """One server: a ``command`` to start, or the ``url`` of a running server.
 
-    ``env_from`` and ``headers_from`` name the environment variables to pass to the server. It gets no other variables.
+    ``env_from`` and ``headers_from`` name the environment variables to pass to the server. The server gets no other
+    variables.
     """
 
     command: str | None = None
@@ -88,7 +91,9 @@ class ServerOptions(Strict):
     """Names of the tools to offer; all tools if None."""
 
     user_prompt: str = ""
-    """Text about the server, placed after the conversation once the server is connected."""
+    """Text about the server from the agent's author. The prompt shows the text after the conversation while the server
+    is connected.
+    """
 
     timeout_s: _Seconds = 60.0
     connect_timeout_s: _Seconds = 20.0
@@ -110,8 +115,9 @@ def _read_headers(name: str, options: ServerOptions) -> dict[str, str]:
 
 
 def remember_secrets(name: str, options: ServerOptions) -> None:
-    """Register a server's secrets so that logs and records hide them, even if the server's errors repeat them. Raises
-    `ConfigError` like `_read_headers`."""
+    """Register a server's secrets so that logs and records hide them, even if an error from the server contains a
+    secret. Raises `ConfigError` like `_read_headers`.
+    """
     _read_headers(name, options)
     if options.url is not None:
         remember_url(options.url)
@@ -124,7 +130,9 @@ def remember_secrets(name: str, options: ServerOptions) -> None:
 
 
 class ServerSession:
-    """Connection to one server. ``tools`` is its last known offer, without the tools that cannot be offered."""
+    """Connection to one server. ``tools`` lists the server's tools as last read, without the tools that cannot be
+    offered.
+    """
 
     def __init__(self, name: str, options: ServerOptions) -> None:
         self.name = name
@@ -142,7 +150,7 @@ class ServerSession:
         self._options = options
         self._client: Client | None = None
         self._task: asyncio.Task[None] | None = None
-        self._attempt: asyncio.Future[None] | None = None  # done when this attempt has connected or failed
+        self._attempt: asyncio.Future[None] | None = None  # done when the current attempt has connected or failed
         self._lost = asyncio.Event()
         self._open_lock = asyncio.Lock()
         self._retry_at_s = 0.0
@@ -161,10 +169,10 @@ class ServerSession:
     async def open(self, *, now: bool = True) -> None:
         """Connect if necessary and wait for the result for a limited time. An error is stored in ``failure``.
 
-        With ``now`` False, do not reconnect to a server that failed within the last `RETRY_AFTER_S` seconds.
+        If ``now`` is False, do not reconnect to a server that failed within the last `RETRY_AFTER_S` seconds.
         """
         self._follow_loop()
-        # Otherwise each reaction would wait for the timeout of a server that is down.
+        # Without this check, each reaction would wait for the timeout of a server that is down.
         if not now and asyncio.get_running_loop().time() < self._retry_at_s:
             return
         async with self._open_lock:
@@ -175,17 +183,17 @@ class ServerSession:
                 self._attempt = asyncio.get_running_loop().create_future()
                 self._task = asyncio.create_task(self._run(self._attempt), name=f"mcp-{self.name}")
         if self._attempt is not None:
-            # Shield the attempt: other calls wait for it too, and a cancelled call must not cancel it.
+            # Shield the attempt. Other calls wait for the same attempt, and cancelling one call must not cancel it.
             await asyncio.shield(self._attempt)
 
     async def close(self) -> None:
-        """End the session, and thus the server's process. Idempotent."""
+        """End the session, which also ends the process of a local server. Further calls do nothing."""
         self._follow_loop()
         task, self._task = self._task, None
         if task is not None:
             self._lost.set()
             if self._client is None:
-                task.cancel()  # still connecting: there is no session to close cleanly
+                task.cancel()  # still connecting, so there is no session to close cleanly
             await self._end_task(task)
         await self.schemas.close()
 
@@ -222,25 +230,28 @@ class ServerSession:
         except TimeoutError as error:
             raise ToolError(f"The MCP server {self.name} gave no answer in time.") from error
         except (OSError, httpx2.HTTPError, RuntimeError, ValueError) as error:
-            # Closed streams, resets, invalid replies: the SDK does not convert the errors of its transports.
+            # Handle closed streams, resets and invalid replies here, because the SDK does not convert the errors of its
+            # transports.
             self._lost.set()
             raise ToolError(self._explain_loss()) from error
 
     async def list_all(self, method: str, kind: str) -> list[Any]:
-        """Return all items of a list method, page by page. ``kind`` is the field of a page that contains the items."""
+        """Return all items of a list method, page by page. ``kind`` is the name of the page's field with the items."""
         return await _read_pages(partial(self.request, method), kind)
 
     def _explain_loss(self) -> str:
         return f"The connection to the MCP server {self.name} broke during the call. It may have taken effect."
 
     async def _run(self, attempt: asyncio.Future[None]) -> None:
-        """Own the session: enter and exit all context managers of the SDK in this task."""
+        """Run the session from the connection to its end. All context managers of the SDK are entered and exited in
+        this task.
+        """
         with tempfile.TemporaryFile() as stderr:
             try:
                 async with asyncio.timeout(self._options.connect_timeout_s) as deadline:
                     async with self._connect(stderr) as client:
                         await self._read_offer(client)
-                        # The deadline applies to connecting. The session itself has no time limit.
+                        # Remove the deadline, which applies only to connecting. The session itself has no time limit.
                         deadline.reschedule(None)
                         self._client, self.failure = client, None
                         _resolve(attempt)
@@ -248,7 +259,7 @@ class ServerSession:
             except asyncio.CancelledError:
                 self.failure = "it was closed"
                 raise
-            except BaseException as error:  # the SDK wraps the end of a server in exception groups
+            except BaseException as error:  # if a server ends, the SDK raises exception groups
                 if isinstance(error, KeyboardInterrupt | SystemExit):
                     raise
                 single = first_error(error) if isinstance(error, BaseExceptionGroup) else error
@@ -271,13 +282,14 @@ class ServerSession:
         options = self._options
         timeout_s = options.timeout_s
         if options.command is not None:
-            remember_secrets(self.name, options)  # repeat this, because the variables may have changed
-            # Pass only named variables: the server is untrusted, and the environment contains the keys of models.
+            remember_secrets(self.name, options)  # register the secrets again, because the variables may have changed
+            # Pass only the named variables. The server is untrusted, and the environment contains API keys.
             variables = {name: os.environ[name] for name in options.env_from if name in os.environ}
             parameters = StdioServerParameters(
                 command=options.command, args=list(options.args), env={**variables, **options.env}, cwd=options.cwd
             )
-            # The SDK requires a text file. The log shows the server's last line in this file.
+            # The SDK requires a text file for stderr. The last line in this file explains in the log why a server
+            # ended.
             with os.fdopen(os.dup(stderr.fileno()), "w") as errors:
                 transport = stdio_client(parameters, errlog=errors)
                 async with Client(
@@ -286,11 +298,11 @@ class ServerSession:
                     yield client
             return
         assert options.url is not None
-        # Refuse compression: a small compressed reply may become huge.
+        # Refuse compression, because a small compressed reply may expand to a huge one.
         headers = {"Accept-Encoding": "identity", **_read_headers(self.name, options)}
         hooks = {"response": [_bound_reply]}
         check_environment()
-        # Do not limit reading, because an event stream may be silent for hours.
+        # Set no read timeout, because an event stream may be silent for hours.
         time = httpx2.Timeout(timeout_s, read=None)
         async with httpx2.AsyncClient(
             headers=headers, timeout=time, event_hooks=hooks, verify=load_certificates()
@@ -319,11 +331,12 @@ class ServerSession:
                         await self._read_changes(client)
                 return
             except ListenNotSupportedError:
-                return  # an older server: it sends notifications to `_handle_notification`
+                return  # an older server sends notifications to `_handle_notification` instead
             except MCPError:
-                return  # the server does not offer subscriptions
+                return  # the server does not support subscriptions
             except SubscriptionLost:
-                await self._read_changes(client)  # the server does not repeat changes from before the subscription
+                # the server does not report changes that happened before the subscription
+                await self._read_changes(client)
 
     async def _handle_notification(self, message: Any) -> None:
         import mcp_types as types
@@ -344,20 +357,22 @@ class ServerSession:
         import mcp_types as types
         from mcp import MCPError
 
-        if client.session.discover_result is not None:  # since 2026-07-28 a client may ask for instructions again
+        # protocol versions since 2026-07-28 let a client ask for the instructions again
+        if client.session.discover_result is not None:
             try:
                 raw = await client.session.send_discover(client.protocol_version)
                 instructions = types.DiscoverResult.model_validate(raw).instructions or ""
                 self.instructions = write_text(instructions.strip(), MAX_INSTRUCTIONS_CHARS)
-            except (MCPError, ValueError) as error:  # keep the earlier instructions, and read the tools anyway
+            except (MCPError, ValueError) as error:  # keep the earlier instructions, and still read the tools
                 _logger.warning("MCP server not described again", extra={"server": self.name, "reason": str(error)})
         await self._read_tools(client)
 
     async def _read_tools(self, client: Client) -> None:
-        # Disable the SDK's validation: it would run patterns of the server's schema in the event loop.
+        # Disable the SDK's validation of results. It would match patterns from the server's schema in the event loop,
+        # and a slow pattern would block the loop.
         setattr(client.session, "validate_tool_result", _skip_validation)  # noqa: B010  # assigned, mypy refuses it
         offered = await _read_pages(partial(client.list_tools, cache_mode="bypass"), "tools")
-        # Start the process here, so that the first call of a tool does not wait for it.
+        # Start the process here, so that the first call of a tool does not have to wait.
         await self.schemas.open()
         chosen = self._options.tools
         self.tools, left_out = read_offer(item for item in offered if chosen is None or item.name in chosen)
@@ -382,7 +397,7 @@ async def _skip_validation(*_: object) -> None:
 
 
 async def _bound_reply(response: Any) -> None:
-    """Raise an error while reading a reply that grows too large. Streams are not limited here."""
+    """Raise an error as soon as a reply grows too large. Event streams are not limited here."""
     import httpx2
 
     if response.headers.get("content-encoding", "identity") != "identity":

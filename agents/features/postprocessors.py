@@ -1,9 +1,9 @@
 """Postprocessors: additions to an answer that passed its evaluations, such as follow-up questions.
 
-A postprocessor takes the answer and returns a new text, or an `Answer` with metadata for its message. The text becomes
-the message and appears in later prompts. The metadata never appears in prompts. A postprocessor that fails leaves the
-answer unchanged, and the failure is recorded. Results are recorded, so a resumed reaction does not run postprocessors
-again.
+A postprocessor receives the answer and returns a new text, or an `Answer` with metadata for the message. The new text
+is sent as the message and appears in later prompts. The metadata never appears in prompts. A postprocessor that fails
+leaves the answer unchanged, and the failure is recorded. Results are recorded, so a resumed reaction does not run
+postprocessors again.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ MAX_NOTE_CHARS = 1000
 
 
 class Postprocessor(Protocol):
-    """One postprocessor; a function with this signature is one."""
+    """Interface of a postprocessor. A function with this signature is a postprocessor too."""
 
     def __call__(self, answer: str, around: Around, /) -> str | Answer | Awaitable[str | Answer]: ...
 
 
 class Postprocessors(Middleware):
-    """Applies postprocessors to the answer in order, each within ``timeout_s``."""
+    """Applies postprocessors to the answer in order, each within ``timeout_s`` seconds."""
 
     def __init__(self, *processors: Postprocessor, timeout_s: float = 120.0) -> None:
         self._processors = processors
@@ -69,7 +69,7 @@ class Postprocessors(Middleware):
         return cls(*processors)
 
     async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
-        if not is_accepted or around.path:  # no accepted answer, or only another agent reads it
+        if not is_accepted or around.path:  # the answer was not accepted, or only another agent reads it
             return answer
         metadata: dict[str, JsonValue] = {}
         notes: list[str] = []
@@ -83,17 +83,18 @@ class Postprocessors(Middleware):
                 _logger.warning("postprocessor failed", extra=extra, exc_info=redact_error(error))
                 notes.append(f"{name} failed ({describe_error(error)})")
                 continue
-            # Each postprocessor gets the answer of the previous one, and its metadata has priority.
+            # Each postprocessor receives the answer of the previous one. Later metadata replaces earlier metadata with
+            # the same key.
             answer, metadata = processed.text, {**metadata, **processed.metadata}
             notes += processed.notes
         return Answer(answer, metadata, notes)
 
 
 class FollowUps:
-    """Asks a model for questions that the person might ask next. The questions go into the message's metadata, for
-    `chat` and other readers.
+    """Asks a model for questions that the person might ask next. The questions are stored in the message's metadata,
+    where `chat` and other programs read them.
 
-    Only people get follow-up questions, not agents.
+    Follow-up questions are only for people. An answer to an agent gets none.
     """
 
     def __init__(self, model: Model | None = None, *, count: int = 3) -> None:
@@ -118,11 +119,14 @@ async def _apply(processor: Postprocessor, answer: str, around: Around) -> objec
 
 
 def _validate(value: object) -> Answer:
-    """Return a postprocessor's result in a form that can be recorded and sent. Raises `TypeError` and `ValueError`."""
+    """Convert a postprocessor's result into a form that can be recorded and sent. Raises `TypeError` or `ValueError`
+    for an invalid result.
+    """
     answer = Answer(value) if isinstance(value, str) else value
     if not isinstance(answer, Answer) or not isinstance(answer.text, str):
         raise TypeError(f"it returned a {type(value).__name__} and must return the answer, as text or as Answer(...)")
-    # Convert to JSON and back. A value that JSON cannot represent would make the whole answer fail when it is sent.
+    # Convert the metadata to JSON and back. A value that JSON cannot represent would otherwise make sending the answer
+    # fail.
     metadata = _METADATA.validate_json(to_json(dict(answer.metadata), inf_nan_mode="strings"))
     if (size := len(json.dumps(metadata))) > MAX_METADATA_CHARS:
         raise ValueError(f"its metadata has {size} characters; the maximum is {MAX_METADATA_CHARS}")

@@ -1,8 +1,9 @@
 """Limits the tokens of the conversation in a reaction's first prompt. The trigger's thread has priority over all
 others.
 
-Pure: the same window of the conversation gives the same prompt, so a resumed reaction can rebuild the prompt. The
-prompt counts omitted messages ("12 earlier messages omitted") and marks shortened messages.
+This module is pure: from the same window of the conversation it always builds the same prompt. A resumed reaction can
+therefore rebuild the prompt. The prompt counts omitted messages ("12 earlier messages omitted") and marks shortened
+messages.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ def _check_sizes(max_tokens: int, per_thread: int | None, per_message: int | Non
 
 
 class PromptBudget(Middleware):
-    """Limits the prompt's messages to ``max_tokens``: first the trigger (at most half), followed by its thread, and by
-    the other threads in the order of their newest messages.
+    """Limits the prompt's messages to ``max_tokens``. First comes the trigger (at most half of the tokens), then the
+    trigger's thread, then the other threads, newest message first.
 
     ``per_thread`` limits each thread. ``per_message`` limits each message except the trigger; longer messages are
-    shortened. Tokens are counted by ``count`` or by an ``encoding`` of `tiktoken`. Without either option they are
-    estimated.
+    shortened. ``count``, or an ``encoding`` of `tiktoken`, counts the tokens. Without either option, the number of
+    tokens is estimated.
     """
 
     @checked(_check_sizes)
@@ -58,7 +59,7 @@ class PromptBudget(Middleware):
         trigger = self._cut(trigger, self._max_tokens // 2)
         left = self._max_tokens - self._measure(trigger)
         chosen: dict[str, MessageThread] = {}
-        # Fill the trigger's thread first, followed by the threads with the newest messages.
+        # Give tokens to the trigger's thread first, and then to the threads with the newest messages.
         ordered = sorted(
             threads, key=lambda thread_id: threads[thread_id].messages[-1].seq if threads[thread_id].messages else 0
         )[::-1]
@@ -70,7 +71,7 @@ class PromptBudget(Middleware):
         return {thread_id: chosen[thread_id] for thread_id in threads}, trigger
 
     def _fit_thread(self, thread: MessageThread, room: int) -> tuple[MessageThread, int]:
-        """Return the newest messages that fit into ``room`` tokens, and their tokens."""
+        """Return the newest messages that fit into ``room`` tokens, and the number of tokens that these messages use."""
         messages: list[Message] = []
         used = 0
         for message in reversed(thread.messages):
@@ -87,11 +88,11 @@ class PromptBudget(Middleware):
         return MESSAGE_TOKENS + self._count(message.text)
 
     def _cut(self, message: _M, max_tokens: int) -> _M:
-        """Shorten a message that is too long to the longest beginning that fits, and mark the cut."""
+        """Shorten a message to the longest beginning that fits into ``max_tokens``, and mark the cut."""
         text, room = message.text, max_tokens - MESSAGE_TOKENS
         if self._count(text) <= room:
             return message
-        # Use a binary search: counting tokens is slow, and a text may have a million characters.
+        # Use a binary search, because counting tokens is slow and a text may have a million characters.
         low, high = 0, len(text)
         while low < high:
             middle = (low + high + 1) // 2

@@ -2,11 +2,11 @@
 
 `Prompts` adds templates to the loop's own texts (the instruction, the agent's id, the conversation, the turn's number).
 ``system`` is added to the system message, ``user`` after the conversation, and ``turn`` to the last message, which the
-history does not keep. The texts of ``system`` and ``user`` precede the history. Providers' caches stay valid as long as
-these texts do not change. The text of the included templates changes in two cases: the first use of a tool with a note
-about its results, and a change of a server's instructions. Instructions of servers (`CallModel.parts`) appear once:
-where the templates place them, or else in their default position. The time is the trigger's, so a resumed reaction
-reads the same time. Pure.
+history does not keep. The texts of ``system`` and ``user`` precede the history. Providers' caches stay valid while
+these texts do not change. With the default templates, the texts change only when a tool with a note about its results
+is first used, or when a server changes its instructions. The instructions of a server (`CallModel.parts`) appear once:
+where a template places them, or else in their default position. The time in a prompt is the trigger's time, so a
+resumed reaction reads the same time. This module is pure.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from roundelay.network.elements import escape_text
 from roundelay.network.errors import ConfigError
 from roundelay.templates import SYSTEM, USER, read_template
 
-_SHOWN = "prompts.tools"  # key in the state's values: tool names of the last turn that had tools
+_SHOWN = "prompts.tools"  # key in ``state.values``: names of the tools in the last turn that had tools
 
 
 @dataclass(frozen=True, slots=True)
 class ToolNotes:
-    """A prompt's notes about a tool, in addition to its description.
+    """Notes about a tool in the prompt, in addition to the tool's description.
 
-    ``display_name`` is the tool's name for people. ``system_prompt`` contains instructions for the system message,
-    ``user_prompt`` a reminder after the conversation. ``format`` says how to show its results after it was used.
+    ``display_name`` is the tool's name for people. ``system_prompt`` contains instructions for the system message, and
+    ``user_prompt`` contains a reminder after the conversation. ``format`` explains how to show the results of the tool;
+    the prompt contains it after the first use of the tool.
     """
 
     display_name: str = ""
@@ -54,11 +55,12 @@ class ToolNotes:
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """Facts for the templates, in addition to the turn: see docs/prompts.md.
+    """Variables of the templates, in addition to the variables of the turn. docs/prompts.md lists them.
 
-    ``server_prompts`` and ``server_user_prompts`` are the author's texts about servers. The instructions of the servers
-    follow ``server_user_prompts``. They never join ``server_prompts``, because those are part of the system message.
-    Both lists are read in each turn, so they may be filled later.
+    ``server_prompts`` and ``server_user_prompts`` are the texts about servers from the agent's author. The instructions
+    of the servers themselves follow ``server_user_prompts``. They are never part of ``server_prompts``, because a
+    server is untrusted and ``server_prompts`` is part of the system message. Both lists are read in each turn, so they
+    may be filled later.
     """
 
     custom_instructions: str = ""
@@ -73,9 +75,9 @@ class PromptFacts:
 class Prompts(Middleware):
     """Templates around the conversation.
 
-    A `Path` is read from its file, and a text is the template itself. None uses the included template, or no template
-    for ``turn``. Place this middleware after middleware that changes a turn's tools. Raises `ConfigError` for a
-    template that cannot be read, parsed or rendered.
+    A template is given as a `Path` to a file or as the text of the template. None selects the default template;
+    ``turn`` has no default template. Place this middleware after middleware that changes a turn's tools. Raises
+    `ConfigError` for a template that cannot be read, parsed or rendered.
     """
 
     def __init__(
@@ -96,8 +98,8 @@ class Prompts(Middleware):
         self._by_server = {
             name for name in ("system", "user") if any({"servers", name} <= source.words for source in sources)
         }
-        """Parts of each server's instructions that the templates place with ``servers``. The list of texts omits
-        these parts.
+        """Parts of each server's instructions that the templates place themselves by using ``servers``. The lists
+        ``server_prompts`` and ``server_user_prompts`` omit these parts.
         """
 
         is_listed = any({"server_user_prompts", "mcp_server_user_prompts"} & source.words for source in sources)
@@ -143,15 +145,16 @@ class Prompts(Middleware):
         return replace(step, parts=tuple(map(self._drop_placed, step.parts)))
 
     def _drop_placed(self, part: PromptPart) -> PromptPart:
-        """Return a server's part without the texts that a template places."""
+        """Return a server's part without the texts that a template already places."""
         system, user = ("" if name in self._placed else getattr(part, name) for name in ("system", "user"))
         return replace(part, system=system, user=user)
 
     def _collect(self, state: TurnState, step: CallModel) -> dict[str, Any]:
-        """Return the templates' variables."""
+        """Return the variables for the templates."""
         if step.tools:
             state.values[_SHOWN] = [spec.name for spec in step.tools]
-        # The last turn has no tools. Render the earlier tools, so that the system message and its cache stay the same.
+        # The last turn offers no tools. Use the tools of the earlier turns, so that the system message, and therefore
+        # the provider's cache, stays the same.
         shown = state.values.get(_SHOWN)
         specs = step.tools or [spec for spec in step.agent.specs if not isinstance(shown, list) or spec.name in shown]
         agent, facts, model = step.agent, self._facts, step.model or step.agent.model
@@ -186,7 +189,9 @@ class Prompts(Middleware):
         return variables | _add_aliases(variables)
 
     def _check(self) -> None:
-        """Render once, so that an unknown name fails when the agent is created, not at its first message."""
+        """Render the templates once. An unknown variable name then fails when the agent is created, not at the first
+        message.
+        """
         model: Model = ScriptedModel(lambda request: answer("sample"), name="sample")
         state = TurnState("sample", 1, 2, history=(SystemMessage(""), UserMessage("")), calls={"finish": 1})
         sample = Agent("sample", "sample", model, communication_tools())
@@ -195,7 +200,7 @@ class Prompts(Middleware):
 
 
 class _Source:
-    """A template and its origin. ``words`` contains the names in its expressions: variables and their attributes."""
+    """A template and its origin. ``words`` contains the names that its expressions use: variables and their attributes."""
 
     def __init__(self, template: str | Path) -> None:
         self._path = template if isinstance(template, Path) else None
@@ -216,7 +221,7 @@ class _Source:
 
 
 def _add_aliases(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables under the names that templates of single-user orchestrators use."""
+    """Add aliases, so that templates written for single-user orchestrators find the variables under their usual names."""
     described = [
         {
             **{name: tool[name] for name in ("name", "display_name")},
@@ -253,7 +258,7 @@ def _find_names(template: nodes.Template) -> frozenset[str]:
     read = {node.attr for node in template.find_all(nodes.Getattr)}
     constants = {
         node.value for node in template.find_all(nodes.Const) if isinstance(node.value, str)
-    }  # keys in [...] and in the filter map
+    }  # names that a template uses in [...] and in the filter map
     return frozenset(names | read | constants)
 
 

@@ -1,14 +1,16 @@
 """References: numbers the sources from tools for citation, and lists the sources that an answer cites. All code about
 citations is in this module.
 
-A tool returns ``Output(content, {"references": [{"id", "title", "url", "text"}, ...]})``. `References` is middleware.
-The model reads the numbered sources after the result. A number without a source is removed from the answer. The cited
-sources become metadata of the answer's message (``sources``). Numbers follow the order of the calls, so a resumed
-reaction assigns the same numbers. Citations of an agent called as a tool are renumbered for its caller.
+A tool returns ``Output(content, {"references": [{"id", "title", "url", "text"}, ...]})``. `References` is middleware
+that shows the numbered sources after the result. If the answer cites a number that has no source, the citation is
+removed. The cited sources are stored in the metadata of the answer's message (``sources``). Numbers follow the order of
+the calls, so a resumed reaction assigns the same numbers. The citations in the answer of an agent that is called as a
+tool are renumbered for its caller.
 
-A number keeps its source in a thread while the prompt shows that citation. The citations in the shown messages are
-known at the start (`find_numbers`), and later sources get other numbers. If two agents gave the same number to two
-sources, the prompt renumbers the later message. Messages of other threads are shown without citations.
+Within a thread, a number keeps its source while the prompt still shows a citation of it. `find_numbers` reads the
+citations in the shown messages at the start, so new sources get other numbers. If two agents gave the same number to
+different sources, the prompt shows the later message with new numbers. Messages of other threads are shown without
+citations.
 """
 
 from __future__ import annotations
@@ -33,28 +35,29 @@ from roundelay.network.text import cut
 from .structured import is_structured
 
 REFERENCES, FRAGMENTS = "references", "fragments"
-"""Keys in a tool result's data: sources that may be cited."""
+"""Keys in a tool result's data: lists of sources that may be cited."""
 
 SOURCES = "sources"
-"""Key in an answer's metadata: the cited sources."""
+"""Key in an answer's metadata: list of the cited sources."""
 
 MAX_SOURCES_CHARS = 40_000
-"""Maximum JSON characters of sources. A quarter of a record is reserved for data that accompanies a result."""
+"""Maximum characters of all sources as JSON. The data that accompanies a result may use only a quarter of a record."""
 
 _CITATION = re.compile(r"```.*?(?:```|\Z)|`[^`\n]*`|(?P<citation> ?\[\d{1,3}(?:\s*[,;]\s*\d{1,3})*\](?!\())", re.DOTALL)
 
 _logger = logging.getLogger(__name__)
-_NUMBERED = "references.numbered"  # key in the state's values: the `Numbers`
+_NUMBERED = "references.numbered"  # key in ``state.values``: the `Numbers` of the reaction
 
 MAX_REFERENCES = 999
-"""Maximum number of sources in one reaction, because a citation has at most three digits. Another agent's answer may
-list as many as fit into a frame."""
+"""Maximum number of sources in one reaction, because a citation has at most three digits. The answer of another agent
+may list more sources, up to the size of a frame.
+"""
 
 MAX_SOURCES = 50
 """Maximum number of sources in one answer's metadata."""
 
 MAX_FIELD_CHARS = 500
-"""Maximum characters of a title, URL or id in the metadata."""
+"""Maximum characters of a source's title, URL or id in the metadata."""
 
 
 class Reference(BaseModel):
@@ -69,7 +72,7 @@ class Reference(BaseModel):
     url: str = ""
     text: str = ""
     n: int | None = None
-    """Number by which the result's own text cites the source."""
+    """Number under which the text of the result itself cites the source."""
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -93,8 +96,8 @@ MessageT = TypeVar("MessageT", bound=BaseMessage)
 class Numbers:
     """The source of each number in a thread.
 
-    A number that the thread uses without a known source is not assigned, because it may belong to a message that is not
-    shown.
+    If the thread cites a number whose source is unknown, no new source gets that number. The number may belong to a
+    message that the prompt does not show.
     """
 
     def __init__(self) -> None:
@@ -103,8 +106,8 @@ class Numbers:
         self._reserved: set[int] = set()
 
     def find(self, reference: Reference, wanted: int | None = None) -> int | None:
-        """Return the number of a source: its existing number, ``wanted`` if that number is free, or the next free
-        number. Return None if all numbers are used.
+        """Return the number of a source. Use its existing number, or ``wanted`` if that number is free, or else the
+        next free number. Return None if all numbers are used.
         """
         number = self._by_key.get(reference.key)
         if number is None:
@@ -112,18 +115,18 @@ class Numbers:
         if number is None:
             return None
         self._by_key[reference.key] = number
-        # Prefer the version with a text: a calling agent may need it to support its own answer.
+        # Prefer the copy of the source that has a text. A calling agent may need the text to support its own answer.
         if number not in self.sources or (reference.text and not self.sources[number].text):
             self.sources[number] = reference.model_copy(update={"n": None})
         return number
 
     def reserve(self, numbers: Iterable[int]) -> None:
-        """Do not assign these numbers to new sources."""
+        """Reserve these numbers, so that no new source gets them."""
         self._reserved.update(numbers)
 
     def _find_free(self) -> int | None:
         first = max(self.sources, default=0) + 1
-        # Continue after the highest number. Gaps are used last: readers may remember an old number.
+        # Continue after the highest number, and fill gaps last. Readers may remember which source an old number had.
         candidates = (*range(first, MAX_REFERENCES + 1), *range(1, min(first, MAX_REFERENCES + 1)))
         return next(
             (
@@ -138,11 +141,11 @@ class Numbers:
 class References(Middleware):
     """Numbers, shows and checks sources. Place it before evaluations, so that they see the final answer.
 
-    ``max_chars`` limits the sources shown with one result. ``in_text`` lists the sources below the answer instead of in
-    its metadata, for readers that do not show metadata.
+    ``max_chars`` limits the text of the sources that are shown with one result. With ``in_text``, the sources are
+    listed below the answer instead of in its metadata, for programs that do not show metadata.
     """
 
-    withholds = False  # a citation without a source may be visible while the answer streams
+    withholds = False  # an invalid citation may be visible while the answer streams
 
     @checked()
     def __init__(
@@ -186,10 +189,10 @@ class References(Middleware):
     def read_answers(
         self, answers: Sequence[tuple[str, Mapping[str, JsonValue]]]
     ) -> tuple[Sequence[str], Mapping[str, JsonValue]]:
-        """Renumber the sources of several answers together, so that this agent can cite them."""
+        """Renumber the sources of several answers together, so that one answer of this agent can cite all of them."""
         pairs = [(text, metadata.get(SOURCES)) for text, metadata in answers]
         match pairs:
-            case [(text, list(sources))]:  # a single answer is renumbered when its result is read
+            case [(text, list(sources))]:  # the sources of a single answer are renumbered when its result is read
                 texts, merged = [text], fit_sources(sources)
             case _:
                 texts, merged = merge_sources(pairs)
@@ -206,7 +209,7 @@ class References(Middleware):
             answer = map_citations(answer, lambda number: number if number in sources else None, is_json=is_json)
             listed = ", ".join(f"[{number}]" for number in wrong)
             notes = [f"references: {listed} removed, because there is no such source"]
-        # An agent that took over may lack `References` and would not list the sources.
+        # List the sources in any case: an agent that took over may not have `References`.
         if not any(isinstance(hook, References) for hook in around.agent.chain.middleware):
             cited = [_describe(number, source, with_text=False) for number, source in _find_cited(around, answer)]
             return Answer(answer, {SOURCES: [*cited]} if cited else {}, notes)
@@ -218,7 +221,7 @@ class References(Middleware):
             return answer
         if self._in_text and not around.path and not is_structured(around.agent):
             return f"{answer}\n\nSources:\n" + "\n".join(f"[{number}] {source.name}" for number, source in cited)
-        # Include the texts for a calling agent: it may need them to support its own answer.
+        # Include the texts of the sources for a calling agent, which may need them to support its own answer.
         sources: list[JsonValue] = [_describe(number, source, with_text=bool(around.path)) for number, source in cited]
         return Answer(answer, {SOURCES: sources})
 
@@ -227,8 +230,8 @@ HOW_TO_CITE = "Sources. Cite them by number in brackets, like [1] or [1, 2], rig
 
 
 def fit_found(result: ToolResult, name: str) -> ToolResult:
-    """Fit a result's sources into a record. Shorten them instead of dropping them. Otherwise the result would cite
-    the wrong sources.
+    """Make a result's sources fit into a record. Shorten sources instead of dropping them: without a source, the
+    citations of the result would refer to a wrong source.
     """
     sources = result.data.get(name)
     return replace(result, data={**result.data, name: fit_sources(sources)}) if isinstance(sources, list) else result
@@ -255,14 +258,17 @@ def read_found(kind: type[R], listed: JsonValue, tool: str) -> list[R]:
 
 
 def find_numbers(state: TurnState) -> Numbers:
-    """Return the numbers of this reaction, initialized from the thread's messages in the prompt (`select_messages`)."""
+    """Return the numbers of this reaction, initialized from the messages of the trigger's thread that `select_messages`
+    chose for the prompt.
+    """
     numbers = state.values.get(_NUMBERED)
     if not isinstance(numbers, Numbers):
         numbers = state.values[_NUMBERED] = Numbers()
         for message in state.conversation:
             for reference in _read_sources(message):
                 numbers.find(reference, reference.n)
-            # The trigger comes last, so this is its thread. In other threads, the same numbers refer to other sources.
+            # The trigger is the last message, so this comparison selects the trigger's thread. In other threads, the
+            # same numbers refer to other sources.
             if message.thread_id == state.conversation[-1].thread_id:
                 numbers.reserve(find_citations(message.text))
     return numbers
@@ -276,7 +282,7 @@ def _read_sources(message: BaseMessage) -> list[Reference]:
 
 
 def _renumber(message: MessageT, numbers: Numbers | None) -> MessageT:
-    """Return a message with its citations renumbered. If ``numbers`` is None, return it without citations."""
+    """Return a message with renumbered citations. If ``numbers`` is None, return the message without citations."""
     sources = _read_sources(message)
     if not sources:
         return message
@@ -299,7 +305,7 @@ def _renumber(message: MessageT, numbers: Numbers | None) -> MessageT:
 
 
 def _find_cited(around: Around, answer: str) -> list[tuple[int, Reference]]:
-    """Return the sources that an answer cites, in the order of its text."""
+    """Return the sources that an answer cites, in the order of the citations."""
     sources = find_numbers(around.state).sources
     numbers = find_citations(answer, is_json=is_structured(around.agent))
     return [(number, sources[number]) for number in numbers if number in sources][:MAX_SOURCES]
@@ -316,8 +322,9 @@ def _describe(number: int, reference: Reference, *, with_text: bool) -> dict[str
 
 
 def find_citations(text: str, *, is_json: bool = False) -> list[int]:
-    """Return the numbers that a text cites, each once, in order. ``is_json`` says that the text is JSON, even a list of
-    numbers."""
+    """Return each number that a text cites once, in order of appearance. ``is_json`` means that the text is JSON, even
+    if it is only a list of numbers.
+    """
     value = _read_json(text, is_json)
     texts = [text] if value is None else _list_strings(value)
     matches = (match["citation"] for part in texts for match in _CITATION.finditer(part))
@@ -329,7 +336,7 @@ def find_citations(text: str, *, is_json: bool = False) -> list[int]:
 
 
 def map_citations(text: str, change: Callable[[int], int | None], *, is_json: bool = False) -> str:
-    """Replace the numbers in a text. ``change`` returns None to remove a citation."""
+    """Replace the numbers of the citations in a text. If ``change`` returns None, the citation is removed."""
     value = _read_json(text, is_json)
     if value is None:
         return _map(text, change)
@@ -338,9 +345,9 @@ def map_citations(text: str, change: Callable[[int], int | None], *, is_json: bo
 
 
 def merge_sources(answers: Sequence[tuple[str, JsonValue]]) -> tuple[list[str], list[JsonValue]]:
-    """Renumber several answers, each with its own numbered sources, into one list of sources.
+    """Renumber several answers that each have numbered sources, and merge their sources into one list.
 
-    Invalid sources and citations without a source are removed. Without any sources, the texts stay unchanged.
+    Invalid sources, and citations without a source, are removed. If no answer has sources, the texts stay unchanged.
     """
     numbers: list[dict[int, int]] = []
     merged: list[JsonValue] = []
@@ -360,9 +367,9 @@ def merge_sources(answers: Sequence[tuple[str, JsonValue]]) -> tuple[list[str], 
 
 
 def fit_sources(sources: list[JsonValue]) -> list[JsonValue]:
-    """Fit sources into a record: shorten their texts, drop the texts, or drop the last sources."""
+    """Make sources fit into a record: shorten their texts, then drop the texts, then drop the last sources."""
     fitting = sources
-    # Drop the texts first: a source without its text can still be cited, but a dropped source cannot.
+    # Drop texts before sources. A source without its text can still be cited, but a dropped source cannot.
     for share in (4000, 1000, 0):
         if len(json.dumps(fitting)) <= MAX_SOURCES_CHARS:
             return fitting
@@ -391,7 +398,9 @@ def _map(text: str, change: Callable[[int], int | None]) -> str:
 
 
 def _read_json(text: str, is_known: bool) -> object | None:
-    """Parse a text that is a JSON object or a list. Treat a list of integers as a citation, unless ``is_known``."""
+    """Parse a text that is a JSON object or list. A list of integers counts as a citation, not as JSON, unless
+    ``is_known`` is set.
+    """
     if not is_known and not text.lstrip().startswith(("{", "[")):
         return None
     try:

@@ -1,9 +1,10 @@
-"""A registry of tools by name and by set, which may change while the agent runs. It also reports disabled tools.
+"""Registry of tools by name and by set, which may change while the agent runs. The registry also reports disabled
+tools.
 
-`ToolRegistry` is middleware. The loop asks it for tools once before each turn, so a change during a turn takes effect
-in the next turn. There are two kinds of change. `register`, `unregister` and `clear` apply to all reactions of the
-agent and last as long as the process. A result whose data has ``use_sets`` turns on sets only for its own reaction. The
-record contains this data, so a resumed reaction has the same sets.
+`ToolRegistry` is middleware. The loop asks the registry for tools once before each turn, so a change takes effect in
+the next turn. There are two kinds of changes. `register`, `unregister` and `clear` apply to all reactions of the agent,
+until the process ends. A result whose data has ``use_sets`` adds sets only in its own reaction. This data is part of
+the record, so a resumed reaction has the same sets.
 """
 
 from __future__ import annotations
@@ -27,18 +28,20 @@ _logger = logging.getLogger(__name__)
 
 DEFAULT_SET = "default"
 USE_SETS = "use_sets"
-"""Key in a result's data: names of the sets that the reaction gets from its next turn on."""
+"""Key in a result's data: names of the tool sets that the reaction can use from its next turn on."""
 
 DISABLED_TOOLS = "disabled_tools"
-"""Key in the metadata of a structured answer, whose text must not change: the disabled tools that were called."""
+"""Key in the metadata of a structured answer: the disabled tools that were called. The text of a structured answer
+cannot contain this information.
+"""
 
-_IN_USE = "registry.sets"  # key in the state's values
+_IN_USE = "registry.sets"  # key in ``state.values``
 _DISABLED = "registry.disabled"
 
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """Tools that are added together. With ``replaces``, they replace the tools of earlier sets."""
+    """Tools that are added together. If ``replaces`` is set, they replace the tools of all earlier sets."""
 
     tools: Sequence[Tool | Callable[..., object]] = ()
     replaces: bool = False
@@ -47,10 +50,10 @@ class ToolSet:
 class ToolRegistry(Middleware):
     """The tools of an agent, by name.
 
-    It starts with ``tools``, the set named `default`, and the sets in ``modes``. The selection rules of a turn's tools
-    appear in its system message. A call of a disabled tool (`Tool.should_use`) gets an explanation as its result.
-    ``reports_disabled`` also informs the person, in a sentence below the answer or, for a structured answer, in its
-    metadata.
+    At first, the agent has ``tools``, the set named `default`, and the sets in ``modes``. The system message shows the
+    rules for choosing among the tools of the turn. A call of a disabled tool (`Tool.should_use`) returns an explanation
+    as its result. ``reports_disabled`` also informs the person, in a sentence below the answer or, for a structured
+    answer, in its metadata.
     """
 
     def __init__(
@@ -107,7 +110,7 @@ class ToolRegistry(Middleware):
         registered = as_tool(tool)
         if registered.name == FINISH:
             raise ToolError(f'A registered tool cannot be named "{FINISH}". Rename it with @tool(name=...).')
-        # Create a new mapping each time, so that a turn that iterates over the old one is not disturbed.
+        # Create a new mapping each time. A turn may still iterate over the old mapping.
         self._tools = {
             **self._tools,
             registered.name: registered,
@@ -132,7 +135,7 @@ class ToolRegistry(Middleware):
     # --- in the loop
 
     def list_tools(self, state: TurnState) -> Sequence[Tool]:
-        # An agent that handed over may have a different registry, with sets that are unknown here.
+        # Ignore unknown sets: an agent that handed over may have a different registry.
         known = [name for name in _read_names(state, _IN_USE) if name in self._sets]
         return tuple(self._add_sets(self._tools, known).values())
 

@@ -1,7 +1,9 @@
-"""Script that validates values against JSON Schemas. `mcp_schemas` starts it as a process, watches it and ends it.
+"""Script that validates values against JSON Schemas. `mcp_schemas` starts the script as a process, monitors it and ends
+it.
 
-It runs as a script, so that it imports nothing else of this package. The answer to a line ``[schema, value]`` is a list
-of problems, or a text if the schema itself is invalid. References are never fetched.
+This file runs as a script, so that it imports nothing else of this package. Each line of its input is ``[schema,
+value]``. The answer to a line is a list of problems, or a text if the schema itself is invalid. References are never
+fetched.
 """
 
 from __future__ import annotations
@@ -19,15 +21,15 @@ from referencing.exceptions import Unresolvable
 MAX_PROBLEMS = 5
 MAX_PROBLEM_CHARS = 300
 ORPHAN_S = 60
-MAX_BYTES = 1 << 30  # maximum memory, where the system can limit a process
+MAX_BYTES = 1 << 30  # maximum memory in bytes, on systems that can limit a process
 
 
 def find_problems(schema: dict[str, Any], value: Any) -> list[str] | str:
-    """Return the problems of a value with their positions, or a text for an unusable schema."""
+    """Return the problems of a value with their positions. Return a text instead if the schema is unusable."""
     try:
         kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         kind.check_schema(schema)
-        # An empty registry, because by default a `$ref` to a URL would be fetched.
+        # Use an empty registry. By default, the library would fetch a `$ref` to a URL.
         errors = kind(schema, registry=Registry()).iter_errors(value)
         return [
             f"{'.'.join(map(str, problem.absolute_path)) or 'the arguments'}: {problem.message}"[:MAX_PROBLEM_CHARS]
@@ -56,10 +58,10 @@ def main() -> None:
 
 
 def _end_after(seconds: int) -> None:
-    """End this process after a time, unless 0 resets the timer. Otherwise it would outlive a parent that was killed
-    during a check.
+    """End this process after this number of seconds. 0 cancels the timer. Without the timer, the process would outlive
+    a parent that was killed during a check.
     """
-    if hasattr(signal, "alarm"):  # not on Windows
+    if hasattr(signal, "alarm"):  # false on Windows
         signal.alarm(seconds)
 
 

@@ -1,7 +1,8 @@
-"""Wraps results that the person has already seen, and asks the model not to repeat them.
+"""Marks results that the person has already seen, and asks the model not to repeat them.
 
 A tool that has already shown its result, as a message or a file, returns `Output(content, {"shown": True},
-summary=...)`. The record contains the content and the summary unchanged. Only the text for the model is wrapped.
+summary=...)`. The record contains the content and the summary unchanged. Only the text for the model is wrapped in an
+element.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ _NOTE = (
 
 
 class ShownResults(Middleware):
-    """Wraps the results that are marked as shown."""
+    """Wraps the text of each result that its tool marked as shown."""
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
         if not result.ok or result.data.get(SHOWN) is not True:
             return None
-        content = result.content.replace(f"</{_TAG}", f"<\\/{_TAG}")  # the content must not close its own element
+        # the content must not close the element that contains it
+        content = result.content.replace(f"</{_TAG}", f"<\\/{_TAG}")
         return AfterTool(f"{_NOTE}\n<{_TAG}>\n{content}\n</{_TAG}>")

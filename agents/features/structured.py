@@ -2,9 +2,9 @@
 asked again.
 
 The model answers by calling a tool whose parameter has the type, so an invalid value is handled like any invalid
-argument. In the last turn, which has no tools, the model writes JSON. A text is validated in the review, so it is
-requested again up to the policy's ``max_corrections`` times. The message contains the value as compact JSON, and as
-``structured`` in its metadata.
+argument. In the last turn, which has no tools, the model writes JSON. This text is validated in the review of the
+answer, and the model is asked again up to the policy's ``max_corrections`` times. The message contains the value as
+compact JSON, and as ``structured`` in its metadata.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ T = TypeVar("T")
 STRUCTURED = "structured"
 MAX_PROBLEMS = 10
 
-# A model writes the alias of a field, because the schema shows the alias. The message contains the field's name.
+# Accept both the alias and the name of a field. A model writes the alias, because the schema shows the alias. The
+# message contains the name.
 _BOTH: Any = {"by_alias": True, "by_name": True}
 
 
@@ -38,7 +39,7 @@ class StructuredAnswer(Middleware, Generic[T]):
     """Makes the answer a value of type ``kind``: a pydantic model, a dataclass, or any other type that pydantic
     validates.
 
-    After a handoff, the new agent's own configuration decides on the form of the answer.
+    After a handoff, the form of the answer depends on the configuration of the new agent.
     """
 
     guards = False
@@ -57,11 +58,13 @@ class StructuredAnswer(Middleware, Generic[T]):
 
     @staticmethod
     def from_file(type: str) -> StructuredAnswer[Any]:  # noqa: A002  # the option's name
-        """Return the middleware of an agent's file. ``type`` is ``module:Type``. Raises `ConfigError`."""
+        """Return the middleware for the option of an agent's file. ``type`` is written as ``module:Type``. Raises
+        `ConfigError`.
+        """
         imported = import_named(type, "type")
         try:
             return StructuredAnswer(imported)
-        except Exception as error:  # the name may refer to any object, which may raise any exception
+        except Exception as error:  # the name may refer to any object, and its code may raise any exception
             reason = error.message if isinstance(error, PydanticUserError) else describe_error(error)
             raise ConfigError(f"pydantic cannot validate the type {type!r}: {reason}") from error
 
@@ -69,7 +72,7 @@ class StructuredAnswer(Middleware, Generic[T]):
         return self._name, self._adapter.json_schema()
 
     def read(self, message: BaseMessage) -> T:
-        """Return the value of an answer. Raises `ValueError` for a message without a valid value."""
+        """Return the value in the message of an answer. Raises `ValueError` if the message has no valid value."""
         return self._adapter.validate_python((message.metadata or {}).get(STRUCTURED), **_BOTH)
 
     def _parse(self, text: str) -> T:
@@ -88,8 +91,8 @@ class StructuredAnswer(Middleware, Generic[T]):
         return step.tell(f"Your answer must be only JSON that matches this JSON Schema: {schema}")
 
     async def around_tool(self, around: Around, call: PlannedCall, proceed: RunTool) -> ToolResult:
-        """Return the complete answer, because a shortened value is invalid. It must fit into a record, and twice
-        into a message.
+        """Return the answer without shortening it, because a shortened value is invalid. The answer must fit into a
+        record, and twice into a message.
         """
         result = await proceed(call)
         if call.tool is not self._tool or result.whole is None:
@@ -102,7 +105,7 @@ class StructuredAnswer(Middleware, Generic[T]):
 
     async def review(self, around: Around, answer: str) -> str | Correction:
         try:
-            value = self._parse(strip_code_fence(answer))  # models like to wrap JSON in a code fence
+            value = self._parse(strip_code_fence(answer))  # models often wrap JSON in a code fence
         except ValidationError as error:
             problems = [
                 f"{'.'.join(map(str, problem['loc'])) or 'the answer'}: {problem['msg']}"
@@ -113,7 +116,7 @@ class StructuredAnswer(Middleware, Generic[T]):
         return self._adapter.dump_json(value).decode()
 
     async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
-        """Add the value to the message's metadata. Parse it from the answer after all reviews."""
+        """Add the value to the message's metadata. The value is parsed from the answer after all reviews."""
         try:
             value = self._parse(answer)
         except ValidationError:

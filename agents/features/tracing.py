@@ -1,9 +1,9 @@
-"""OpenTelemetry traces with the conventions for generative AI (`invoke_agent`, `chat`, `execute_tool`).
+"""OpenTelemetry traces that follow the conventions for generative AI (`invoke_agent`, `chat`, `execute_tool`).
 
-One trace covers all agents that work on a message. The id of the conversation is the thread's id. A message sent inside
-a call has `traceparent` in its metadata, so a reaction to it continues the trace in any process. A resumed reaction has
-a separate span in the trace. Spans contain texts only if `content` is set. Requires `roundelay[otel]`. OpenTelemetry's
-own configuration decides where spans go (a `TracerProvider`, by default the global one).
+One trace covers all agents that work on a message. The id of the conversation is the thread's id. A message that is
+sent during a call has `traceparent` in its metadata, so the reaction to this message continues the trace, in any
+process. A resumed reaction has a separate span in the trace. Spans contain texts only if `content` is set. The feature
+requires `roundelay[otel]`. A `TracerProvider`, by default the global one, decides where spans are sent.
 
 https://github.com/open-telemetry/semantic-conventions-genai (development status; names as of semconv 0.66)
 """
@@ -38,8 +38,8 @@ except ImportError as error:
 
 
 class Tracing(Middleware):
-    """Records spans of an agent's work. To trace the turns of an agent called as a tool, add this middleware to that
-    agent too.
+    """Records spans of an agent's work. To trace the turns of an agent that is called as a tool, add this middleware to
+    that agent too.
     """
 
     def __init__(self, *, content: bool = False, provider: TracerProvider | None = None) -> None:
@@ -49,7 +49,7 @@ class Tracing(Middleware):
 
     async def around_reaction(self, around: Around, proceed: RunReaction) -> Finish:
         trigger, agent = around.context.trigger, around.agent
-        # An agent inside a call continues the span of its caller, which is current already.
+        # For an agent inside a call, use the current span, which is the span of its caller.
         parent = _PROPAGATOR.extract(_read_carrier(trigger.metadata)) if not around.path else None
         facts = {
             "gen_ai.operation.name": "invoke_agent",
@@ -106,7 +106,8 @@ class Tracing(Middleware):
         with self._span(f"execute_tool {call.tool.name}", SpanKind.INTERNAL, facts) as (span, carrier):
             if self._content:
                 span.set_attribute("gen_ai.tool.call.arguments", call.call.arguments)
-            # Messages sent inside the call carry the trace, so that reactions in other processes continue it.
+            # Add the trace to messages that are sent during the call. Reactions in other processes then continue the
+            # trace.
             token = SENT_METADATA.set({**SENT_METADATA.get(), **carrier})
             try:
                 result = await proceed(call)
@@ -123,16 +124,17 @@ class Tracing(Middleware):
     def _span(
         self, name: str, kind: SpanKind, facts: Mapping[str, str], parent: Context | None = None
     ) -> Iterator[tuple[Span, dict[str, JsonValue]]]:
-        """Start a span that is current in its block, and yield it with its metadata for messages. An exception marks
-        the span as failed."""
+        """Start a span, make it current inside the block, and yield it with its metadata for messages. An exception
+        marks the span as failed.
+        """
         span = self._find_tracer().start_span(name, context=parent, kind=kind, attributes=facts)
         carrier: dict[str, str] = {}
-        # Record exceptions here: OpenTelemetry would store their messages even without `content`.
+        # Record exceptions in this code. OpenTelemetry would store their messages even if `content` is not set.
         with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
             _PROPAGATOR.inject(carrier)
             try:
                 yield span, {**carrier}
-            except Exception as error:  # from any traced code; recorded here and raised again
+            except Exception as error:  # any traced code may have raised it; record it and raise it again
                 if self._content:
                     stack = hide_secrets("".join(traceback.format_exception(error)))
                     attributes = {"exception.message": hide_secrets(str(error)), "exception.stacktrace": stack}
@@ -142,7 +144,9 @@ class Tracing(Middleware):
                 raise
 
     def _find_tracer(self) -> Tracer:
-        """Return the provider's tracer, cached per provider: creating one costs a quarter of a span."""
+        """Return the provider's tracer. Tracers are cached per provider, because creating one takes a quarter of the
+        time of a span.
+        """
         provider = self._provider or trace.get_tracer_provider()
         if self._cached_tracer is None or self._cached_tracer[0] is not provider:
             self._cached_tracer = (provider, provider.get_tracer("roundelay"))
@@ -150,12 +154,14 @@ class Tracing(Middleware):
 
 
 def _write(message: ChatMessage) -> dict[str, JsonValue]:
-    """Return a message as JSON, without the reasoning that goes back to its server."""
+    """Return a message as JSON, without the reasoning fields that only the server reads."""
     return {name: value for name, value in asdict(_without_bytes(message)).items() if name != "origin"}
 
 
 def _without_bytes(message: ChatMessage) -> ChatMessage:
-    """Return a message without the bytes of images and files. No exporter accepts a span of megabytes."""
+    """Return a message without the bytes of images and files, because exporters do not accept spans of several
+    megabytes.
+    """
     if not isinstance(message, UserMessage):
         return message
     images = tuple(image.partition(",")[0] if image.startswith("data:") else image for image in message.images)
