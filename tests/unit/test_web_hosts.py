@@ -140,5 +140,5 @@ def test_who_says_two_things_is_refused_and_a_program_says_nothing() -> None:
 
 def test_web_hosts_are_hosts() -> None:
     assert NodeConfig(web_hosts=("Hub.Example.org:8443",)).web_hosts == ("hub.example.org:8443",)
-    with pytest.raises(ConfigError, match="as it stands in a URL"):
+    with pytest.raises(ConfigError, match="as in a URL"):
         resolve_config(None, {"ROUNDELAY_WEB_HOSTS": "https://hub.example.org/"}, {})
