@@ -1,1 +1,1 @@
-"""Decisions of the network: pure rules over the state. No IO, no clock, no randomness."""
+"""Decisions of the network: pure rules that compute changes from the state. No IO, no clock, no randomness."""

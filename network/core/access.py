@@ -1,9 +1,9 @@
 """Checks of rights and of channel access, based on the state.
 
-`check_right` applies the rights in the node's configuration (`rights`). `find_channel`, `check_admission` and
-`check_owner` decide who can find, enter and manage a channel. A closed channel exists only for its members, its owner,
-invited participants and operators. Other participants get the error of a channel that does not exist. `visibility`
-decides who may *read*. No IO, no clock.
+`check_right` applies the rights from the node's configuration (`rights`). `find_channel`, `check_admission` and
+`check_owner` decide who can find, enter and manage a channel. A closed channel is hidden from everybody except its
+members, its owner, invited participants and operators. Other participants get the same error as for a channel that does
+not exist. The module `visibility` decides who may *read* messages. No IO, no clock.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def check_right(state: State, origin: Origin, verb: Verb, thing: str = "", to_ki
 
 def check_right_to_send(state: State, origin: Origin, kind: str, name: str) -> None:
     """Check the right to send to an address, given as returned by `parse_address`. Participants may always send to
-    their own id. An unregistered recipient is accepted here and refused later as unknown."""
+    their own id. This check accepts an unregistered recipient. A later step refuses it as unknown."""
     match kind:
         case "agent":
             recipient = state.present(name)
-            # No right is needed for notes to oneself. An unknown recipient fails later, with its own error.
+            # No right is needed for notes to oneself. For an unknown recipient, a later step raises the right error.
             if recipient is not None and name != origin.agent_id:
                 check_right(state, origin, "send", agent_address(name), recipient.kind)
         case "channel":
@@ -47,8 +47,8 @@ def check_right_to_send(state: State, origin: Origin, kind: str, name: str) -> N
 
 
 def has_right_to_read(state: State, agent_id: str, name: str) -> bool:
-    """Return whether the node's rights, if it has any, let a participant read a channel. Membership is checked
-    elsewhere."""
+    """Return whether the node's rights let a participant read a channel. Without configured rights, everybody may read.
+    This function does not check membership."""
     if state.rights is None:
         return True
     participant = state.participant(agent_id)
@@ -56,19 +56,19 @@ def has_right_to_read(state: State, agent_id: str, name: str) -> bool:
 
 
 def owner_of(state: State, channel: Channel) -> str | None:
-    """Return the owner of a channel. None if the channel has no owner or the owner was removed: then only operators
-    manage it."""
+    """Return the owner of a channel, or None if the channel has no owner or the owner was removed. Only operators can
+    manage a channel without an owner."""
     return channel.owner if channel.owner is not None and state.present(channel.owner) is not None else None
 
 
 def is_found(state: State, origin: Origin, channel: Channel) -> bool:
-    """Return whether a channel exists for this origin. A mod's own entries have no session; for them every channel
-    exists."""
+    """Return whether an origin may know that a channel exists. Operators and mods (origins without a session) may know
+    every channel."""
     return origin.is_operator or not origin.session_id or is_found_by(state, origin.agent_id, channel)
 
 
 def is_found_by(state: State, agent_id: str, channel: Channel) -> bool:
-    """Return whether a channel exists for a participant who is not an operator."""
+    """Return whether a participant without operator rights may know that a channel exists."""
     if channel.access != "closed" or channel.owner == agent_id:
         return True
     member = state.member(channel.name, agent_id)
@@ -76,10 +76,10 @@ def is_found_by(state: State, agent_id: str, channel: Channel) -> bool:
 
 
 def find_channel(state: State, origin: Origin, name: str) -> Channel:
-    """Return the channel. Raises `UnknownRecipient` if it does not exist or is closed to this origin. Both cases have
-    the same error text."""
+    """Return the channel with this name. Raise `UnknownRecipient` if the channel does not exist or is hidden from this
+    origin. The error text is the same in both cases."""
     channel = state.channel(name)
-    # Both cases give the same error. Otherwise anybody could find out the names of closed channels.
+    # A different error for hidden channels would let anybody discover their names.
     if channel is None or not is_found(state, origin, channel):
         raise UnknownRecipient(
             f"There is no channel {name!r}. channels.list lists channels, channels.create creates one."
@@ -88,8 +88,8 @@ def find_channel(state: State, origin: Origin, name: str) -> Channel:
 
 
 def check_admission(state: State, origin: Origin, channel: Channel) -> None:
-    """Raise `Forbidden` unless this origin may join a channel. It must be able to find the channel, and must not be in
-    it."""
+    """Raise `Forbidden` unless this origin may join the channel. The caller has already checked that the origin can
+    find the channel and is not a member."""
     name, agent_id = channel.name, origin.agent_id
     standing = state.member(name, agent_id).standing
     if origin.is_operator or standing == "invited" or owner_of(state, channel) == agent_id:
@@ -102,8 +102,8 @@ def check_admission(state: State, origin: Origin, channel: Channel) -> None:
 
 
 def check_owner(state: State, origin: Origin, channel: Channel, doing: str) -> None:
-    """Raise `Forbidden` unless this origin owns the channel or is an operator. ``doing`` names the action, as a
-    verb."""
+    """Raise `Forbidden` unless this origin owns the channel or is an operator. ``doing`` is the verb phrase of the
+    action, for the error text."""
     owner = owner_of(state, channel)
     if origin.is_operator or owner == origin.agent_id:
         return

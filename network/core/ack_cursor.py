@@ -1,4 +1,4 @@
-"""`AckCursor`: which messages a participant has handled. A value of the table ``floor`` (`tables`)."""
+"""`AckCursor`: the messages that a participant has handled. Stored as values of the table ``floor`` (`tables`)."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from msgspec import Struct
 
 
 class AckCursor(Struct, frozen=True):
-    """Acknowledged position of a participant: everything up to ``seq`` is handled except the seqs in ``open``.
-    ``above`` lists the later seqs that were acknowledged one by one. Both lists are ascending.
+    """Acknowledged position of a participant. All messages up to ``seq`` are handled, except the seqs in ``open``.
+    ``above`` lists later seqs that were acknowledged individually. Both lists are ascending.
 
-    A cursor never moves back, because a restart must not deliver a handled message again.
+    A cursor never moves back, because a handled message must not be delivered again after a restart.
     """
 
     seq: int
@@ -20,7 +20,7 @@ class AckCursor(Struct, frozen=True):
     open: tuple[int, ...] = ()
 
     def with_handled(self, seqs: Iterable[int]) -> AckCursor:
-        """Return this cursor with more seqs handled."""
+        """Return a copy of this cursor with more seqs marked as handled."""
         handled = set(seqs)
         above = {*self.above, *(seq for seq in handled if seq > self.seq)}
         return AckCursor(self.seq, tuple(sorted(above)), tuple(seq for seq in self.open if seq not in handled))

@@ -1,9 +1,10 @@
-"""Step 6: decide what one entry causes.
+"""Step 6: decide what one entry changes.
 
-`apply` is pure. Its inputs are the state (the batch's draft), the ledger's facts and one entry. It returns rows, table
-writes and effects. No IO and no clock: the time is the batch's timestamp. The rules for each kind of entry are in a
-module: messages in `sending`, operations in `calls`, batches in `groups`, ``hello`` in `joining`, records in `reactions`, failed deliveries
-in `failures`. Rules raise refusals, and this module turns them into answers.
+`apply` is pure: it uses no IO and no clock. Its inputs are the state (the batch's draft), the facts from the ledger,
+and one entry. Its outputs are rows, table writes and effects. The current time is the batch's timestamp. Each kind of
+entry has its own module with rules: `sending` for messages, `calls` for operations, `groups` for batches, `joining` for
+``hello`` frames, `reactions` for records, and `failures` for failed deliveries. Rules raise refusals as exceptions.
+This module converts the exceptions to answers.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def build_lookup(entries: list[Entry]) -> LookupRequest:
     """Step 5: list the data that `apply` will need from the ledger."""
     lookup = LookupRequest(set(), set(), set())
     for entry in entries:
-        # test for Send before the match, whose class patterns are slow: nearly every entry is a Send
+        # Test for Send before the match: class patterns are slow, and nearly every entry is a Send.
         if isinstance(entry, Send):
             frame = entry.frame
             lookup.keys.add(entry.key)
@@ -95,7 +96,7 @@ def build_lookup(entries: list[Entry]) -> LookupRequest:
                 if entry.cause is not None:
                     lookup.seqs.add(entry.cause)
             case ModEntry():
-                # The payer is the sender of the message that started the mod's work.
+                # The sender of the message that started the mod's work pays for the result.
                 lookup.seqs.add(entry.cause)
             case Group():
                 wanted = build_lookup(list(entry.entries))
@@ -110,9 +111,9 @@ def build_lookup(entries: list[Entry]) -> LookupRequest:
 
 
 def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
-    """Return what the next entry causes. Does not change its arguments."""
-    # Decide first, then refuse outcomes that would store something: the client gets the same refusals as from the
-    # leader.
+    """Return the outcome of the next entry, without changing the arguments."""
+    # On a read replica, decide first and then refuse every outcome that would store something. Clients then get the
+    # same refusals as from the leader.
     outcome = _apply(rules, state, facts, entry)
     if rules.follows is None or not outcome.stores:
         return outcome
@@ -123,14 +124,14 @@ def apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
 
 
 def describe_follower(follows: Follows) -> str:
-    """Return why a read replica refuses a request, and which node accepts it."""
+    """Return an error text that says why a read replica refuses a request, and which node accepts the request."""
     leader = f", {follows.leader}" if follows.leader else ""
     return f"This node follows and stores nothing. Send it to the node that leads{leader}."
 
 
 def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
     try:
-        # Within the ``try``, so that the refusal is answered and counted like any other.
+        # Raise inside the ``try``, so that this refusal is answered and counted like any other refusal.
         if rules.is_read_only and isinstance(entry, Send | Record | Operate):
             if rules.follows is not None:
                 raise Forbidden(describe_follower(rules.follows()))
@@ -180,12 +181,12 @@ def _apply(rules: Rules, state: State, facts: Facts, entry: Entry) -> Outcome:
 
 
 def _run_hooks(rules: Rules, state: State, facts: Facts, entry: Send, sent: Outcome) -> Outcome:
-    """Run the mods' ``apply`` hooks in the commit of a message."""
+    """Run the mods' ``apply`` hooks in the same commit as a message."""
     change = ChangeSet(rules, state, facts, entry.origin)
     [row] = sent.rows
     change.add_row(row, sent.writes)
-    # Hooks run on the draft of the message, so an error in a hook refuses the message as well.
+    # Run the hooks on the draft that contains the message. An error in a hook then refuses the message as well.
     change.run_apply_hooks([row])
-    # After the hooks: the sender pays for what its message made the mods store.
+    # Count after the hooks: the sender pays for everything that the message made the mods store.
     change.count_stored()
     return change.outcome(*sent.effects)

@@ -1,7 +1,7 @@
-"""Counters that are kept in memory only: rates, today's usage, and answers without a cause.
+"""Counters that exist only in memory: rates, today's usage, and answers without a cause.
 
-The counters are empty when the hub starts. So a restart forgets at most one second of rates and one step of a daily
-quota (`limits`). No IO, no clock.
+The counters are empty when the hub starts. A restart therefore forgets at most one second of each rate and one step of
+each daily quota (`limits`). No IO, no clock.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import TypeAlias
 from msgspec import Struct
 
 Rates: TypeAlias = tuple[float, float]
-"""The fields ``sends`` and ``roots`` of a bucket."""
+"""Values of the fields ``sends`` and ``roots`` of a bucket."""
 
 
 class AnswerCount(Struct, frozen=True, gc=False):
-    """Number of answers without a cause that an agent has sent since a person wrote to it (`uncaused_answers`).
+    """Number of answers without a cause that an agent has sent since a person last wrote to the agent
+    (`uncaused_answers`).
 
     ``since`` is the newest seq of the log before the first counted answer. ``last`` is the seq of the newest counted
     answer.
@@ -25,19 +26,19 @@ class AnswerCount(Struct, frozen=True, gc=False):
     last: int = 0
     since: int = 0
     is_reported: bool = False
-    """Whether the agent was notified that it is stopped."""
+    """Whether the agent has already been notified that its answers are stopped."""
     thread_id: str = ""
-    """Thread of the newest answer. Empty if a person reads the thread."""
+    """Thread of the newest answer. Empty if a person reads this thread."""
     in_a_row: int = 0
-    """Number of answers in a row in that thread, up to the newest one."""
+    """Number of consecutive answers in ``thread_id``, including the newest answer."""
 
 
 class Bucket(Struct, frozen=True, gc=False):
-    """The counters of one participant (the key).
+    """Rate and quota counters of one participant. The participant's id is the key.
 
-    ``sends`` and ``roots`` are times in ms (`limits.next_arrival`). At exactly the allowed rate, the next entry and the
-    next message without a cause would be due at these times. ``bytes`` and ``messages`` are the amounts stored on
-    ``day``. Below ``next_bytes`` and ``next_messages`` a message needs no check against the quota
+    ``sends`` and ``roots`` are times in ms (`limits.next_arrival`): at exactly the allowed rate, the participant's next
+    entry, and its next message without a cause, would arrive at these times. ``bytes`` and ``messages`` are the amounts
+    stored on ``day``. The quota is checked only when a message exceeds ``next_bytes`` or ``next_messages``
     (`limits.count_stored`).
     """
 
@@ -51,18 +52,19 @@ class Bucket(Struct, frozen=True, gc=False):
     answer_count: AnswerCount = AnswerCount()
 
     def at_rates(self, rates: Rates) -> Bucket:
-        """Return a copy of this bucket with new rates."""
+        """Return a copy of this bucket with other rates."""
         return Bucket(
             *rates, self.day, self.bytes, self.messages, self.next_bytes, self.next_messages, self.answer_count
         )
 
 
 class RecentMessages:
-    """Newest seqs of messages since the hub started, for `uncaused_answers`.
+    """Newest seqs of messages since the hub started. The module `uncaused_answers` reads them.
 
-    ``delivered`` maps each participant to the newest message that was sent to it alone. ``group_posts`` maps each
-    broadcast or channel to three values: the newest seq, its sender, and the newest seq of another sender. ``newest``
-    is the newest group post of all. ``from_people`` maps each address to the newest message of a person and its sender.
+    ``delivered`` maps each participant to the newest message that was sent only to this participant. ``group_posts``
+    maps the broadcast address and each channel to three values: the newest seq, its sender, and the newest seq from any
+    other sender. ``newest`` is the newest seq of all group posts. ``from_people`` maps each address to the newest
+    message from a person and the person's id.
     """
 
     __slots__ = ("delivered", "from_people", "group_posts", "newest")
@@ -74,7 +76,7 @@ class RecentMessages:
         self.from_people: dict[str, tuple[int, str]] = {}
 
     def record_group_post(self, to: str, seq: int, sender: str) -> None:
-        """Record a message to a channel or a broadcast."""
+        """Record a broadcast or a message to a channel."""
         previous = self.group_posts.get(to)
         newest_of_others = 0 if previous is None else previous[2] if previous[1] == sender else previous[0]
         self.group_posts[to] = (seq, sender, newest_of_others)

@@ -1,6 +1,7 @@
-"""Running calls of an open reaction, and what each call waits for, as the reaction's records report.
+"""Running calls of an open reaction, and what each call waits for, taken from the reaction's records.
 
-When a process is lost, the hub counts a failure only for the reactions that the process was working on. It also shows
+The hub uses this information in two ways. When a process is lost, a failure is counted only for the reactions that the
+process was working on. Screens show what an agent is doing. Pure.
 what an agent is doing. Both need this information. Pure.
 """
 
@@ -23,8 +24,8 @@ T = TypeVar("T")
 
 
 def parser_of(shape: type[T]) -> Callable[[bytes], T | None]:
-    """Return a parser for the body of a record. The parser ignores unknown fields, and returns None for a body that
-    does not match."""
+    """Return a parser for the body of a record. The parser ignores unknown fields and returns None for a body that does
+    not match the shape."""
     decoder = msgspec.json.Decoder(shape)
 
     def read(body: bytes) -> T | None:
@@ -36,18 +37,19 @@ def parser_of(shape: type[T]) -> Callable[[bytes], T | None]:
     return read
 
 
-# `OpenReaction.calls` maps each call without a result to whether the call waits for somebody else.
+# `OpenReaction.calls` contains each call without a result. The value is True if the call waits for somebody else.
 #
-#   record              change of calls
-#   started, again      all False: the process continues, and works until it has reached its waits again
+#   record              change of `calls`
+#   started, again      all False: the process resumes, and counts as working until its calls wait again
 #   tool_started 1.0    1.0: False
 #   waiting 1.0         1.0: True
 #   approval 1.0        1.0: False     somebody has decided, so the call continues
-#   tool_result 1.0     1.0 is removed, with all calls inside of it (1.0/2.1)
+#   tool_result 1.0     remove 1.0 and all calls inside it (1.0/2.1)
 #
-# `OpenReaction.life` is the process that wrote the newest record. `Participant.life` is the process that holds the
-# fencing token. A process was working on a reaction if both are this process and an innermost call does not wait. If no
-# call runs, a model was running.
+# `OpenReaction.life` identifies the process that wrote the newest record. `Participant.life` identifies the process
+# that
+# holds the fencing token. A process was working on a reaction if both values name this process and an innermost call
+# does not wait. If no call runs, a model call was running.
 
 CALL_KINDS = frozenset({"tool_started", "tool_result", "waiting", "approval"})
 
@@ -56,11 +58,11 @@ PROGRESS_KINDS = frozenset({"model_reply", "tool_result"})
 
 
 REPEATED_KINDS = frozenset({"started", "waiting"})
-"""Kinds of records whose repeats are meaningful: a process continues the reaction, or waits again."""
+"""Kinds of records that may legitimately repeat: a process resumes the reaction, or a call waits again."""
 
 
 MAX_CALLS = 64
-"""Maximum number of tracked calls. A reaction with more calls counts as working."""
+"""Maximum number of calls tracked per reaction. A reaction with more calls counts as working."""
 
 
 MAX_PLACE_CHARS = 128
@@ -71,7 +73,7 @@ MAX_AWAITED = 16
 
 
 MAX_REQUESTS = 128
-"""Maximum number of messages that ask for one decision, and of people who may decide."""
+"""Maximum number of messages that ask for the same decision, and maximum number of people who may decide."""
 
 
 class _Call(Struct):
@@ -84,7 +86,7 @@ _read_call = parser_of(_Call)
 
 
 def parse_call_place(body: bytes) -> str:
-    """Return the path of the call that a record belongs to. Empty if the body does not match."""
+    """Return the path of the call that a record belongs to. Return an empty string if the body does not match."""
     call = _read_call(body)
     if call is None:
         return ""
@@ -109,7 +111,7 @@ _read_waiting = parser_of(_Waiting)
 
 
 def parse_wait(body: bytes) -> CallWait | None:
-    """Return the wait that a ``waiting`` record reports. None if the body does not match."""
+    """Return the wait that a ``waiting`` record reports. Return None if the body does not match."""
     waiting = _read_waiting(body)
     if waiting is None or not waiting.questions:
         return None
@@ -127,22 +129,23 @@ def parse_wait(body: bytes) -> CallWait | None:
 
 
 def track_calls(opened: OpenReaction, kind: str, call: str, life: int, awaited: CallWait | None = None) -> OpenReaction:
-    """Return the reaction after one more record from the process ``life``. Returns the same object if nothing
-    changes."""
+    """Return the reaction after one more record from the process ``life``. Return the same object if the record changes
+    nothing."""
     calls = opened.calls
-    if kind == "started":  # a process continues: it counts as working until its calls wait again
+    if kind == "started":  # a process resumes the reaction, and counts as working until its calls wait again
         calls = dict.fromkeys(calls, False)
     elif kind == "tool_result":
         calls = {place: waits for place, waits in calls.items() if place != call and not _is_inside(place, call)}
     elif kind in CALL_KINDS:
-        # The empty path never waits, so a reaction with too many calls counts as working until it ends.
+        # Calls beyond the maximum share the empty path, which never waits. The reaction then counts as working until it
+        # ends.
         if call not in calls and len(calls) >= MAX_CALLS:
             calls = {**calls, "": False}
         else:
             calls = {**calls, call: kind == "waiting"}
     awaits = opened.awaits if awaited is None else {**opened.awaits, call: awaited}
-    # A wait ends with its call, or when the call continues. Otherwise the inbox would list a decision that nobody
-    # needs.
+    # Remove a wait when its call ends or continues. Otherwise the inbox would list a decision that nobody needs any
+    # more.
     awaits = {place: awaits[place] for place, waits in calls.items() if waits and place in awaits}
     if life == opened.life and calls == opened.calls and awaits == opened.awaits:
         return opened
@@ -150,10 +153,10 @@ def track_calls(opened: OpenReaction, kind: str, call: str, life: int, awaited: 
 
 
 def is_at_work(opened: OpenReaction, life: int) -> bool:
-    """Return whether the process with this life was working: a call of a model or a tool was running, not only
-    waiting."""
+    """Return whether the process ``life`` was working on a reaction. A process works if a model call or a tool call
+    runs that does not only wait."""
     if opened.life != life:
-        return False  # the reaction is still queued in this process
+        return False  # this process has not started the reaction yet
     innermost = innermost_calls(opened)
     return not innermost or not all(innermost.values())
 

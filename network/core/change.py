@@ -1,9 +1,9 @@
-"""The change that one entry makes, while it is built, and the answers to refusals.
+"""Collects the change that one entry makes, and builds the answers to refused entries.
 
-A `ChangeSet` collects rows, table writes and effects on its own draft. Each step sees the changes of earlier steps, and
-one refusal drops all of them. `ChangeSet` implements `mod.Change`, the interface for mods. `refuse_entry` and
-`refuse_over_budget` turn a refusal into an outcome. That outcome stores nothing under the entry's id but counts against
-the sender's rate. Pure.
+A `ChangeSet` collects rows, table writes and effects on its own draft of the state. Each step sees the changes of
+earlier steps, and one refusal discards all of them. `ChangeSet` implements `mod.Change`, the interface for mods.
+`refuse_entry` and `refuse_over_budget` turn a refusal into an outcome that stores nothing under the entry's id, but
+counts against the sender's rate. Pure.
 """
 
 from __future__ import annotations
@@ -77,12 +77,14 @@ log = logging.getLogger(__name__)
 
 
 def _find_payer(cause: MessageHead) -> str:
-    """Return the participant that a mod answers: the sender of the cause, or the recipient of the mod's own message."""
+    """Return the participant who pays for a mod's answer: the sender of the cause. If a mod sent the cause, return the
+    recipient of the cause."""
     return parties(cause)[0] if cause.kind == "mod" else cause.sender_id
 
 
 class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
-    """Rows, table writes and effects of one entry. Later steps see the changes of earlier steps in ``state``."""
+    """Collects the rows, table writes and effects of one entry. ``state`` is a draft that contains all earlier
+    changes."""
 
     def __init__(
         self, rules: Rules, state: State, facts: Facts, origin: Origin, *, mod_id: str = "", call_id: str = ""
@@ -95,17 +97,17 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         self.mod_id = mod_id
         self.effects: list[Effect] = []
         self.operate: Operate | None = None
-        """The call that this change answers, if it is one."""
-        # messages written by this change, so that later steps can name them as a cause or parent
+        """Call that this change answers. None if the change does not answer a call."""
+        # Messages written by this change. Later steps can use them as a cause or a parent.
         self._heads: dict[int, MessageHead] = {}
-        # A chain, not a copy: facts of a batch may hold thousands of heads.
+        # Chain the maps instead of copying: the facts of a batch may contain thousands of heads.
         self.facts = Facts(facts.stored, ChainMap(self._heads, facts.heads), facts.cold, facts.damaged)
         self.payer = origin.agent_id
         """Participant whose quota pays for the stored bytes (`limits.count_stored`)."""
         self._unpaid_bytes = self._unpaid_messages = 0
         self._deferred_refusal: RoundelayError | None = None
-        """Refusal to raise after everything else was accepted and paid for. It reveals something, such as the name of a
-        closed channel, that nobody should find out for free."""
+        """Refusal that is raised only after everything else was accepted and paid for. It reveals a secret, for example
+        that a closed channel exists, and probing for secrets must not be free."""
         self.absent_ms = 0
         self._call_id = call_id
         self._posts = 0
@@ -113,17 +115,17 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         self._writes: list[TableWrite] = []
 
     def outcome(self, *effects: Effect) -> Outcome:
-        """Return everything collected. ``effects`` come before the effects that the steps added."""
+        """Return everything collected. ``effects`` are placed before the effects that the steps added."""
         return Outcome(self._rows, self._writes, (*effects, *self.effects))
 
     # --- for apply
 
     def add_row(self, row: Row, writes: Sequence[TableWrite]) -> None:
-        """Add a row that was built elsewhere, with its table writes."""
+        """Add a row that was built elsewhere, together with its table writes."""
         self._rows.append(row)
         if row.head is not None:
             self._heads[row.seq] = row.head
-        # Rows of one change get consecutive seqs, so each next row asks the draft for its seq.
+        # Rows of one change get consecutive seqs, and each new row takes its seq from the draft.
         self.state.head = row.seq
         self.add_writes(writes)
 
@@ -133,11 +135,11 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         self.state.apply_writes(writes)
 
     def set_call_key(self, keys: Sequence[tuple[str, str]], digest: str) -> None:
-        """Store the key of the call in the first row whose actor has one of these keys. The key identifies a late
-        repeat."""
+        """Store the call's key in the first row whose actor matches one of ``keys``. The stored key identifies a late
+        repeat of the call."""
         for actor, key in keys:
             for number, row in enumerate(self._rows):
-                # Only set it on a row without a key: a message keeps the key of its own id.
+                # Skip rows that already have a key: a message keeps the key of its own id.
                 if row.actor == actor and not row.key:
                     self._rows[number] = msgspec.structs.replace(row, key=key, digest=digest)
                     return
@@ -147,7 +149,7 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         return [row for row in self._rows if row.type == "message"]
 
     def run_apply_hooks(self, messages: Sequence[Row]) -> None:
-        """Run every mod's ``apply`` hook for these messages. Messages that hooks send are not passed to hooks again."""
+        """Run every mod's ``apply`` hook for these messages. Messages sent by hooks do not trigger hooks again."""
         own = self.mod_id
         for row in messages:
             for mod in self.rules.apply_hooks:
@@ -158,14 +160,14 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
     def run_hooks(
         self, hook: Literal["ended", "undelivered", "removed"], subject: object, *, as_mod: bool = False
     ) -> None:
-        """Run a hook of every mod that cannot refuse. Each hook has its own change, which is dropped if the hook
-        raises."""
+        """Run a hook that cannot refuse, for every mod that defines it. Each mod gets its own nested change. If the
+        hook raises, only this nested change is discarded."""
         for mod in getattr(self.rules, f"{hook}_hooks"):
             origin = Origin("", mod.id, "service") if as_mod else self.origin
             change = ChangeSet(self.rules, self.state, self.facts, origin, mod_id=mod.id)
             try:
                 getattr(mod, hook)(change, subject)
-                # Nobody could receive a refusal, so the whole change of this mod is dropped instead.
+                # Nobody could receive a refusal, so discard the whole change of this mod instead.
                 if change._deferred_refusal is not None:
                     raise change._deferred_refusal
             except Exception:
@@ -174,7 +176,7 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
                 self._merge(change)
 
     def _merge(self, other: ChangeSet) -> None:
-        """Add everything that a nested change has collected."""
+        """Add everything that a nested change has collected to this change."""
         for row in other._rows:
             self.add_row(row, ())
         self.add_writes(other._writes)
@@ -202,23 +204,23 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         return row
 
     def set_value(self, table: Table, key: str, value: Any) -> None:
-        """Set a value in a table of the network."""
+        """Set a value in one of the network's own tables."""
         self.add_writes((TableWrite(table, key, value),))
 
     def lookup_cold(self, table: Table, key: str) -> Any:
-        """Return a value of a cold table. `apply.build_lookup` must have requested it."""
+        """Return a value from a cold table. `apply.build_lookup` must have requested this key."""
         value = self.state.get(table, key, absent := object())
         return self.facts.cold.get((table, key)) if value is absent else value
 
     def count_send(self) -> None:
-        """Count this entry against the sender's rate. Raises `RateLimited`."""
+        """Count this entry against the sender's rate. Raise `RateLimited` if the rate is exceeded."""
         self.add_writes((count_entry(self.rules.limits, self.state, self.origin.agent_id),))
 
     def count_stored(self, more_bytes: int = 0, *, is_bounded: bool = True) -> None:
         """Count the stored bytes of this change, plus ``more_bytes``, against the payer's daily quota. Each byte is
-        counted once.
+        counted only once.
 
-        Raises `BudgetExhausted` if the quota is exceeded. Otherwise raises the deferred refusal, if there is one.
+        Raise `BudgetExhausted` if the quota is exceeded. Otherwise raise the deferred refusal, if there is one.
         """
         size, messages = self._unpaid_bytes + more_bytes, self._unpaid_messages
         if not size:
@@ -228,17 +230,17 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         self.add_writes(
             count_stored(quotas, self.payer, bucket, rates, self.stamp, size, messages, is_bounded=is_bounded)
         )
-        # Reset, so that a second call counts only what was added since.
+        # Reset the counters, so that a second call counts only newer additions.
         self._unpaid_bytes = self._unpaid_messages = 0
         if self._deferred_refusal is not None:
             raise self._deferred_refusal
 
     def charge_cause(self, seq: int | None) -> None:
-        """Charge what a mod has stored on its own to the sender of the cause, if there is one."""
+        """Charge the data that a mod stored in its own name to the sender of the cause, if the cause is known."""
         cause = self.facts.heads.get(seq) if seq is not None else None
         if cause is not None and self.state.participant(cause.sender_id) is not None:
-            # Count the stored bytes but never refuse them. The message that caused this was accepted, and nobody could
-            # receive the refusal.
+            # Count the stored bytes but never refuse them: the message that caused them was already accepted, and
+            # nobody could receive a refusal.
             self.payer = cause.sender_id
             self.count_stored(is_bounded=False)
 
@@ -272,8 +274,8 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
                 f"{creator} has created {created} channels. max_created_channels allows {most}. Use an existing channel, or "
                 f"ask an operator to raise quotas.{creator}.max_created_channels in the node's file."
             )
-        # Check the name after the quota. Otherwise participants could probe more names than they may create. This
-        # refusal is the only one that reveals a closed channel.
+        # Check the name after the quota. Otherwise participants could probe more names than the number of channels that
+        # they may create. This refusal is the only one that reveals a closed channel.
         existing = self.state.channel(name)
         if existing is not None:
             taken = InvalidArguments(
@@ -296,7 +298,7 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         owner: str | None = None,
         title: str | None = None,
     ) -> None:
-        """Set the given fields of a channel. Raises `UnknownRecipient` if the channel does not exist."""
+        """Set the given fields of a channel. Raise `UnknownRecipient` if the channel does not exist."""
         channel = self._channel(name)
         fields = {"topic": topic, "history": history, "access": access, "owner": owner, "title": title}
         changed = msgspec.structs.replace(
@@ -311,8 +313,8 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
             self.effects.append(NotifyMembership(name, None))
 
     def invite_to_channel(self, name: str, agent_id: str) -> None:
-        """Invite a participant. Does nothing for members and participants who are already invited. Raises
-        `UnknownRecipient`."""
+        """Invite a participant to a channel. Do nothing for members and for participants who are already invited. Raise
+        `UnknownRecipient` if the channel or the participant does not exist."""
         self._channel(name)
         member = self.state.member(name, agent_id)
         if member.is_in or member.standing == "invited":
@@ -334,15 +336,15 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
             data=encode({"channel": name, "agent_id": agent_id, "event": "removed"}),
         )
         self.effects.append(NotifyMembership(name, agent_id))
-        # The spans stay, so that a removed member can still read messages from the time of its membership.
+        # Keep the spans: a removed member may still read messages from the time of its membership.
         spans = member.left(row.seq).spans if member.is_in else member.spans
         self.set_value("member", f"{name}/{agent_id}", Member(spans, "removed"))
         if agent_id == (channel.created_by if channel.owner is None else channel.owner):
-            # empty, not None: the owner was removed
+            # Empty string, not None: an empty owner means that the owner was removed.
             self.set_value("channel", name, msgspec.structs.replace(channel, owner=""))
 
     def join_channel(self, name: str, agent_id: str) -> None:
-        is_own = agent_id == self.origin.agent_id  # a mod may add other participants without these checks
+        is_own = agent_id == self.origin.agent_id  # mods may add other participants without these checks
         if is_own:
             check_right(self.state, self.origin, "join", name)
         channel = self._channel(name)
@@ -362,7 +364,7 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         self.effects.append(NotifyMembership(name, agent_id))
 
     def leave_channel(self, name: str, agent_id: str) -> None:
-        """End a membership. Does nothing for participants who are not members."""
+        """End a membership of a channel. Do nothing for participants who are not members."""
         self._channel(name)
         member = self.state.member(name, agent_id)
         if not member.is_in:
@@ -374,7 +376,7 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
     def post(self, to: str, content: object, *, reply_to: int | None = None, cause: int | None = None) -> Row:
         self._posts += 1
         number = f"{self._posts}:" if self._posts > 1 else ""
-        # Derived from the call or the position, never random: a replay has to give the same message.
+        # Derive the id from the call or the position, never from randomness: a replay must produce the same message.
         message_id = (
             f"call:{number}{self._call_id}"[:128] if self._call_id else f"mod:{self.mod_id}:{self.state.head + 1}"
         )
@@ -388,8 +390,8 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         refusal = run_before_hooks(self.rules.before_hooks, Incoming(self.origin, frame))
         if refusal is not None:
             raise refusal
-        # No key: the call's own id makes the message idempotent (`set_call_key`), and a key could collide with a
-        # client's key.
+        # Use no key: the call's own id already makes the message idempotent (`set_call_key`), and a key could collide
+        # with a client's key.
         row, writes = write_message(self.rules, self.state, self.facts, self.origin, frame, "")
         self.add_row(row, writes)
         if not self.origin.session_id:
@@ -413,7 +415,7 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
             self.mod_id, agent_id, content, seq=seq, stamp=self.stamp, cause=origin, conversation=conversation
         )
         writes = []
-        if origin is not None and row.head is not None:  # charged to the participant that the mod answers
+        if origin is not None and row.head is not None:  # charge the participant whom the mod answers
             limits, payer = self.rules.limits, _find_payer(origin)
             writes.append(charge_message(limits, self.state, self.facts, row.head, origin, payer, ()))
         if row.head is not None:
@@ -437,18 +439,18 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
 
 
 def refuse_entry(rules: Rules, state: State, entry: AnsweredEntry, error: RoundelayError) -> Outcome:
-    """Return the outcome of a refusal: an error to the sender, and one count against the sender's rate. A wrong request
-    costs the hub as much as a right one.
+    """Return the outcome of a refusal: an error for the sender, and one count against the sender's rate. Refusals count
+    because a wrong request costs the hub as much as a correct one.
 
-    Beyond the rate the error is `RateLimited`, whatever else is wrong with the entry.
+    If the sender exceeds its rate, the error is always `RateLimited`, whatever else is wrong with the entry.
     """
     origin = entry.origin
     writes: list[TableWrite] = []
-    # `RetryLater` is not the sender's fault, and the sender would pay twice for the same request.
+    # Do not count `RetryLater`: it is the hub's fault, and the sender would pay twice for the same request.
     if not isinstance(error, RetryLater):
         try:
             writes = [count_entry(rules.limits, state, origin.agent_id)]
-        # Beyond the rate every answer is the same: clients must slow down before the reason matters.
+        # Over the rate, every error is `RateLimited`: the client must slow down before any other reason matters.
         except RateLimited as limited:
             error = limited
     return Outcome(writes=writes, effects=(SessionReply(origin.session_id, error_bytes(error, entry.keys)),))
@@ -457,21 +459,21 @@ def refuse_entry(rules: Rules, state: State, entry: AnsweredEntry, error: Rounde
 def refuse_over_budget(
     rules: Rules, state: State, facts: Facts, entry: AnsweredEntry, error: BudgetExceeded
 ) -> Outcome:
-    """Return the outcome of a message beyond a budget. The sender gets the error, which counts against its rate.
+    """Return the outcome of a message that exceeds a budget. The sender gets an error that counts against its rate.
 
-    Once for each limit, the sender of the root gets a message, and operators get a notice. Once for each thread, the
-    readers of the thread get a notice.
+    Once per limit, the sender of the root gets a message and operators get a notice. Once per thread, the readers of
+    the thread get a notice.
     """
     refused = refuse_entry(rules, state, entry, error)
     if error.bound == "uncaused":
         return _stop_agent(rules, state, entry.origin, error, refused)
     head = error.head
-    if head.root > state.head:  # the refused message would have been the root: there is nobody to notify
+    if head.root > state.head:  # the refused message would have started the conversation: there is nobody to notify
         return refused
-    # Use the stored budget: the refused change has counted on a draft that is dropped.
+    # Read the stored budget: the refused change counted on a draft that is discarded.
     budget = find_budget(state, facts, head.root, facts.heads.get(head.root))
     is_news = error.bound not in budget.told
-    # Beyond the maximum no thread is notified. The first threads are those of the conversation's own members.
+    # Notify at most `MAX_NOTIFIED_THREADS` threads. The first threads include the conversation's own members.
     is_new_here = head.thread_id not in budget.stopped_in and len(budget.stopped_in) < MAX_NOTIFIED_THREADS
     if not (is_news or is_new_here):
         return refused
@@ -503,11 +505,11 @@ def stopped_key(root: int) -> str:
 
 
 def _stop_agent(rules: Rules, state: State, origin: Origin, error: BudgetExceeded, refused: Outcome) -> Outcome:
-    """Return the outcome for an agent that is stopped because it answers without causes. The agent and the person who
-    wrote to it last get a message."""
+    """Return the outcome for an agent that is stopped because it answers without causes. The agent, and the person who
+    last wrote to the agent, get a message."""
     head = error.head
     bucket: Bucket = refused.writes[0].value if refused.writes else state.bucket(origin.agent_id)
-    # Notify once per stop: a loop would otherwise send its operators a message for each refused answer.
+    # Notify once per stop. Otherwise a loop would send its operators a message for each refused answer.
     if bucket.answer_count.is_reported:
         return refused
     stopped = msgspec.structs.replace(
@@ -526,15 +528,16 @@ def _stop_agent(rules: Rules, state: State, origin: Origin, error: BudgetExceede
 
 
 def _describe_stop(error: BudgetExceeded) -> dict[str, Any]:
-    """Return the details of a stop that everybody may see."""
+    """Return the public details of a stop."""
     return {"reason": str(error), "limit": f"limits.{error.limit}", "used_by": error.used_by, "used": error.used}
 
 
 def _write_notice(
     state: State, seq: int, agent_id: str, body: dict[str, Any], text: str, *, root: int | None = None
 ) -> Row:
-    """Return a message of the network to one participant. The message belongs to the stopped conversation but is not
-    charged to its budget. Replies to it are refused, so that the notice cannot start a loop."""
+    """Return the network's message to one participant about a stopped conversation. The message belongs to this
+    conversation but is not charged to its budget. Replies to the message are refused, so that it cannot start a
+    loop."""
     content = {"kind": "loop_stopped", **body}
     return mod_message(NETWORK, agent_id, content, seq=seq, stamp=state.stamp, about=root, text=text)
 
@@ -544,14 +547,14 @@ def _open_notice(rules: Rules, state: State, row: Row) -> list[TableWrite]:
 
 
 def refuse_after_defect(entry: Entry, quote: str) -> Outcome:
-    """Return the outcome of an entry on which the hub itself failed. The sender gets an id to quote."""
+    """Return the outcome of an entry on which the hub itself failed. The sender gets an id to quote to the operator."""
     error = InternalError(f"The hub failed on this frame and changed nothing. Quote {quote} to its operator.")
     return refuse_unstored(entry, error, 1011)
 
 
 def refuse_unstored(entry: Entry, error: RoundelayError, code: int) -> Outcome:
-    """Return the outcome of an entry that could not be stored: an error to the sender. A join is closed with this
-    code."""
+    """Return the outcome of an entry that could not be stored: an error for the sender. A ``hello`` is refused and its
+    connection closed with ``code``."""
     match entry:
         case Send() | Record() | Group() | Operate():
             return Outcome(effects=(SessionReply(entry.origin.session_id, error_bytes(error, entry.keys)),))

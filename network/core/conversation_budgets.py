@@ -1,11 +1,12 @@
-"""Budgets of conversations: the number of messages in total and for each participant. Part of step 6. Pure.
+"""Budgets of conversations: limits on the total number of messages and on the messages of each participant. Part of
+step 6. Pure.
 
 The *first parties* of a conversation are the sender of its root and the participants whom the root names: its
-recipient, or the ids in ``requires_response``. They may use the whole budget. Everybody whom a party addresses
-directly, or names in ``requires_response``, becomes a *party* too. Reading messages makes nobody a party. One eighth of
-the budget is reserved for the first parties. Each other party may use at most half of the budget. A participant who is
-not a party may use at most a quarter, and all such participants together at most half. So participants who answer
-without being asked cannot use up the budget of others.
+recipient, or the ids in ``requires_response``. First parties may use the whole budget. When a party addresses a
+participant directly, or names a participant in ``requires_response``, that participant becomes a *party* too. Reading
+messages does not make anybody a party. One eighth of the budget is reserved for the first parties. Each other party may
+use at most half of the budget. A participant who is not a party may use at most a quarter, and all such participants
+together at most half. Participants who answer without being asked therefore cannot use up the budget of others.
 """
 
 from __future__ import annotations
@@ -21,26 +22,30 @@ from .rows import MessageHead
 from .tables import ConversationBudget
 from .visibility import parties
 
-# The counters of one `ConversationBudget`, and the part of the budget that each participant may use:
+# Counters of one `ConversationBudget`, and the part of the budget that each participant may use:
 #
-#   parties   { ann: 9, bob: 7,   cat: 5, dan: 0 }      first = (ann, bob): all of it. cat, dan: 1/2 each
-#   others    { eve: 2, "": 3 }                         1/4 each, 1/2 together; "" counts all beyond `MAX_SPENDERS`
+#   parties   { ann: 9, bob: 7,   cat: 5, dan: 0 }      first = (ann, bob): the whole budget. cat, dan: 1/2 each
+#   others    { eve: 2, "": 3 }                         1/4 each, 1/2 together. "" counts everybody beyond
+# `MAX_SPENDERS`
 #   messages   26                                       the sum of both
 #
-# All but `first` together may use 7/8. Nobody is in both tables: a participant whom a party addresses moves to
-# `parties` with its count and stays there. The budget is `max_root_messages`. Each time the conversation is resumed,
-# the budget grows by the same number. If the ledger lost a budget, its owner is unknown. Then `began_by` is empty,
-# `messages` starts at the loss, and no part is limited. Guessing an owner would let a stranger claim the conversation.
+# Everybody except `first` together may use 7/8. A participant is never in both tables: when a party addresses a
+# participant in `others`, that participant moves to `parties` with its count and stays there. The budget is
+# `max_root_messages`, and each resumption of the conversation adds the same number again. If the ledger lost a budget,
+# the owner is unknown: `began_by` is empty, `messages` starts at the loss, and shares are not limited. Guessing an
+# owner
+# would let a stranger claim the conversation.
 
 MAX_SPENDERS = 256
-"""Maximum number of participants that one conversation counts by name. All others share one count."""
+"""Maximum number of participants whom one conversation counts by name. All further participants share one count."""
 
 
 class BudgetExceeded(LoopStopped):
-    """`LoopStopped`, with the message that would have exceeded the limit.
+    """A `LoopStopped` error, with the message that would have exceeded the limit.
 
-    ``limit`` is a field of `Limits`, and ``bound`` distinguishes the uses of that field. ``used_by`` sent the most
-    counted messages, ``used`` is their number. ``notice`` is the sentence for people.
+    ``limit`` is a field of `Limits`. ``bound`` distinguishes the different checks that use this field. ``used_by`` is
+    the participant who sent the most counted messages, and ``used`` is the number of those messages. ``notice`` is the
+    text shown to people.
     """
 
     def __init__(
@@ -56,7 +61,8 @@ class BudgetExceeded(LoopStopped):
 
 
 def start_budget(root: MessageHead, named: Iterable[str] = ()) -> ConversationBudget:
-    """Return the budget of a new conversation, which consists only of its root. The root names these participants."""
+    """Return the budget of a new conversation that contains only its root. ``named`` are the participants named in the
+    root."""
     talkers = parties(root) if root.kind in ("direct", "mod") else (root.sender_id,)
     first = tuple(dict.fromkeys((*talkers, *named)))[:MAX_SPENDERS]
     return ConversationBudget(
@@ -67,11 +73,11 @@ def start_budget(root: MessageHead, named: Iterable[str] = ()) -> ConversationBu
 def charge_budget(
     limits: Limits, budget: ConversationBudget, head: MessageHead, spender: str, addressed: Iterable[str]
 ) -> ConversationBudget:
-    """Charge a message to its conversation for ``spender``. If the spender is a party, the participants in
-    ``addressed`` become parties. Raises `BudgetExceeded`."""
+    """Charge a message to the budget of its conversation, on the account of ``spender``. If the spender is a party, the
+    participants in ``addressed`` become parties. Raise `BudgetExceeded` if a limit is reached."""
     most = limits.max_root_messages + budget.extra_messages
     most_hops = limits.max_hops + budget.extra_hops
-    # Check before counting: a refused message must not use up budget.
+    # Check before counting: a refused message must not use up the budget.
     if budget.messages >= most:
         raise _stop(budget, head, "max_root_messages", "messages", f"has used its {most} messages")
     if head.hops > most_hops:
@@ -80,11 +86,11 @@ def charge_budget(
         _check_share(budget, head, spender, most)
     parties, others = budget.parties, budget.others
     if spender in parties:
-        # Copy the dicts: the budget is a frozen value, which the committed state may share.
+        # Copy the dicts: the budget is an immutable value that the committed state may share.
         parties = {**parties, spender: parties[spender] + 1}
         for name in addressed:
             if name not in parties and len(parties) < MAX_SPENDERS:
-                # The count moves to the other table. Starting from 0 would give the participant a second share.
+                # Move the count to the other table. Starting from 0 would give the participant a second share.
                 parties[name] = others.get(name, 0)
                 others = {other_id: count for other_id, count in others.items() if other_id != name}
     else:
@@ -96,7 +102,8 @@ def charge_budget(
 
 
 def _check_share(budget: ConversationBudget, head: MessageHead, spender: str, most: int) -> None:
-    """Refuse a message beyond the part of one participant, or beyond the part of everybody but the first parties."""
+    """Refuse a message that exceeds the share of its sender, or the common share of everybody except the first
+    parties."""
     is_party = spender in budget.parties
     used = budget.parties[spender] if is_party else budget.others.get(spender, budget.others.get("", 0))
     alone = max(1, most // (2 if is_party else 4))
@@ -129,7 +136,7 @@ def _stop(budget: ConversationBudget, head: MessageHead, limit: str, bound: str,
 
 
 def find_top_sender(budget: ConversationBudget) -> tuple[str, int]:
-    """Return the participant who sent the most messages of a conversation, and their number. In a tie the first id
-    wins."""
+    """Return the participant who sent the most messages of a conversation, and the number of those messages. In a tie,
+    the alphabetically first id wins."""
     counts: Mapping[str, int] = {**budget.others, **budget.parties}
     return max(sorted(counts.items()), key=lambda item: item[1], default=("", 0))

@@ -1,6 +1,6 @@
 """Inputs and outputs of `apply`: entries, and the outcome with its rows, table writes and effects.
 
-Plain data. An entry names its session by id, because only the hub knows session objects.
+These are plain data types. An entry identifies its session by id, because only the hub knows session objects.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from .tables import VOLATILE_TABLES, CallWait, Login, Participant, TableWrite, T
 
 
 class Origin(Struct, frozen=True):
-    """Source of an entry: a welcomed session, or a mod. For a mod ``session_id`` is empty.
+    """Source of an entry: an accepted session, or a mod. For a mod, ``session_id`` is empty.
 
-    ``fencing_token`` is set for reactor sessions. ``joined_at`` is the newest seq at the time of the join.
+    ``fencing_token`` is set only for reactor sessions. ``joined_at`` is the newest seq at the time when the session
+    joined.
     """
 
     session_id: str
@@ -31,16 +32,16 @@ class Origin(Struct, frozen=True):
     fencing_token: int | None = None
     joined_at: int = 0
     token: str = ""
-    """Hash of the token that the session joined with. Empty for the owner, and for sessions inside the node's
+    """Hash of the token with which the session joined. Empty for the owner, and for sessions inside the node's
     process."""
 
 
 class Peer(Struct, frozen=True):
-    """Properties of the other end of a connection, from the transport.
+    """Properties of a connection's remote end, reported by the transport.
 
-    ``is_local``: the peer runs on this machine, and no proxy is in between. ``is_page``: a page in a browser opened the
-    connection. ``is_trusted``: the peer runs in the hub's own process and needs no token. ``administers``: a trusted
-    peer that joins as a person or a service is an operator.
+    ``is_local``: the peer runs on this machine, without a proxy in between. ``is_page``: a web page in a browser opened
+    the connection. ``is_trusted``: the peer runs in the hub's own process and needs no token. ``administers``: a
+    trusted peer that joins as a person or a service becomes an operator.
     """
 
     is_local: bool = False
@@ -53,8 +54,8 @@ class Peer(Struct, frozen=True):
 
 
 class Join(Struct, frozen=True):
-    """A ``hello`` frame. ``token_hash`` is None without a token, and ``new_hash`` is None without a new token.
-    ``has_live_reactor``: a live session of the agent holds a fencing token."""
+    """Entry for a ``hello`` frame. ``token_hash`` is None if the client sent no token, and ``new_hash`` is None if no
+    new token is issued. ``has_live_reactor``: a live session of the agent holds a fencing token."""
 
     session_id: str
     hello: HelloFrame
@@ -66,7 +67,8 @@ class Join(Struct, frozen=True):
 
 
 class Send(Struct, frozen=True, gc=False):
-    """A ``send`` frame. ``refusal`` is the error of a mod's ``before`` hook. It is ignored for a repeat."""
+    """Entry for a ``send`` frame. ``refusal`` is the error of a mod's ``before`` hook. The refusal is ignored if the
+    frame repeats a stored message."""
 
     origin: Origin
     key: tuple[str, str]
@@ -75,15 +77,15 @@ class Send(Struct, frozen=True, gc=False):
 
     @property
     def keys(self) -> dict[str, str]:
-        """Ids of the frame that the answer repeats."""
+        """Ids of the frame, to be repeated in the answer."""
         return {"message_id": self.frame.message_id}
 
 
 class Record(Struct, frozen=True):
-    """A ``record`` frame. For the kind ``started``, ``trigger`` comes from the body, and ``oldest`` is the smallest seq
-    of the prompt. With ``usage``, ``trigger`` is the trigger of the open reaction.
+    """Entry for a ``record`` frame. For the kind ``started``, ``trigger`` comes from the body, and ``oldest`` is the
+    smallest seq of the prompt. If ``usage`` is set, ``trigger`` is the trigger of the open reaction.
 
-    ``refusal`` is the error in the body. It is ignored for a repeat.
+    ``refusal`` is an error found in the body. The refusal is ignored if the frame repeats a stored record.
     """
 
     origin: Origin
@@ -93,22 +95,22 @@ class Record(Struct, frozen=True):
     oldest: int | None = None
     refusal: RoundelayError | None = None
     usage: Mapping[str, TokenUsage] | None = None
-    """Tokens that the body reports, by model."""
+    """Tokens reported in the body, by model."""
     call: str = ""
     """Path of the call that the record belongs to (`call_progress.track_calls`)."""
     wait: CallWait | None = None
     """The wait that a ``waiting`` record reports."""
     may_withdraw: bool = False
-    """Whether the record ends a reaction that is not open. Such a reaction may belong to a dead letter."""
+    """Whether the record ends a reaction that is no longer open. A dead letter may have closed this reaction."""
 
     @property
     def keys(self) -> dict[str, str]:
-        """Ids of the frame that the answer repeats."""
+        """Ids of the frame, to be repeated in the answer."""
         return {"record_id": self.frame.record_id}
 
 
 class Group(Struct, frozen=True):
-    """A ``batch`` frame: entries of one session, stored in one commit, in order, up to the first refusal."""
+    """Entry for a ``batch`` frame: entries of one session, stored in order in one commit, up to the first refusal."""
 
     origin: Origin
     batch_id: str
@@ -116,13 +118,13 @@ class Group(Struct, frozen=True):
 
     @property
     def keys(self) -> dict[str, str]:
-        """Ids of the frame that the answer repeats."""
+        """Ids of the frame, to be repeated in the answer."""
         return {"batch_id": self.batch_id}
 
 
 class Operate(Struct, frozen=True):
-    """A ``call`` of a changing operation, with decoded arguments. ``prepared`` is the result of the operation's IO, and
-    ``refusal`` the error of this IO. It is ignored for a repeat."""
+    """Entry for a ``call`` of a changing operation, with decoded arguments. ``prepared`` is the result of the
+    operation's IO. ``refusal`` is the error of this IO. The refusal is ignored if the frame repeats an earlier call."""
 
     origin: Origin
     call_id: str
@@ -132,11 +134,11 @@ class Operate(Struct, frozen=True):
     prepared: Any = None
     refusal: RoundelayError | None = None
     needs: tuple[str | int, ...] = ()
-    """Keys of the mod's cold values (str) and messages (int) that the operation requires."""
+    """Keys of the mod's cold values (str) and seqs of messages (int) that the operation needs from the ledger."""
 
     @property
     def keys(self) -> dict[str, str]:
-        """Ids of the frame that the answer repeats."""
+        """Ids of the frame, to be repeated in the answer."""
         return {"call_id": self.call_id}
 
 
@@ -148,42 +150,42 @@ class Nack(Struct, frozen=True):
 
 
 class SessionLost(Struct, frozen=True):
-    """A reactor session ended without a ``bye``. Its process may be gone or may reconnect. The agent's next ``hello``
-    shows which."""
+    """Entry for a reactor session that ended without a ``bye``. Its process may have ended, or may reconnect. The
+    agent's next ``hello`` shows which case applies."""
 
     origin: Origin
 
 
 class ProcessEnded(Struct, frozen=True):
-    """The process of an agent that the node runs has ended. ``reason`` is None when the process runs again."""
+    """Entry for an agent process of this node that has ended. ``reason`` is None when the process runs again."""
 
     agent_id: str
     reason: str | None
 
 
 class SaveAckCursors(Struct, frozen=True):
-    """Ack cursors to store. Nothing else changes."""
+    """Entry with ack cursors to store. It changes nothing else."""
 
     writes: tuple[TableWrite, ...]
 
 
 class BindCredentials(Struct, frozen=True):
-    """Credentials that the node itself binds: hashes of agents' tokens by id, and logins by the hashes of their codes.
-    Agents in the node's own file are bound before other clients can register their ids."""
+    """Entry for credentials that the node itself binds: token hashes of agents, by agent id, and logins, by the hash of
+    their code. Agents in the node's own file are bound before other clients can register their ids."""
 
     tokens: dict[str, str] = {}
     logins: dict[str, Login] = {}
 
 
 class EndTakeover(Struct, frozen=True):
-    """A takeover has expired, by the hub's clock."""
+    """Entry for a takeover that has expired, according to the hub's clock."""
 
     thread_id: str
 
 
 class ReachDueTime(Struct, frozen=True):
-    """A due time of a mod has come, by the hub's clock. ``absent_ms`` is the time since the watched participant's last
-    session ended. It is 0 while the participant has a session."""
+    """Entry for a due time of a mod that has passed, according to the hub's clock. ``absent_ms`` is the time in ms
+    since the watched participant's last session ended. The value is 0 while the participant has a session."""
 
     mod: str
     key: str
@@ -192,8 +194,7 @@ class ReachDueTime(Struct, frozen=True):
 
 
 class ModEntry(Struct, frozen=True):
-    """Result of a mod's IO, which returns to the log as a new entry. ``cause`` is the seq of the message that started
-    the IO."""
+    """Entry for the result of a mod's IO. ``cause`` is the seq of the message that started the IO."""
 
     mod: str
     payload: Any
@@ -209,7 +210,8 @@ class ModEntry(Struct, frozen=True):
 
 
 class RefusedFrame(Struct, frozen=True):
-    """A frame that was refused before the batch. It is queued so that it is counted, and answered in order.
+    """Entry for a frame that was refused before the batch. Queueing the refusal makes it count against the rate, and
+    keeps the answers in order.
 
     The entry may wait for a long time, so it drops the traceback of the error. The traceback would keep the frame's
     bytes in memory, and no limit counts those bytes (`Pending.bytes`).
@@ -224,13 +226,14 @@ class RefusedFrame(Struct, frozen=True):
 
 
 class Leave(Struct, frozen=True):
-    """A session said ``bye``. The entry is queued so that earlier frames of the session are answered first."""
+    """Entry for a session that said ``bye``. The entry is queued, so that earlier frames of the session are answered
+    first."""
 
     origin: Origin
 
 
 AnsweredEntry: TypeAlias = Send | Record | Group | Operate | ModEntry | RefusedFrame
-"""Entries whose refusal is answered with an error. Nobody receives the answer to a mod's own entry."""
+"""Entries whose refusal is answered with an error. Exception: nobody receives the answer to a mod's own entry."""
 Entry: TypeAlias = (
     Join
     | AnsweredEntry
@@ -248,14 +251,14 @@ Entry: TypeAlias = (
 
 
 class SessionReply(Struct, frozen=True, gc=False):
-    """An encoded frame for one session."""
+    """Effect: send an encoded frame to one session."""
 
     session_id: str
     data: bytes
 
 
 class AcceptSession(Struct, frozen=True):
-    """A session is accepted. It receives messages from this position of the log on."""
+    """Effect: accept a session. The session receives messages after the current end of the log."""
 
     origin: Origin
     hello: HelloFrame
@@ -265,7 +268,7 @@ class AcceptSession(Struct, frozen=True):
 
 
 class RefuseSession(Struct, frozen=True):
-    """A session is refused: send ``error`` first, if there is one, then close with the code."""
+    """Effect: refuse a session. Send ``error`` first, if there is one, then close the connection with ``code``."""
 
     session_id: str
     code: int
@@ -273,8 +276,9 @@ class RefuseSession(Struct, frozen=True):
 
 
 class SendNotice(Struct, frozen=True):
-    """A notice for all sessions of these participants, and for operators with ``to_operators``. ``sender_id`` gets the
-    notice without the reason. ``except_session`` gets nothing, because that session caused the notice."""
+    """Effect: send a notice to all sessions of these participants, and to operators if ``to_operators`` is set.
+    ``sender_id`` gets the notice without the reason. ``except_session`` gets no notice, because that session caused
+    it."""
 
     agent_ids: frozenset[str]
     kind: Literal[
@@ -288,9 +292,9 @@ class SendNotice(Struct, frozen=True):
 
 
 class NotifyMembership(Struct, frozen=True):
-    """The notice `members` for everyone who watches presence: the members of a channel, or the messages that they may
-    read, have changed. Without a channel, somebody was removed from the network. ``agent_id`` is the affected
-    participant, if there is one.
+    """Effect: send the notice `members` to everyone who watches presence. The members of a channel, or the messages
+    that they may read, have changed. Without a channel, a participant was removed from the network. ``agent_id`` is the
+    affected participant, if there is one.
     """
 
     channel: str | None
@@ -298,14 +302,14 @@ class NotifyMembership(Struct, frozen=True):
 
 
 class MarkHandled(Struct, frozen=True):
-    """One participant has handled one message."""
+    """Effect: record that one participant has handled one message."""
 
     agent_id: str
     seq: int
 
 
 class ScheduleRetry(Struct, frozen=True):
-    """Deliver one message to one participant again, not before ``due_at`` (ms)."""
+    """Effect: deliver one message to one participant again, not before ``due_at`` (ms)."""
 
     agent_id: str
     seq: int
@@ -314,7 +318,8 @@ class ScheduleRetry(Struct, frozen=True):
 
 
 class DisconnectParticipant(Struct, frozen=True):
-    """Close sessions of a participant with 4403: all sessions, or those of one token (given by its hash)."""
+    """Effect: close sessions of a participant with code 4403. Close all sessions, or only the sessions that joined with
+    one token, given by its hash."""
 
     agent_id: str
     reason: str
@@ -322,7 +327,7 @@ class DisconnectParticipant(Struct, frozen=True):
 
 
 class RequestCancel(Struct, frozen=True):
-    """Ask an agent's reactor session to cancel a reaction."""
+    """Effect: ask an agent's reactor session to cancel a reaction."""
 
     agent_id: str
     reaction: str
@@ -344,7 +349,7 @@ Effect: TypeAlias = SessionReply | OtherEffect
 
 
 class Outcome(Struct, frozen=True, gc=False):
-    """Everything that one entry causes. Nothing takes effect before the commit."""
+    """All results of one entry. Nothing takes effect before the commit."""
 
     rows: Sequence[Row] = ()
     writes: Sequence[TableWrite] = ()
@@ -352,7 +357,7 @@ class Outcome(Struct, frozen=True, gc=False):
 
     @property
     def stores(self) -> bool:
-        """Whether the ledger has to store any part of the outcome."""
+        """Whether the ledger has to store any part of this outcome."""
         return bool(self.rows) or any(put.table not in VOLATILE_TABLES for put in self.writes)
 
 
@@ -360,12 +365,12 @@ NOTHING = Outcome()
 
 
 def error_bytes(error: RoundelayError, keys: dict[str, str] | None = None) -> bytes:
-    """Encode the ``error`` frame of an exception. ``keys`` are ids of the request that the frame repeats."""
+    """Encode an exception as an ``error`` frame. ``keys`` are the ids of the request, which the frame repeats."""
     retry_after_ms: int | None = getattr(error, "retry_after_ms", None)
     retry_after = UNSET if retry_after_ms is None else retry_after_ms
     return encode(ErrorFrame(code=error.code, message=str(error), retry_after_ms=retry_after, **(keys or {})))
 
 
 def body_digest(*parts: bytes) -> str:
-    """Return the digest of a body. Two records, or two calls, are the same if their digests are equal."""
+    """Return the digest of a body. Two records or two calls have the same content if their digests are equal."""
     return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()

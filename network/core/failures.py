@@ -1,8 +1,8 @@
 """Step 6 for failed deliveries: attempts, retries and dead letters.
 
-A delivery fails by a ``nack``, or when the process that worked on its reaction is lost. A loss is certain only when
-another process joins, because the same process may reconnect. The fifth failure makes a dead letter. `redelivery`
-delivers messages again, on the event loop. Pure.
+A delivery fails when the agent sends a ``nack``, or when the process that worked on its reaction is lost. The process
+counts as lost only when another process joins, because the same process may reconnect. The fifth failure makes the
+message a dead letter. `redelivery` delivers messages again, on the event loop. Pure.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ FIRST_RETRY_MS = 1000
 
 
 def apply_nack(rules: Rules, state: State, facts: Facts, entry: Nack) -> Outcome:
-    """Return what a ``nack`` causes."""
+    """Return the outcome of a ``nack`` frame."""
     agent_id = entry.origin.agent_id
     try:
         check_session(state, entry.origin)
-    except Forbidden:  # A superseded session counts no failure. The message is delivered again as the same attempt.
+    except Forbidden:  # Count no failure for a superseded session. Deliver the message again as the same attempt.
         attempt: Attempt | None = state.get("attempt", f"{agent_id}/{entry.seq}")
         attempt_now = 1 + (attempt.failures if attempt is not None else 0)
         return Outcome(effects=(ScheduleRetry(agent_id, entry.seq, attempt_now, state.stamp),))
@@ -70,8 +70,8 @@ def apply_nack(rules: Rules, state: State, facts: Facts, entry: Nack) -> Outcome
 def record_delivery_failure(
     change: ChangeSet, seq: int, sender_id: str | None, reason: str, retry_after_ms: int | None
 ) -> int:
-    """Count a failure. Schedule the next attempt unless the message has become a dead letter. Returns the number of
-    failures."""
+    """Count a failed delivery. Schedule the next attempt unless the message has become a dead letter. Return the number
+    of failures."""
     agent_id = change.origin.agent_id
     failures = count_failure(change, agent_id, seq, sender_id, reason, retry_after_ms)
     if failures < MAX_FAILURES:
@@ -81,10 +81,10 @@ def record_delivery_failure(
 
 
 def apply_lost(rules: Rules, state: State, entry: SessionLost) -> Outcome:
-    """Mark an agent's process as lost if it leaves open reactions."""
+    """Mark an agent's process as lost if the process leaves open reactions."""
     agent_id = entry.origin.agent_id
     participant = state.participant(agent_id)
-    # A newer session has taken over meanwhile, so the agent is not lost.
+    # If a newer session holds the fencing token now, the agent is not lost.
     if participant is None or participant.fence != entry.origin.fencing_token or not state.reactions_of(agent_id):
         return NOTHING
     change = ChangeSet(rules, state, Facts(), entry.origin)
@@ -93,17 +93,19 @@ def apply_lost(rules: Rules, state: State, entry: SessionLost) -> Outcome:
 
 
 def count_lost_reactions(change: ChangeSet, lost: Participant) -> None:
-    """Count one failure for each message that a lost process was working on. Called when another process replaces it.
+    """Count one failure for each message that a lost process was working on. Called when another process replaces the
+    lost one.
 
-    Without an ``instance`` name of the process, the hub cannot tell waiting from working, so all its reactions count.
+    If the process did not send an ``instance`` name, the hub cannot distinguish waiting from working, so all its
+    reactions count as failed.
     """
     agent_id = lost.agent_id
     at_work: dict[int, OpenReaction] = {}
     for reaction in change.state.reactions_of(agent_id).values():
-        # A reaction that only waits did not run when the process was lost. Counting it would make a dead letter of a
-        # message whose answer is still to come.
+        # A waiting reaction did not run when the process was lost. Counting it would turn a message into a dead letter
+        # although its answer is still to come.
         if not lost.instance or is_at_work(reaction, lost.life):
-            # By trigger: several reactions to one message count as one failed delivery.
+            # Group by trigger: several reactions to one message count as one failed delivery.
             at_work.setdefault(reaction.trigger, reaction)
     for trigger, reaction in at_work.items():
         reason = f"The agent's process was lost during the reaction {reaction.reaction}."
@@ -112,18 +114,18 @@ def count_lost_reactions(change: ChangeSet, lost: Participant) -> None:
 
 
 def reset_failures(change: ChangeSet, opened: OpenReaction) -> None:
-    """Reset the failures of a trigger, because its reaction has made progress since the last failure."""
+    """Reset the failure count of a trigger, because its reaction has made progress since the last failure."""
     key = f"{opened.agent_id}/{opened.trigger}"
     attempt: Attempt | None = change.state.get("attempt", key)
     if attempt is not None and attempt.failures:
-        # A restored dead letter keeps its attempt. Without the attempt the ack cursor would say that the message is
+        # Keep the attempt of a restored dead letter. Without the attempt, the ack cursor would report the message as
         # handled.
         change.set_value("attempt", key, msgspec.structs.replace(attempt, failures=0) if attempt.is_revived else None)
 
 
 def withdraw_dead_letter(change: ChangeSet, agent_id: str, reaction: str) -> None:
-    """Withdraw a dead letter, because a reaction to the message has ended after all. Everyone who got a notice of the
-    dead letter gets another notice."""
+    """Withdraw a dead letter, because a reaction to the message has ended after all. Everyone who was notified of the
+    dead letter gets a second notice."""
     given_up: AbandonedReaction | None = change.lookup_cold("given_up", f"{agent_id}/{reaction}")
     if given_up is None:
         return
@@ -142,13 +144,13 @@ def withdraw_dead_letter(change: ChangeSet, agent_id: str, reaction: str) -> Non
 
 
 def undelivered_key(sender_id: str, seq: int, agent_id: str) -> str:
-    """Return the key of a dead letter among the undelivered messages of its sender."""
+    """Return the key of a dead letter in the table of undelivered messages, which is ordered by sender."""
     return f"{sender_id}/{descending_key(seq)}/{agent_id}"
 
 
 def merge_ack_cursor(state: State, write: TableWrite) -> TableWrite:
-    """Add to an ack cursor the seqs that were handled after the cursor was read. Without this, storing the cursor would
-    undo the dead letters of other commits."""
+    """Add to an ack cursor the seqs that were handled after the cursor was read. Without this merge, storing the cursor
+    would undo dead letters of other commits."""
     if write.table != "floor":
         return write
     current, cursor = state.ack_cursor(write.key), write.value
@@ -159,14 +161,14 @@ def merge_ack_cursor(state: State, write: TableWrite) -> TableWrite:
 
 
 def save_ack_cursors(state: State, entry: SaveAckCursors) -> Outcome:
-    """Return the writes of ack cursors, and of the deliveries that they end."""
+    """Return the writes that store ack cursors and close the deliveries that the cursors mark as handled."""
     writes = [merge_ack_cursor(state, write) for write in entry.writes]
     return Outcome(writes=(*writes, *close_handled(state, writes)))
 
 
 def clear_attempts(state: State, agent_id: str, seq: int) -> list[TableWrite]:
-    """Return the writes that delete the failures of a handled message. If there was more than one attempt, their number
-    is stored."""
+    """Return the writes that delete the failures of a handled message. If there was more than one attempt, store the
+    number of attempts."""
     attempt: Attempt | None = state.get("attempt", f"{agent_id}/{seq}")
     if attempt is None:
         return []
@@ -179,8 +181,8 @@ def clear_attempts(state: State, agent_id: str, seq: int) -> list[TableWrite]:
 def count_failure(
     change: ChangeSet, agent_id: str, seq: int, sender_id: str | None, reason: str, retry_after_ms: int | None
 ) -> int:
-    """Count one failed attempt and return the number of failures. At the fifth failure the message becomes a dead
-    letter, and its open reactions are closed."""
+    """Count one failed attempt and return the number of failures. The fifth failure makes the message a dead letter and
+    closes its open reactions."""
     key = f"{agent_id}/{seq}"
     before: Attempt | None = change.state.get("attempt", key)
     failures = (before.failures if before is not None else 0) + 1
@@ -191,12 +193,12 @@ def count_failure(
             "attempt", key, Attempt(failures, stamp + delay_ms, reason, before is not None and before.is_revived)
         )
         return failures
-    # Close its open reactions, so that no restarted process resumes them. A reaction that still finishes withdraws the
-    # dead letter (`withdraw_dead_letter`).
+    # Close the open reactions, so that no restarted process resumes them. If a reaction finishes anyway, its end
+    # withdraws the dead letter (`withdraw_dead_letter`).
     open_reactions = {it.reaction: key for key, it in change.state.reactions_to(agent_id, seq).items()}
     for reaction, reaction_key in open_reactions.items():
         change.set_value("reaction", reaction_key, None)
-        # Store the dead letter by reaction: the agent may still be alive, and may still send ``finished``.
+        # Index the dead letter by reaction: the agent may still be alive, and may still send ``finished``.
         change.set_value("given_up", f"{agent_id}/{reaction}", AbandonedReaction(seq, sender_id or "", failures))
     letter = DeadLetter(agent_id, seq, reason, failures, stamp, tuple(open_reactions), sender_id or "")
     cursor = change.state.ack_cursor(agent_id)

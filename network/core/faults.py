@@ -1,9 +1,9 @@
-"""Faults of agents: problems that keep an agent from its work.
+"""Faults of agents: problems that prevent an agent from working.
 
-The causes are a model that does not reply, an error in the agent's own code, deliveries that became dead letters, and a
-process that ended. Each agent has at most one `AgentFault`, which is stored with its participant and counts repeats.
-The fault ends when the agent finishes a reaction, or when the node reports that the process runs again. Operators see
-faults in their inbox and wherever agents are listed. Pure.
+A fault has one of these causes: a model that does not reply, an error in the agent's own code, deliveries that became
+dead letters, or a process that ended. Each agent has at most one `AgentFault`, which is stored with its participant and
+counts repeats. The fault ends when the agent finishes a reaction, or when the node reports that the process runs again.
+Operators see faults in their inbox and in every list of agents. Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .tables import AgentFault, Facts, FaultCause, Participant
 
 MAX_REASON_CHARS = 500
 CONVERSATION_FAILURES = frozenset({"answer_refused", "budget", "content_filter", "context_too_long"})
-"""Failures that concern one conversation only, so they are not a fault of the agent."""
+"""Failures that concern only one conversation. They are not counted as a fault of the agent."""
 
 _TO_DO: Mapping[str, str] = {
     "unauthorized": "Check the model's key and its rights at the provider. Restart the node to read a new key from the environment.",
@@ -60,13 +60,14 @@ _WHAT: Mapping[str, str] = {
 
 
 def describe_fault(fault: AgentFault) -> str:
-    """Return the problem, without the provider's own error text, which only operators may see."""
+    """Return a description of the problem. The text omits the provider's own error message, which only operators may
+    see."""
     times = f" ({fault.count} times)" if fault.count > 1 else ""
     return f"cannot answer: {_WHAT.get(fault.failure or fault.cause, 'its model fails')}{times}"
 
 
 def describe_remedy(agent_id: str, fault: AgentFault) -> str:
-    """Return what an operator can do about a fault."""
+    """Return the action with which an operator can fix a fault."""
     return _TO_DO.get(fault.failure or fault.cause, _TO_DO["server"]).format(agent_id=agent_id)
 
 
@@ -89,15 +90,16 @@ def record_failure(
     seq: int = 0,
     reaction: str = "",
 ) -> None:
-    """Count one failure of an agent. The start time stays the same while the kind of failure does."""
+    """Record one failure of an agent. A failure of the same kind as the last one keeps the start time of the fault and
+    increases its count."""
     participant = change.state.participant(agent_id)
     if participant is None or participant.kind != "agent":
         return
-    failure = failure if failure in _WHAT else ""  # agents may write any text here, of any length
+    failure = failure if failure in _WHAT else ""  # agents can send any text here, of any length
     previous = participant.fault
     is_same = previous is not UNSET and (previous.cause, previous.failure) == (cause, failure)
     if previous is not UNSET and reaction and previous.reaction == reaction:
-        return  # the end of the reaction repeats the failure of its model call
+        return  # the end of a reaction repeats the failure of its model call: do not count it twice
     since, count = (previous.since, previous.count + 1) if is_same and previous is not UNSET else (change.stamp, 1)
     fault = AgentFault(cause, since, change.stamp, count, failure, reason[:MAX_REASON_CHARS], seq, reaction)
     change.set_value("participant", agent_id, msgspec.structs.replace(participant, fault=fault))
@@ -105,7 +107,7 @@ def record_failure(
 
 def record_finished(change: ChangeSet, agent_id: str, seq: int, reaction: str, body: FinishedBody) -> None:
     """Record or clear an agent's fault, depending on how a reaction ended."""
-    # Failures of one conversation are not a fault of the agent, which can still answer everybody else.
+    # A failure of one conversation is not a fault of the agent: the agent can still answer everybody else.
     if body.status == "failed" and body.failure not in CONVERSATION_FAILURES:
         cause: FaultCause = "model" if body.failure not in ("", "error") else "error"
         failure = body.failure if cause == "model" else ""
@@ -115,8 +117,8 @@ def record_finished(change: ChangeSet, agent_id: str, seq: int, reaction: str, b
     if participant is None or participant.fault is UNSET or body.status != "finished":
         return
     fault = participant.fault
-    # A message that was read in another reaction ends without a model call of its own. So its end says nothing about
-    # the model.
+    # If a message was read in another reaction, its own reaction ends without a model call. Such an end does not show
+    # whether the model works.
     if fault.reaction != reaction and (body.turns or fault.cause != "model"):
         clear_fault(change, participant)
 
@@ -128,13 +130,13 @@ def clear_fault(change: ChangeSet, participant: Participant) -> None:
 
 
 def apply_ended(rules: Rules, state: State, entry: ProcessEnded) -> Outcome:
-    """Apply the node's report about the process of one of its agents. An agent that has never joined is registered, so
-    that it is listed."""
+    """Apply the node's report about the process of one of its agents. Register an agent that has never joined, so that
+    lists of agents include it."""
     change = ChangeSet(rules, state, Facts(), Origin("", entry.agent_id, "agent"))
     participant = state.participant(entry.agent_id)
     if participant is not None and (participant.kind != "agent" or participant.removed_seq is not None):
         return NOTHING
-    # Only a fault of the process ends with its restart. A wrong key is still wrong in the new process.
+    # A restart clears only a fault of the process. A wrong key, for example, is still wrong in the new process.
     if entry.reason is None:
         if participant is not None and participant.fault is not UNSET and participant.fault.cause == "ended":
             clear_fault(change, participant)
@@ -142,6 +144,6 @@ def apply_ended(rules: Rules, state: State, entry: ProcessEnded) -> Outcome:
     if participant is None:
         row = change.write_row("registered", data=encode({"agent_id": entry.agent_id, "kind": "agent"}))
         change.set_value("participant", entry.agent_id, Participant(entry.agent_id, "agent", row.seq))
-    # the newest seq, so that the fault sorts first in the inbox
+    # Use the newest seq, so that the fault sorts first in the inbox.
     record_failure(change, entry.agent_id, "ended", entry.reason, seq=change.state.head)
     return change.outcome()

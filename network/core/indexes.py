@@ -1,6 +1,6 @@
-"""Indexes of the state: the groups that each value belongs to, and the entries of the orders.
+"""Indexes of the state. Each value belongs to groups, and some values are entries of ordered lists ("orders").
 
-`State` updates them with each write. Pure.
+`State` updates the indexes with each write. Pure.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from .reserved_ids import skeleton
 from .tables import Member, OpenReaction, Participant
 
 Group: TypeAlias = tuple[str, str]
-"""Name and owner of a group."""
+"""Name of a group, and the owner of this particular group, for example a channel or an agent."""
 
 
 class Order:
-    """One level's changes to an order: added pairs in ascending order, and removed pairs of the levels below."""
+    """Changes of one state level to an ordered list: pairs added at this level, ascending, and pairs removed from lower
+    levels."""
 
     __slots__ = ("added", "gone")
 
@@ -31,7 +32,7 @@ class Order:
 
     def add(self, entry: tuple[int, str]) -> None:
         """Add a pair that is not yet in the order."""
-        # Registrations arrive in ascending order, so this nearly always appends.
+        # Registrations arrive in ascending order, so this call nearly always appends.
         insort(self.added, entry)
 
     def remove(self, entry: tuple[int, str]) -> None:
@@ -43,7 +44,7 @@ class Order:
             self.gone.add(entry)
 
     def over(self, older: Iterable[tuple[int, str]]) -> Iterable[tuple[int, str]]:
-        """Return the pairs of the levels below, with this level's changes, in ascending order."""
+        """Return the pairs of the lower levels with the changes of this level applied, in ascending order."""
         kept = (entry for entry in older if entry not in self.gone) if self.gone else older
         return heapq.merge(kept, self.added) if self.added else kept
 
@@ -68,7 +69,7 @@ def groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...]
                 (("questions of", agent_id), int(seq)),
                 (("questions in", f"{agent_id}/{value.thread_id}"), int(seq)),
             )
-            # The root of a question from an older release is unknown.
+            # The root of a question stored by an older release is unknown.
             return (*asked, (("open in", str(value.root)), f"question {key}")) if value.root else asked
         case "stored":
             return ((("near a quota", ""), key),) if value.is_near else ()
@@ -76,7 +77,7 @@ def groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...]
             return (("tokens", value.agent_id), key), (("looks", skeleton(value.agent_id)), value.agent_id)
         case "login":
             return ((("logins", value.agent_id), key),)
-        case "participant":  # participants and tokens are never deleted, so no value has to leave "looks"
+        case "participant":  # participants and tokens are never deleted, so entries of "looks" never have to be removed
             looks = (("looks", skeleton(key)), key)
             groups: tuple[tuple[Group, Any], ...] = (looks,)
             if value.fault is not UNSET or value.is_lost:
@@ -103,24 +104,24 @@ def groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...]
 
 
 def registration_entry(participant: Participant | None) -> tuple[int, str] | None:
-    """Return a participant's entry in the order of registration. None if the participant was removed."""
+    """Return a participant's entry in the order of registration, or None if the participant was removed."""
     if participant is None or participant.removed_seq is not None:
         return None
     return participant.registered_seq, participant.agent_id
 
 
 def arrival_entry(agent_id: str, member: Member | None) -> tuple[int, str] | None:
-    """Return a member's entry in the order of joining. None if the member has left the channel."""
+    """Return a member's entry in the order of joining, or None if the member has left the channel."""
     return (member.spans[0][0], agent_id) if member is not None and member.is_in else None
 
 
 def beginning_entry(key: str, reaction: OpenReaction | None) -> tuple[int, str] | None:
-    """Return a reaction's entry in the order of the oldest seqs of prompts."""
+    """Return a reaction's entry in the order of the oldest seq of each prompt."""
     return (reaction.oldest, key) if reaction is not None else None
 
 
 def due_entry(key: str, due: DueTime | None) -> tuple[int, str] | None:
-    """Return a due time's entry in the order of its mod."""
+    """Return a due time's entry in the order of due times of its mod."""
     return (due.at, key) if due is not None else None
 
 
@@ -141,4 +142,4 @@ INDEXED = frozenset(
         "delivery",
     }
 )
-"""Tables with groups or orders."""
+"""Names of the tables whose values belong to groups or orders."""

@@ -1,7 +1,7 @@
 """Step 6 for ``hello``: the participant's identity, the proof of that identity, and the session's fencing token.
 
-docs/protocol/identity.md has the rules. Pure: this module gets only hashes of tokens, and only hashes are stored.
-`publisher` sends the welcome.
+docs/protocol/identity.md defines the rules. This module receives and stores only hashes of tokens. `publisher` sends
+the welcome. Pure.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ CLOSE_CODES: dict[type[RoundelayError], int] = {
 }
 """Close code for a refused ``hello``, by error class (docs/protocol.md)."""
 FIRST_USES = ""
-"""Key of the bucket that counts all ids registered by first use. No id is empty, so the key is free."""
+"""Key of the bucket that counts all ids registered by first use. An id is never empty, so no participant uses this
+key."""
 
 
 class Identity(Struct, frozen=True):
-    """The identity that a ``hello`` proved. ``binds``: the id is used for the first time, and the hash of the token is
-    bound to it. ``login`` is the one-time login that the session uses up, if any."""
+    """Identity proved by a ``hello``. ``binds``: the id is used for the first time, so the hash of the token is bound
+    to it. ``login`` is the one-time login that the session uses up, if there is one."""
 
     is_operator: bool
     binds: bool
@@ -57,23 +58,24 @@ class Identity(Struct, frozen=True):
 
 
 def hash_token(token: str) -> str:
-    """Return the SHA-256 hash of a token in hex. Tokens are long and random, so a slow hash would not make them
+    """Return the SHA-256 hash of a token in hexadecimal. Tokens are long and random, so a slow hash would not make them
     safer."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-# Sessions of a reactor and their fencing tokens (`check_session` refuses older tokens):
+# A reactor's hello and its fencing token (`check_session` refuses frames with older tokens):
 #
-#   hello of a reactor    shows token    participant has    result
-#   a new one             none           1                  2: the session that held 1 is superseded
-#   reconnects            2              2                  3
-#   was away too long     1              3                  4409: another session took over meanwhile
-#   lost its welcome      2              3, shown 2,        4: 3 was given for this 2, and no session holds 3
+#   situation             token sent      newest token    result
+#   new reactor           none            1               2 is issued: the session with token 1 is superseded
+#   reconnect             2               2               3 is issued
+#   absent for too long   1               3               close code 4409: another session has taken over meanwhile
+#   welcome was lost      2               3, issued for   4 is issued: token 3 was issued in exchange for this token 2,
+#                                         token 2         and no live session holds token 3
 #                                        held by nobody
 
 
 def apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
-    """Return what a ``hello`` causes: `AcceptSession` or `RefuseSession`."""
+    """Return the outcome of a ``hello``: `AcceptSession` or `RefuseSession`."""
     try:
         return _join(rules, state, facts, entry)
     except (RequestError, RateLimited) as error:
@@ -84,7 +86,7 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     if entry.hello.kind is UNSET:
         entry = msgspec.structs.replace(entry, hello=_find_kind(state, entry))
     hello = entry.hello
-    # Prove the identity before anything about the participant is revealed, the newest fencing token included.
+    # Prove the identity before revealing anything about the participant, including the newest fencing token.
     identity = identify(state, entry, rules.mods, rules.registration)
     participant = state.participant(hello.agent_id)
     newest = participant.fence if participant is not None else 0
@@ -92,15 +94,15 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     shown = hello.fence if is_reactor and hello.fence is not UNSET else None
     if shown is not None and shown < newest and not _lost_its_welcome(participant, shown, entry):
         return Outcome(effects=(RefuseSession(entry.session_id, 4409, None),))
-    # A token above the newest one belongs to a ledger that was lost or replaced.
+    # A token above the newest one was issued by a ledger that was lost or replaced.
     if shown is not None and shown > newest:
         raise Forbidden(f"The fence {shown} was never given out. The newest is {newest}. Join without a fence.")
-    # Tokens are issued here, in the log's order. So two nodes or batches can never issue the same token.
+    # Issue tokens here, in the order of the log, so that two nodes or batches can never issue the same token.
     fence = newest + 1 if is_reactor else None
     rights = state.rights
     administers = rights is not None and rights.decide("administer", hello.agent_id, hello.joins_as).allowed
     is_operator = identity.is_operator or administers
-    # The session remembers its token, so that revoking the token ends the session.
+    # Store the token's hash in the session: revoking the token must end the session.
     token = "" if entry.is_owner or entry.peer.is_trusted else entry.new_hash or entry.token_hash or ""
     origin = Origin(entry.session_id, hello.agent_id, hello.joins_as, is_operator, fence, state.head, token)
     change = ChangeSet(rules, state, facts, origin)
@@ -116,12 +118,12 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
     if fence is not None:
         instance = hello.instance if hello.instance is not UNSET else ""
         is_same = bool(instance) and instance == participant.instance  # the same process as before the reconnect
-        # Another process has replaced the lost one. Only now is it certain that the old process will not continue.
+        # Another process has replaced the lost one. Only now is it certain that the lost process will not continue.
         if participant.is_lost and not is_same:
             count_lost_reactions(change, participant)
             counted = change.state.participant(hello.agent_id)  # a new dead letter changes the agent's fault
             updated = msgspec.structs.replace(updated, fault=participant.fault if counted is None else counted.fault)
-        # The life is the first fencing token of a process, so that a reconnect does not look like a new process.
+        # The life is the first fencing token of a process. A reconnect therefore does not look like a new process.
         life = participant.life if is_same else fence
         updated = msgspec.structs.replace(
             updated, fence=fence, fence_shown=shown, instance=instance, life=life, is_lost=False
@@ -141,7 +143,8 @@ def _join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
 
 
 def _find_kind(state: State, entry: Join) -> HelloFrame:
-    """Return the ``hello`` with the kind of its token or of the registered id. Raises `NotAuthenticated`."""
+    """Return the ``hello`` with its missing kind filled in, taken from the token or from the registered id. Raise
+    `NotAuthenticated` if neither is known."""
     hello = entry.hello
     participant = state.participant(hello.agent_id)
     proof: Token | Login | None = None
@@ -162,32 +165,33 @@ def _find_kind(state: State, entry: Join) -> HelloFrame:
 def bind_credentials(state: State, entry: BindCredentials) -> tuple[TableWrite, ...]:
     """Return the writes for credentials that the node itself binds. Expired logins are deleted."""
     tokens = (TableWrite("token", key, Token(agent_id, "agent", state.stamp)) for agent_id, key in entry.tokens.items())
-    # Expired logins are removed when new ones are made, because no timer does it.
+    # Remove expired logins when new ones are created: no timer removes them.
     expired = (TableWrite("login", key, None) for key in find_expired_logins(state)) if entry.logins else ()
     return (*tokens, *expired, *(TableWrite("login", key, login) for key, login in entry.logins.items()))
 
 
 def find_expired_logins(state: State) -> dict[str, Login]:
-    """Return the expired logins, by hash."""
+    """Return the expired logins, by the hash of their code."""
     return {key: login for key, login in state.items("login") if login.expires_at <= state.stamp}
 
 
 def _lost_its_welcome(participant: Participant | None, fence: int, entry: Join) -> bool:
-    """Return whether the newest fencing token was issued in exchange for this one and no live session holds it. Then
-    the welcome was lost, or that session has ended."""
+    """Return whether the newest fencing token was issued in exchange for ``fence`` and no live session holds it. In
+    this case the welcome was lost, or its session has ended."""
     return participant is not None and fence == participant.fence_shown and not entry.has_live_reactor
 
 
 def _count_registration(change: ChangeSet) -> None:
-    """Count an id that is registered by first use against the hub's rate. Raises `RateLimited`."""
+    """Count an id registered by first use against the hub's rate for registrations. Raise `RateLimited` if the rate is
+    exceeded."""
     bucket: Bucket = change.state.get("bucket", FIRST_USES) or Bucket()
     most, what = change.rules.limits.registrations_per_minute, "registrations by first use (registrations_per_minute)"
     change.set_value("bucket", FIRST_USES, Bucket(next_arrival(bucket.sends, change.stamp, most, what, MINUTE_MS)))
 
 
 def _use_up_login(change: ChangeSet, key: str, login: Login, token_hash: str) -> None:
-    """Bind the token to the login's id. The used login stays until it expires, so that a second page gets the right
-    reason for its refusal."""
+    """Bind the token to the id of a one-time login. Keep the used login until it expires, so that a second page gets
+    the right reason for its refusal."""
     event = {"agent_id": login.agent_id, "kind": login.kind, "event": "logged_in"}
     change.write_row("token", data=encode(event))
     change.set_value("token", token_hash, Token(login.agent_id, login.kind, change.stamp, login.operator))
@@ -198,8 +202,8 @@ def _use_up_login(change: ChangeSet, key: str, login: Login, token_hash: str) ->
 
 
 def identify(state: State, join: Join, mods: Collection[str], registration: Registration) -> Identity:
-    """Return the identity that a ``hello`` proves. ``mods`` are the hub's mods. Raises an error of a class in
-    `CLOSE_CODES`."""
+    """Return the identity proved by a ``hello``. ``mods`` are the ids of the hub's mods. Raise an error of a class in
+    `CLOSE_CODES` if the proof fails."""
     hello = join.hello
     if hello.protocol != PROTOCOL_VERSION:
         raise UnsupportedProtocol(
@@ -261,7 +265,7 @@ def _prove(state: State, join: Join, mods: Collection[str], registration: Regist
         way_out = f"Make a token: roundelay token create {hello.agent_id}."
         raise NotAuthenticated(f"{hello.agent_id} is new here; {unfit}. {way_out}")
     look_alike = describe_look_alike(state, hello.agent_id)
-    if look_alike is not None:  # only now: a client without the right to register must not learn which ids exist
+    if look_alike is not None:  # check last: a client without the right to register must not learn which ids exist
         raise _not_given_out(hello.agent_id, look_alike)
     return Identity(is_operator=False, binds=True)
 
@@ -278,11 +282,11 @@ def _use_token(agent_id: str, kind: str, token: Token) -> Identity:
 
 # A hello with ``new_token``:
 #
-#   the login is      new_token is       result
-#   open              new                accepted: the login is used up, and the token belongs to the id
-#   used, or gone     the id's own       accepted like any token: the welcome was lost, or the page reloaded
-#   open              known              refused: each token needs a login of its own
-#   used, over, none  new                refused: another page was first, or the login has expired
+#   the login is          new_token is    result
+#   unused                unknown         accepted: the login is used up, and the token is bound to the id
+#   used or deleted       the id's own    accepted like any token: the welcome was lost, or the page was reloaded
+#   unused                known           refused: each token needs its own login
+#   used, expired, none   unknown         refused: another page used the login first, or the login has expired
 
 
 def _use_login(state: State, join: Join, new_hash: str) -> Identity:
@@ -294,7 +298,7 @@ def _use_login(state: State, join: Join, new_hash: str) -> Identity:
     login: Login | None = state.get("login", join.token_hash)
     is_open = login is not None and not login.used_by and state.stamp < login.expires_at
     token: Token | None = state.get("token", new_hash)
-    # The login was used by this very token: its welcome was lost, or the page was loaded again.
+    # This same token used the login before: its welcome was lost, or the page was reloaded.
     if token is not None and not is_open:
         return _use_token(hello.agent_id, hello.joins_as, token)
     if token is not None:
@@ -313,10 +317,10 @@ def _use_login(state: State, join: Join, new_hash: str) -> Identity:
 
 
 def _why_unfit(peer: Peer, registration: Registration) -> str | None:
-    """Return why a new client may not register an id by first use, or None if it may."""
+    """Return the reason why a new client may not register an id by first use, or None if the client may."""
     if registration == "closed":
         return "nobody binds an id by first use on this network (registration: closed)"
-    if peer.is_page:  # any website could open a connection without its visitor knowing
+    if peer.is_page:  # any website could open a connection without its visitor's knowledge
         return "a page in a browser binds no id by first use"
     if registration == "local" and not peer.is_local:
         return (
@@ -327,8 +331,9 @@ def _why_unfit(peer: Peer, registration: Registration) -> str | None:
 
 
 def describe_look_alike(state: State, agent_id: str) -> str | None:
-    """Return which known id this id looks like, as a clause, or None. Removed ids and ids with revoked tokens count."""
-    # Sorted, so that every replay and every node gives the same sentence.
+    """Return a clause that names the known id that this id resembles, or None. Removed ids, and ids with revoked
+    tokens, count as known."""
+    # Sort the ids, so that every replay and every node produces the same sentence.
     other = next((other_id for other_id in sorted(state.look_alikes(agent_id)) if other_id != agent_id), None)
     return f"looks like {other}, which is known here" if other is not None else None
 

@@ -1,10 +1,10 @@
-"""Rates and quotas of participants: how fast each participant may send, and how much the hub stores for it per day.
-Part of step 6. Pure.
+"""Rates and quotas of participants. A rate limits how fast a participant may send. A quota limits how much the hub
+stores for a participant per day. Part of step 6. Pure.
 
-Rates and quotas are counted in the participant's `Bucket`, in memory, so a message needs no extra row. A day is a UTC
-day of the entry's timestamp. Only stored messages count against the quota; refused messages do not. The day's sum is
-stored (`DayStored`) whenever it passes a step, in the same transaction. So a restart forgets less than one step. A
-small quota forgets nothing, and a large one forgets a ten-thousandth.
+Rates and quotas are counted in memory, in the participant's `Bucket`, so counting a message adds no row. A day is a UTC
+day of the entry's timestamp. Only stored messages count against the quota, not refused messages. Whenever the day's sum
+passes a step, the sum is stored (`DayStored`) in the same transaction. A restart therefore loses less than one step.
+The steps of a small quota are single bytes and messages, and the steps of a large quota are a ten-thousandth of it.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ ROOTS = "messages without a cause (root_messages_per_s)"
 
 
 def next_arrival(arrival: float, now: int, most: int, what: str, window_ms: float = 1000.0) -> float:
-    """Count one event against a rate of ``most`` per window, with a burst of one window, at ``now`` (ms).
+    """Count one event at the time ``now`` (ms) against a rate of ``most`` events per window. A burst of one window is
+    allowed.
 
-    ``arrival`` is the result of the last call (0.0 at first). It is the time at which the next event would be due at
-    exactly the allowed rate (the generic cell rate algorithm). Raises `RateLimited` with the time to wait, without
-    counting the event. If ``most`` is 0, there is no limit.
+    ``arrival`` is the result of the previous call, or 0.0 for the first event. The result is the time at which the next
+    event would be due at exactly the allowed rate (generic cell rate algorithm). Beyond the rate, raise `RateLimited`
+    with the time to wait, without counting the event. If ``most`` is 0, the rate is unlimited.
     """
     if most <= 0:
         return 0.0
-    # An idle sender saves up one window at most: time before ``now`` gives no further credit.
+    # An idle sender saves up at most one window: idle time before ``now`` gives no further credit.
     due = arrival if arrival > now else now
     if due - now > window_ms:
         raise rate_limited_error(most, what, int(due - now - window_ms) + 1, window_ms)
@@ -42,42 +43,43 @@ def next_arrival(arrival: float, now: int, most: int, what: str, window_ms: floa
 
 
 def rate_limited_error(most: int, what: str, wait_ms: int, window_ms: float = 1000.0) -> RateLimited:
-    """Return the error for an exceeded rate. ``what`` names the limit."""
+    """Return the error for an exceeded rate. ``what`` names the limit in the error text."""
     per = "second" if window_ms == 1000.0 else "minute"
     return RateLimited(f"More than {most} {what} per {per}. Send the same again in {wait_ms} ms.", wait_ms)
 
 
 def next_rates(limits: Limits, bucket: Bucket, stamp: int, *, is_root: bool) -> Rates:
-    """Count one entry of a sender, and one message without a cause if ``is_root``. Returns the new rates. Raises
-    `RateLimited`."""
+    """Count one entry of a sender. If ``is_root``, also count one message without a cause. Return the new rates. Raise
+    `RateLimited` if a rate is exceeded."""
     sends = next_arrival(bucket.sends, stamp, limits.sends_per_s, SENDS)
     return sends, next_arrival(bucket.roots, stamp, limits.root_messages_per_s, ROOTS) if is_root else bucket.roots
 
 
 def count_entry(limits: Limits, state: State, agent_id: str) -> TableWrite:
-    """Count one entry that is not a message against its sender's rate. Raises `RateLimited`."""
+    """Count one entry that is not a message against its sender's rate. Raise `RateLimited` if the rate is exceeded."""
     bucket = state.bucket(agent_id)
     return TableWrite("bucket", agent_id, bucket.at_rates(next_rates(limits, bucket, state.stamp, is_root=False)))
 
 
 def next_arrival_or_none(arrival: float, now: int, most: int, window_ms: float = 1000.0) -> float | None:
-    """Like `next_arrival`, but return None instead of raising. ``most`` must be positive."""
+    """Count one event like `next_arrival`, but return None instead of raising `RateLimited`. ``most`` must be
+    positive."""
     due = arrival if arrival > now else now
     return due + window_ms / most if due - now <= window_ms else None
 
 
 ROW_BYTES = 256
-"""Bytes that each message, record, event and result counts in addition to its JSON: about the size of its ids, its head
-and its index entries in the database."""
+"""Number of bytes charged for each message, record, event and result in addition to its JSON. This number is about the
+size of the ids, the head and the index entries in the database."""
 MAX_STEP_BYTES, MAX_STEP_MESSAGES = 1 << 20, 256
 STEPS = 10_000
 NEAR = 0.9
-"""Share of a quota at which a participant counts as near its limit."""
+"""Share of a quota from which on a participant counts as near its limit."""
 UNLIMITED = 1 << 62
 
 
 class Allowance(Struct, frozen=True):
-    """Amounts that one participant may store per day, with the steps at which sums are stored."""
+    """Daily amounts that one participant may store, and the steps at which the sums are stored."""
 
     bytes_per_day: int
     messages_per_day: int
@@ -87,7 +89,7 @@ class Allowance(Struct, frozen=True):
 
 
 class Quotas:
-    """Allowances of all participants: the ``default``, and exceptions by id."""
+    """Allowances of all participants: the ``default``, and individual allowances by participant id."""
 
     def __init__(self, limits: Limits, own: Mapping[str, Quota]) -> None:
         self._names = tuple(Quota.model_fields)
@@ -99,7 +101,7 @@ class Quotas:
         return self.own.get(agent_id, self.default)
 
     def describe(self, agent_id: str) -> dict[str, int | None]:
-        """Return one participant's allowances by the names of the limits. None means no limit."""
+        """Return one participant's allowances by the names of the limits. None means unlimited."""
         numbers = {name: getattr(self.of(agent_id), name) for name in self._names}
         return {name: None if number == UNLIMITED else number for name, number in numbers.items()}
 
@@ -116,14 +118,14 @@ def _allow(numbers: Mapping[str, int]) -> Allowance:
     return Allowance(**numbers, step_bytes=step_bytes, step_messages=step_messages)
 
 
-# Bytes of one participant's day. Messages are counted in the same way, in parallel:
+# Bytes stored for one participant on one day. Messages are counted in the same way:
 #
 #   0 . . . . . | step . . . . . | step . . . . . | ...      bytes_per_day
 #                     ^ bytes     ^ next_bytes
 #
-# A message below `next_bytes`, on the same day, only changes `bytes`. A message that reaches it is checked against the
-# quota, and the sum is stored. Before the first message of a day, and after a start, `next_bytes` belongs to another
-# day or is 0.
+# If a message stays below `next_bytes` on the same day, only `bytes` changes. A message that reaches `next_bytes` is
+# checked against the quota, and the sum is stored. Before the first message of a day, and after a start, `next_bytes`
+# belongs to another day or is 0.
 
 
 def count_stored(
@@ -136,26 +138,26 @@ def count_stored(
     messages: int,
     is_bounded: bool = True,
 ) -> list[TableWrite]:
-    """Count an amount that is about to be stored for a participant, and set its rates. Raises `BudgetExhausted` beyond
-    its quota, without counting the amount.
+    """Count an amount that is about to be stored for a participant, and set the participant's rates. Beyond the quota,
+    raise `BudgetExhausted` without counting the amount.
 
-    Below the bucket's ``next_bytes`` and ``next_messages`` of the same day, the result contains only the new sums.
-    Callers use this to skip the call for most messages.
+    If the sums stay below the bucket's ``next_bytes`` and ``next_messages`` on the same day, the result contains only
+    the new sums. Callers therefore skip this function for most messages.
     """
     allowed, day = quotas.of(agent_id), stamp // DAY_MS
-    # A new UTC day starts at 0. No timer resets the counters.
+    # A new UTC day starts at 0, because no timer resets the counters.
     stored_bytes, stored_messages = (bucket.bytes, bucket.messages) if bucket.day == day else (0, 0)
     bytes_now, messages_now = stored_bytes + size, stored_messages + messages
     if (bytes_now > allowed.bytes_per_day or messages_now > allowed.messages_per_day) and is_bounded:
         raise _refuse(agent_id, allowed, stamp, (stored_bytes, size, stored_messages))
-    # Never beyond the quota: the message that would exceed it must reach this function.
+    # Keep both thresholds within the quota: the message that would exceed the quota must reach this function.
     next_bytes = min((bytes_now // allowed.step_bytes + 1) * allowed.step_bytes, allowed.bytes_per_day + 1)
     next_messages = min(
         (messages_now // allowed.step_messages + 1) * allowed.step_messages, allowed.messages_per_day + 1
     )
     now = Bucket(*rates, day, bytes_now, messages_now, next_bytes, next_messages, bucket.answer_count)
     write = TableWrite("bucket", agent_id, now)
-    # a step was passed: store the sum
+    # A step was passed, so store the sum.
     if bytes_now % allowed.step_bytes < size or messages_now % allowed.step_messages < messages:
         is_near = bytes_now >= NEAR * allowed.bytes_per_day or messages_now >= NEAR * allowed.messages_per_day
         return [write, TableWrite("stored", agent_id, DayStored(day, bytes_now, messages_now, is_near))]
@@ -178,6 +180,6 @@ def _refuse(agent_id: str, allowed: Allowance, stamp: int, counts: tuple[int, in
 
 
 def stored_today(state: State, agent_id: str) -> tuple[int, int]:
-    """Return the bytes and messages that a participant has stored on the day of the hub's newest entry."""
+    """Return the number of bytes and messages stored for a participant on the day of the hub's newest entry."""
     bucket = state.bucket(agent_id)
     return (bucket.bytes, bucket.messages) if bucket.day == state.stamp // DAY_MS else (0, 0)

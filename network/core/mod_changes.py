@@ -1,5 +1,5 @@
-"""The part of a change that only mods need: cold values, rows of the log, threads and notices. `ChangeSet` inherits
-it, and `mod.Change` describes it for authors. Pure."""
+"""Actions of a change that only mods need: cold values, rows of the log, threads and notices. `ChangeSet` inherits from
+`ModChanges`, and `mod.Change` documents the actions for authors of mods. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ModChanges:
     def cold(self, key: str) -> Any:
         full = f"{self.mod_id}/{key}"
         if self.operate is None or key not in self.operate.needs:
-            # Without a lookup an existing value looks absent, and the mod would overwrite it.
+            # Without a lookup, an existing value looks absent, and the mod would overwrite it.
             raise LookupError(f"The cold value {full!r} was not requested. List it in needs= of the operation.")
         if ("mod_cold", full) in self.facts.damaged:
             raise InternalError(f"The stored value {full!r} is damaged. Tell the hub's operator.")
@@ -68,8 +68,8 @@ class ModChanges:
     def log(self, event: dict[str, object], *, hides_args: bool = False) -> Row:
         body, key = {"mod": self.mod_id, **event}, ""
         if self.operate is not None and hides_args:
-            # With a key of its own, the row does not get the key of the call. That key comes with a digest of the
-            # arguments, from which their values could be guessed.
+            # A row with its own key does not get the key of the call. That key would store a digest of the arguments,
+            # from which their values could be guessed.
             key = f"h:{self.operate.call_id}"
         elif self.operate is not None:
             body |= {"op": self.operate.op, "args": self.operate.args}
@@ -84,7 +84,7 @@ class ModChanges:
 
     def check_may_write(self, head: MessageHead) -> None:
         kind, name = parse_address(head.to)
-        if head.kind == "direct":  # the recipient is the other one of the two
+        if head.kind == "direct":  # the recipient is the other party of the thread
             name = next((party for party in parties(head) if party != self.origin.agent_id), name)
         check_right_to_send(self.state, self.origin, kind, name)
 
@@ -101,7 +101,7 @@ class ModChanges:
             check_may_answer(self.state, self.origin, head.thread_id, None)
         body = Raw(encode(content))
         frame = SendFrame(message_id=f"edit-{seq}", to=head.to, content=body)
-        # Mods guard messages with this hook, and an edit must not get around it.
+        # Mods use this hook to guard messages, and an edit must not bypass the guard.
         refusal = run_before_hooks(self.rules.before_hooks, Incoming(self.origin, frame))
         if refusal is not None:
             raise refusal
@@ -139,7 +139,7 @@ class ModChanges:
     ) -> None:
         readers = thread_readers(self.state, next_message_head(self.state, head) if head.seq == 0 else head)
         chosen = readers if agent_ids is None else readers.intersection(agent_ids)
-        # Agents read with their tools, and would only drop the notices.
+        # Skip agents: they read with their tools and would only discard the notices.
         screens = frozenset(name for name in chosen if (found := self.state.present(name)) and found.kind != "agent")
         notice = {"mod": self.mod_id, **body}
         self.effects.append(

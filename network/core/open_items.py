@@ -1,6 +1,6 @@
 """Open items of a conversation: values of the tables ``open_item`` and ``delivery`` (`tables`).
 
-`quiet` has the rules that open and close these items. No IO, no clock.
+The module `quiet` defines the rules that open and close these items. No IO, no clock.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from msgspec import Struct
 
 
 class OpenItem(Struct, frozen=True, omit_defaults=True):
-    """Something that a mod still expects in a conversation, such as an open task or a timer. The key is
+    """Something that a mod still expects in a conversation, such as an open task or a timer. Its key is
     ``MOD/ROOT/KEY``.
 
-    ``agent_id`` is the participant whose turn it is, or empty. ``seq`` is the message whose readers may see the item.
+    ``agent_id`` is the participant who has to act next, or empty. ``seq`` is a message: whoever may read it may see the
+    item.
     """
 
     root: int
@@ -24,10 +25,12 @@ class OpenItem(Struct, frozen=True, omit_defaults=True):
 
 
 class OpenDelivery(Struct, frozen=True, omit_defaults=True):
-    """A message that somebody still has to handle. The key is its seq, and ``at`` is its time in ms.
+    """A message that at least one participant still has to handle. Its key is the message's seq, and ``at`` is its time
+    in ms.
 
-    ``waiting`` are the reactors that have not handled the message. ``answers`` are other programs whose answer the
-    message requires. A message has one value, because a broadcast to many agents must not cost a write for each.
+    ``waiting`` lists the reactors that have not handled the message. ``answers`` lists other programs whose answer the
+    message requires. Each message has only one value, because a broadcast to many agents must not cost one write per
+    agent.
     """
 
     root: int

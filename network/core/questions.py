@@ -1,8 +1,8 @@
-"""Questions to people: messages that require a response, until the person answers or dismisses them.
+"""Questions to people: messages that require a response. A question is open until the person answers or dismisses it.
 
-A question enters its table with the message that asks. It leaves the table with the answer. The answer is a reply to
-the question or, in a direct thread, the person's next message. `sending` calls this module, and ``network.inbox``
-(`operations.inbox`) shows the questions. Pure.
+A question enters its table together with the message that asks. It leaves the table together with the answer. An answer
+is a reply to the question or, in a direct thread, the person's next message. `sending` calls this module, and
+``network.inbox`` (`operations.inbox`) shows the questions. Pure.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from .tables import Question, TableWrite
 from .visibility import is_recipient
 
 MAX_ASKED = 64
-"""Maximum number of people for whom one message is stored as a question."""
+"""Maximum number of people to whom one message can be a question."""
 EVICTION_SHARE = 10
-"""When a person has too many questions, the oldest tenth is evicted at once."""
+"""Divisor for evictions: when a person has too many questions, the oldest tenth is evicted at once."""
 
 
 def add_questions(limits: Limits, state: State, head: MessageHead, required: bool | list[str]) -> list[TableWrite]:
-    """Return the writes that store a new message as a question to the people it asks."""
+    """Return the writes that store a new message as a question to each person whom it asks."""
     writes = []
     question = Question(head.sender_id, head.thread_id, head.root, state.stamp)
     for name in islice(_list_people(state, head, required), MAX_ASKED):
         questions = state.questions_of(name)
         if len(questions) >= limits.max_questions:
-            # Evict several at once: evicting one at a time would search all questions for each new one.
+            # Evict several questions at once: evicting one at a time would search all questions for each new question.
             oldest = nsmallest(max(1, limits.max_questions // EVICTION_SHARE), questions)
             writes += [TableWrite("question", _key(name, seq), None) for seq in oldest]
         writes.append(TableWrite("question", _key(name, head.seq), question))
@@ -50,9 +50,9 @@ def _list_people(state: State, head: MessageHead, required: bool | list[str]) ->
 
 
 def remove_answered(state: State, head: MessageHead, parent: MessageHead | None) -> list[TableWrite]:
-    """Return the writes that remove the questions answered by a person's new message."""
+    """Return the writes that remove the questions that a person's new message answers."""
     agent_id = head.sender_id
-    if not state.may_have_questions(agent_id):  # true for almost every message
+    if not state.may_have_questions(agent_id):  # almost every message returns here
         return []
     answered = set(state.questions_in(agent_id, head.thread_id)) if head.kind == "direct" else set()
     if parent is not None and parent.seq in state.questions_of(agent_id):
@@ -61,12 +61,12 @@ def remove_answered(state: State, head: MessageHead, parent: MessageHead | None)
 
 
 def dismiss_question(state: State, agent_id: str, seq: int) -> list[TableWrite]:
-    """Return the writes that remove a question that a person dismissed."""
+    """Return the writes that remove a question dismissed by a person."""
     return [TableWrite("question", _key(agent_id, seq), None)] if seq in state.questions_of(agent_id) else []
 
 
 def remove_questions_of(state: State, agent_id: str) -> list[TableWrite]:
-    """Return the writes that remove the questions to and from a removed participant."""
+    """Return the writes that remove all questions from and to a removed participant."""
     keys = (
         key
         for key, question in state.items("question")
@@ -76,7 +76,7 @@ def remove_questions_of(state: State, agent_id: str) -> list[TableWrite]:
 
 
 def remove_dropped_questions(state: State, first_seq: int) -> list[TableWrite]:
-    """Return the writes that remove questions whose messages retention has deleted."""
+    """Return the writes that remove the questions whose messages were deleted by retention."""
     old = (key for key, _ in state.items("question") if int(key.partition("/")[2]) < first_seq)
     return [TableWrite("question", key, None) for key in list(old)]
 

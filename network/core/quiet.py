@@ -1,13 +1,14 @@
-"""Whether a conversation is quiet: nothing of it is open. Pure.
+"""Decides whether a conversation is quiet, which means that it has no open items. Pure.
 
-Open items are in four tables. A message that an agent has not handled is in ``delivery``, a running reaction in
-``reaction``, an unanswered question to a person in ``question``, and an item of a mod in ``open_item``. `State` groups
-these values by the root of their conversation, so a conversation is quiet when its group is empty. Each write updates
-one group. Nothing is scanned.
+Open items are stored in four tables. The table ``delivery`` contains messages that an agent has not handled.
+``reaction`` contains running reactions, ``question`` unanswered questions to people, and ``open_item`` the items of
+mods. `State` groups these values by the root of their conversation, so a conversation is quiet when its group is empty.
+Each write updates one group, and nothing is scanned.
 """
 
-# One conversation, as in the termination detection of Dijkstra and Scholten: an agent opens what it causes before it
-# closes what it works on.
+# Example of one conversation. As in the termination detection of Dijkstra and Scholten, an agent opens the items that
+# it
+# causes before it closes the item that it works on.
 #
 #   entry                            delivery       reaction     open in the conversation
 #   10 ann asks bob                  10: bob                     1
@@ -19,9 +20,11 @@ one group. Nothing is scanned.
 #   -- bob acknowledges 14           -              bob/r        1
 #   16 bob answers ann, 17 finishes  -              -            0: quiet
 #
-# A reaction starts in the commit that handles its trigger. A message without a reaction is handled when its ack cursor
-# is stored, up to half a second after the ack. A person handles nothing: only a required response is open. The same is
-# true for programs that are no reactors, such as coding agents with hooks, and clients over HTTP.
+# The commit that starts a reaction also handles its trigger. A message without a reaction is handled when the ack
+# cursor
+# is stored, up to half a second after the ack. For a person, only a required response is an open item: people do not
+# acknowledge that they handled a message. The same applies to programs that are not reactors, such as coding agents
+# with hooks and clients over HTTP.
 
 from __future__ import annotations
 
@@ -44,8 +47,8 @@ from .tables import Attempt, TableWrite
 from .visibility import is_recipient
 
 MAX_DELIVERIES = 10_000
-"""Maximum number of unhandled messages that are tracked for one reactor. The oldest ones are then forgotten, so their
-conversations may count as quiet. An agent that never comes back must not fill the memory."""
+"""Maximum number of unhandled messages tracked for one reactor. Beyond the maximum, the oldest messages are forgotten,
+and their conversations may count as quiet. Without a maximum, an agent that never returns would fill the memory."""
 MAX_ITEM_KEY, MAX_ITEM_KIND, MAX_ITEM_NOTE = 128, 32, 200
 """Maximum lengths of an item's key, kind and note, in characters."""
 MAX_MOD_ITEMS = 10_000
@@ -56,8 +59,9 @@ MAX_MOD_ITEMS = 10_000
 
 
 def open_delivery(limits: Limits, state: State, head: MessageHead, required: object = None) -> list[TableWrite]:
-    """Return the writes that record who has to handle a new message. ``required`` is its field ``requires_response``."""
-    # nearly every message: to one participant who is no reactor, without a required response
+    """Return the writes that record who has to handle a new message. ``required`` is the message's field
+    ``requires_response``."""
+    # Fast path for nearly every message: sent to one participant who is not a reactor, without a required response.
     if head.kind == "direct" and required is None:
         name = name_of(head.to)
         recipient = state.everyone.get(name)
@@ -78,11 +82,11 @@ def open_delivery(limits: Limits, state: State, head: MessageHead, required: obj
 
 
 def _list_reactors(state: State, head: MessageHead) -> Iterator[str]:
-    """Yield the recipients of a message that are served by a reactor."""
+    """Yield the recipients of a message that have a reactor session."""
     if head.kind in ("direct", "mod"):
         kind, name = parse_address(head.to)
         recipient = state.everyone.get(name) if kind == "agent" else None
-        # A mod may have the same id as its recipient.
+        # Check the kind: a mod may have the same id as its recipient.
         is_own = head.kind == "direct" and name == head.sender_id
         if recipient is not None and recipient.fence and recipient.removed_seq is None and not is_own:
             yield name
@@ -90,7 +94,7 @@ def _list_reactors(state: State, head: MessageHead) -> Iterator[str]:
     reactors = state.reactors()
     if head.kind == "channel" and reactors:
         members = state.members(name_of(head.to))
-        # Check the smaller of both groups: a network may have a thousand agents, and a channel three members.
+        # Check the smaller of the two groups: a network may have a thousand agents, and a channel three members.
         names: Iterable[str] = (
             (name for name in members if name in reactors) if len(members) < len(reactors) else reactors
         )
@@ -100,8 +104,8 @@ def _list_reactors(state: State, head: MessageHead) -> Iterator[str]:
 
 
 def _list_answering(state: State, head: MessageHead, required: object) -> Iterator[str]:
-    """Yield the programs that are no reactors and whose answer a message requires. Questions to people have a table of
-    their own (`questions`)."""
+    """Yield the programs whose answer a message requires, except reactors. Questions to people have their own table
+    (`questions`)."""
     if isinstance(required, list):
         names = list(dict.fromkeys(required))[:MAX_ASKED]
     else:
@@ -117,7 +121,7 @@ def _list_answering(state: State, head: MessageHead, required: object) -> Iterat
 def _evict_deliveries(state: State, agent_id: str) -> list[TableWrite]:
     if state.count_deliveries(agent_id) < MAX_DELIVERIES:
         return []
-    # Several at once, because finding the oldest looks at all of them.
+    # Evict several at once, because finding the oldest deliveries scans all of them.
     oldest = nsmallest(MAX_DELIVERIES // EVICTION_SHARE, state.deliveries_to(agent_id).items())
     return [write for _, key in oldest for write in _without(state, key, (agent_id,))]
 
@@ -126,13 +130,13 @@ def _evict_answers(limits: Limits, state: State, agent_id: str) -> list[TableWri
     answers = state.answers_of(agent_id)
     if len(answers) < limits.max_questions:
         return []
-    # Several at once, as for questions to people.
+    # Evict several at once, as for questions to people.
     oldest = nsmallest(max(1, limits.max_questions // EVICTION_SHARE), answers)
     return [write for seq in oldest for write in _without(state, _delivery_key(seq), (agent_id,))]
 
 
 def reopen_delivery(state: State, agent_id: str, head: MessageHead) -> list[TableWrite]:
-    """Return the writes for a dead letter that is delivered again."""
+    """Return the writes that open the delivery of a dead letter again."""
     recipient, key = state.present(agent_id), _delivery_key(head.seq)
     if recipient is None or not recipient.fence:
         return []
@@ -145,13 +149,13 @@ def reopen_delivery(state: State, agent_id: str, head: MessageHead) -> list[Tabl
 
 
 def close_delivery(state: State, agent_id: str, seq: int) -> list[TableWrite]:
-    """Return the writes for a message that an agent has handled, or never will."""
+    """Return the writes that close the delivery of a message that an agent has handled or will never handle."""
     return _without(state, _delivery_key(seq), (agent_id,))
 
 
 def close_handled(state: State, cursors: Sequence[TableWrite]) -> list[TableWrite]:
-    """Return the writes for all messages that participants have handled, by these new ack cursors. ``cursors`` may also
-    contain writes of other tables."""
+    """Return the writes that close all deliveries marked as handled by new ack cursors. ``cursors`` may also contain
+    writes of other tables."""
     handled: dict[str, set[str]] = {}
     cleared: set[str] | None = None
     for write in cursors:
@@ -164,12 +168,12 @@ def close_handled(state: State, cursors: Sequence[TableWrite]) -> list[TableWrit
                     cleared = {other.key for other in cursors if other.table == "attempt" and other.value is None}
                 if f"{write.key}/{seq}" in cleared or not _is_revived(state, write.key, seq):
                     handled.setdefault(key, set()).add(write.key)
-    # One write for each message, although many agents may have handled the same broadcast.
+    # Create one write per message, even if many agents have handled the same broadcast.
     return [write for key, names in handled.items() for write in _without(state, key, names)]
 
 
 def _is_revived(state: State, agent_id: str, seq: int) -> bool:
-    """Return whether a message is a restored dead letter, which its ack cursor already counts as handled."""
+    """Return whether a message is a restored dead letter. The ack cursor already counts such a message as handled."""
     attempt: Attempt | None = state.get("attempt", f"{agent_id}/{seq}")
     return attempt is not None and attempt.is_revived
 
@@ -177,10 +181,10 @@ def _is_revived(state: State, agent_id: str, seq: int) -> bool:
 def close_answered(
     state: State, head: MessageHead, parent: MessageHead | None, cause: MessageHead | None
 ) -> list[TableWrite]:
-    """Return the writes for the messages that a new message answers: its parent, its cause and, if it is direct, what
-    its sender has not answered in its thread."""
+    """Return the writes that close the messages answered by a new message: its parent and its cause. A direct message
+    also answers all earlier messages in its thread that its sender had to answer."""
     sender = head.sender_id
-    if not state.may_have_answers(sender):  # true for almost every message
+    if not state.may_have_answers(sender):  # almost every message returns here
         return []
     answers = state.answers_of(sender)
     seqs = set(state.answers_in(sender, head.thread_id)) if head.kind == "direct" else set[int]()
@@ -195,11 +199,11 @@ def close_answered(
 
 
 def close_all_of(state: State, agent_id: str) -> list[TableWrite]:
-    """Return the writes for everything that a removed participant will no longer do, or no longer needs."""
+    """Return the writes that close everything that a removed participant will no longer do or no longer needs."""
     draft = state.draft()
     for seq in {*state.deliveries_to(agent_id), *state.answers_of(agent_id)}:
         draft.apply_writes(_without(draft, _delivery_key(seq), (agent_id,)))
-    # Nobody needs the answers to its own messages. As with questions to people, a removal scans the table.
+    # Nobody needs the answers to the participant's own messages. A removal scans the whole table, as for questions.
     for key, delivery in list(draft.items("delivery")):
         if delivery.sender_id == agent_id and delivery.answers:
             unanswered = _or_none(msgspec.structs.replace(delivery, answers=()))
@@ -209,7 +213,7 @@ def close_all_of(state: State, agent_id: str) -> list[TableWrite]:
 
 
 def close_dropped(state: State, first_seq: int) -> list[TableWrite]:
-    """Return the writes for messages that retention has deleted."""
+    """Return the writes that close the deliveries of messages deleted by retention."""
     old = (key for key, _ in state.items("delivery") if int(key) < first_seq)
     return [TableWrite("delivery", key, None) for key in list(old)]
 
@@ -238,7 +242,7 @@ def _delivery_key(seq: int) -> str:
 
 
 class ItemChanges:
-    """The part of `ChangeSet` that opens and closes the items of a mod."""
+    """Methods of `ChangeSet` that open and close the items of a mod."""
 
     state: State
     stamp: int
@@ -251,7 +255,8 @@ class ItemChanges:
     def open_item(
         self, root: int, key: str, kind: str, who: str = "", note: str = "", *, seq: int | None = None
     ) -> None:
-        """Open an item of a conversation, or replace the item with the same key. `mod.Change` explains the arguments."""
+        """Open an item of a conversation, or replace the item with the same key. `mod.Change` documents the
+        arguments."""
         if not 0 < root <= self.state.head:
             raise InvalidArguments(f"There is no conversation {root}. A conversation is named by its first message.")
         if not 0 < len(key) <= MAX_ITEM_KEY or not 0 < len(kind) <= MAX_ITEM_KIND:
@@ -265,14 +270,14 @@ class ItemChanges:
             raise InvalidArguments(
                 f"The mod {self.mod_id} has {MAX_MOD_ITEMS} open items, the maximum. Close some of them."
             )
-        # A replaced item keeps its time: the conversation has waited for it since then.
+        # A replaced item keeps its start time, because the conversation has waited for it since then.
         at = self.stamp if before is None else before.at
         item = OpenItem(root, kind, at, root if seq is None else seq, who, note[:MAX_ITEM_NOTE])
         self._unpaid_bytes += len(full_key) + len(kind) + len(who) + len(item.note) + ROW_BYTES
         self.add_writes([TableWrite("open_item", full_key, item)])
 
     def close_item(self, root: int, key: str) -> None:
-        """Close an item of the mod. Does nothing if the item is not open."""
+        """Close an item of the mod. Do nothing if the item is not open."""
         full_key = _item_key(self.mod_id, root, key)
         if self.state.get("open_item", full_key) is not None:
             self.add_writes([TableWrite("open_item", full_key, None)])

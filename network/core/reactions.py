@@ -1,9 +1,9 @@
-"""Step 6 for records: the log that an agent writes about a reaction.
+"""Step 6 for records, which are the log entries that an agent writes about a reaction.
 
-A record is stored under its ``record_id``. ``started`` opens a reaction and ``finished`` ends it. The other kinds
-report progress (`call_progress`) and tokens (`usage`). Runners write records (docs/reactions.md), so the token sums are
-only as honest as the runner. The hub enforces no token budget. A runner asks for the sums (``network.spent``) and stops
-itself. Pure.
+A record is stored under its ``record_id``. A ``started`` record opens a reaction and a ``finished`` record ends it. The
+other kinds report progress (`call_progress`) and tokens (`usage`). Runners write these records (docs/reactions.md), so
+the token sums are only as honest as the runner. The hub enforces no token budget: a runner reads the sums
+(``network.spent``) and stops by itself. Pure.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ REFUSAL_NOTICES_PER_MINUTE = 60
 """Maximum number of notices per minute about one agent whose reactions are refused. A refused record uses no quota, but
 each notice is sent to every reader."""
 MAX_END_BYTES = 16 * 1024
-"""Maximum size of a record that ends a reaction beyond its agent's quota. An honest record contains a reason, sums, and
-the seqs that the agent read meanwhile."""
+"""Maximum size in bytes of a record that ends a reaction beyond its agent's quota. An honest record contains only a
+reason, sums, and the seqs that the agent read meanwhile."""
 
 
 def apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Outcome:
-    """Return what a record causes. Raises the `RoundelayError` that refuses the record."""
+    """Return the outcome of a record. Raise the `RoundelayError` that refuses the record."""
     stored = facts.stored.get((entry.origin.agent_id, "r:" + entry.frame.record_id))
-    # Repeats first, as for messages: a runner that resumes writes its journal again, under the same ids.
+    # Check for repeats first, as for messages: a runner that resumes writes its journal again, under the same ids.
     if stored is not None:
         return _repeat(rules, state, facts, entry, stored)
     try:
@@ -70,8 +70,8 @@ def apply_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Out
 
 
 def _store_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Outcome:
-    """Store a record. The last record of an open reaction is stored even beyond its agent's quota, because the reaction
-    has to end. Its readers are notified."""
+    """Store a record. The final record of an open reaction is stored even beyond the agent's quota, because the
+    reaction must be able to end. In that case the readers of the thread are notified."""
     origin, frame = entry.origin, entry.frame
     if entry.refusal is not None:
         raise entry.refusal
@@ -82,12 +82,12 @@ def _store_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Ou
     row = change.write_row(
         "record", key="r:" + frame.record_id, stream=frame.reaction, label=frame.kind, digest=entry.digest, data=body
     )
-    # The state before this record: ``started`` below must not find the reaction that it opens.
+    # Read the state before this record: ``started`` below must not find the reaction that it opens.
     opened: OpenReaction | None = state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
     try:
         change.count_stored()
     except BudgetExhausted as error:
-        # Only the end is accepted. A runner that could not end its reaction would repeat the record forever.
+        # Accept only the end. A runner that could not end its reaction would repeat the record forever.
         if frame.kind != "finished" or opened is None or len(body) > MAX_END_BYTES:
             raise
         change.count_stored(is_bounded=False)
@@ -116,7 +116,7 @@ def _store_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Ou
         if frame.kind in PROGRESS_KINDS:
             reset_failures(change, opened)
     elif opened is not None:
-        # Remove the reaction before the hooks run, so that they see it ended.
+        # Remove the reaction before the hooks run, because hooks must see the reaction as ended.
         change.set_value("reaction", f"{opened.agent_id}/{opened.reaction}", None)
         finished = _read_finished(body) or FinishedBody()
         record_finished(change, opened.agent_id, opened.trigger, opened.reaction, finished)
@@ -129,13 +129,13 @@ def _store_record(rules: Rules, state: State, facts: Facts, entry: Record) -> Ou
 
 
 def _notify_refused_start(state: State, facts: Facts, entry: Record, refused: Outcome, reason: str) -> Outcome:
-    """Notify the readers of the trigger that a reaction cannot start because of the agent's quota, at a limited
-    rate."""
+    """Notify the readers of the trigger that a reaction cannot start because the agent's quota is used up. The number
+    of notices is limited."""
     agent_id = entry.origin.agent_id
     trigger = facts.heads.get(entry.trigger) if entry.trigger is not None else None
     if trigger is None or not is_recipient(state, agent_id, trigger):
         return refused
-    key = f"{agent_id}/told"  # not an id, so no participant has this bucket
+    key = f"{agent_id}/told"  # not a valid id, so it cannot be the bucket of a participant
     bucket: Bucket = state.get("bucket", key) or Bucket()
     # A refused start costs no quota, so a broken agent could send one notice per message to every reader.
     due_at = next_arrival_or_none(bucket.sends, state.stamp, REFUSAL_NOTICES_PER_MINUTE, MINUTE_MS)
@@ -153,8 +153,8 @@ def _stored_reply(entry: Record, seq: int, *, duplicate: bool) -> SessionReply:
 
 
 def _repeat(rules: Rules, state: State, facts: Facts, entry: Record, stored: StoredKey) -> Outcome:
-    """Return the outcome of a repeated record: the same answer, and the fact that a process works on the reaction. No
-    new record is stored."""
+    """Return the outcome of a repeated record: the same answer as before. A repeated start or wait also updates which
+    process works on the reaction. No new record is stored."""
     error = repeat_error("record", entry.frame.record_id, stored.seq, is_damaged=stored.is_damaged)
     if stored.is_damaged:
         raise error
@@ -162,7 +162,8 @@ def _repeat(rules: Rules, state: State, facts: Facts, entry: Record, stored: Sto
         reply = Outcome(effects=(_stored_reply(entry, stored.seq, duplicate=True),))
     else:
         reply = refuse_entry(rules, state, entry, error)
-    # A repeated result or reply reports nothing new. A repeated start says that another process works on it now.
+    # A repeated result or reply contains nothing new. A repeated start shows that another process works on the reaction
+    # now.
     if entry.frame.kind not in REPEATED_KINDS:
         return reply
     try:
@@ -175,7 +176,7 @@ def _repeat(rules: Rules, state: State, facts: Facts, entry: Record, stored: Sto
 
 
 def _track_progress(change: ChangeSet, entry: Record) -> None:
-    """Update the calls of an open reaction."""
+    """Update the running calls of an open reaction."""
     agent_id, frame = entry.origin.agent_id, entry.frame
     key = f"{agent_id}/{frame.reaction}"
     opened: OpenReaction | None = change.state.get("reaction", key)
@@ -198,7 +199,7 @@ def _start_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
     check_may_start(state, head)
     most = change.rules.limits.max_reactions_per_message
     key = f"{agent_id}/{reaction}"
-    # A reaction that is already open continues. Counting it again would refuse a runner that resumes.
+    # An open reaction may start again, because a runner resumes it. Counting it twice would refuse this runner.
     if state.get("reaction", key) is None and len(state.reactions_to(agent_id, trigger)) >= most:
         raise Forbidden(
             f"{agent_id} has {most} open reactions to message {trigger}, the maximum (max_reactions_per_message). "
@@ -209,19 +210,20 @@ def _start_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
     opened = OpenReaction(
         reaction, agent_id, trigger, row.seq, head, entry.oldest or trigger, life=life, at=state.stamp
     )
-    # Both in one commit: between the two, the conversation would seem to be quiet.
+    # Do both in one commit: between two commits, the conversation would seem to be quiet.
     change.set_value("reaction", key, opened)
     change.add_writes(close_delivery(state, agent_id, trigger))
     key = f"{agent_id}/{trigger}"
     earlier: TriggeredReactions | None = change.lookup_cold("triggered", key)
     started = TriggeredReactions(reaction, row.seq) if earlier is None else earlier.with_started(reaction, row.seq)
     change.set_value("triggered", key, started)
-    # The reaction is stored, so the delivery is complete. From here on the reaction is resumed, not delivered again.
+    # The stored reaction completes the delivery. From here on, the reaction is resumed instead of delivered again.
     change.effects.append(MarkHandled(agent_id, trigger))
 
 
 def _budget_notice(state: State, entry: Record, trigger: MessageHead, reason: str) -> SendNotice:
-    """Return the notice that a reaction stopped at a budget, for operators and the readers of its trigger's thread."""
+    """Return the notice that a reaction stopped because a budget is used up. The notice goes to operators and to the
+    readers of the trigger's thread."""
     agent_id, reaction = entry.origin.agent_id, entry.frame.reaction
     body = {"root": trigger.root, "seq": trigger.seq, "agent_id": agent_id, "reaction": reaction, "reason": reason}
     readers = frozenset(thread_readers(state, trigger))
@@ -229,15 +231,12 @@ def _budget_notice(state: State, entry: Record, trigger: MessageHead, reason: st
 
 
 def _store_budget_stop(change: ChangeSet, opened: OpenReaction, reason: str) -> None:
-    """Store that a reaction ended at its agent's budget. The inbox shows this to people who may resume the
-    conversation."""
+    """Store that a reaction ended because its agent's budget is used up. The inbox shows the stop to people who may
+    resume the conversation."""
     head = opened.trigger_head
     resumed = find_budget(change.state, change.facts, head.root, head).resumed
     stop = BudgetStop(opened.agent_id, opened.reaction, head.seq, head.root, resumed, change.stamp, reason)
     change.set_value("spent_out", f"{descending_key(head.seq)}/{opened.agent_id}", stop)
-
-
-# --- deliveries that failed
 
 
 # --- bodies of records
@@ -252,4 +251,4 @@ class ModelFailedBody(Struct):
 
 _read_finished = parser_of(FinishedBody)
 parse_failure = parser_of(ModelFailedBody)
-"""Parse why a model did not reply. Returns None for a body that does not match."""
+"""Parse the reason why a model did not reply. Return None for a body that does not match."""

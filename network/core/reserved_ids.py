@@ -1,7 +1,7 @@
 """Reserved ids: words that mean a role, an address or the network itself, and ids that look like another id.
 
-People read a sender's id on a screen, and models read it in a prompt. Neither can tell ``desk`` from ``desk-``. So such
-ids cannot be registered by first use (`joining`), but an operator can create a token for one. Pure.
+People read a sender's id on a screen, and models read it in a prompt. Both could mistake ``desk-`` for ``desk``. Such
+ids therefore cannot be registered by first use (`joining`), but an operator can create a token for one. Pure.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _CONFUSABLE = str.maketrans({"0": "o", "1": "l", "i": "l", "m": "rn", "w": "vv"}
 
 
 def skeleton(agent_id: str) -> str:
-    """Return the skeleton of an id. Ids with the same skeleton look alike. Modeled on the confusables of Unicode's UTS
-    #39."""
+    """Return the skeleton of an id. Two ids with the same skeleton look alike. The rules are modeled on the confusable
+    characters of Unicode UTS #39."""
     return _SEPARATORS.sub("-", agent_id.translate(_CONFUSABLE)).removesuffix("-")
 
 
 MAX_EXACT_LENGTH = 3
-"""Words up to this length are reserved without their look-alikes: `a11` may be one of many agents that a program
-numbers."""
+"""Maximum length in characters of words that are reserved without their look-alikes: `a11` could be one of many agents
+numbered by a program."""
 _WORDS = sorted(ROLES | PLACES | POWERS | NOBODY)
 _RESERVED = {skeleton(word): word for word in _WORDS if len(word) > MAX_EXACT_LENGTH}
 _SHORT = {word: word for word in _WORDS if len(word) <= MAX_EXACT_LENGTH}
@@ -42,8 +42,8 @@ _OWN = skeleton(OWN_IDS)
 
 
 def describe_reserved(agent_id: str, mods: Collection[str]) -> str | None:
-    """Return what a reserved id, or an id that looks reserved, could be mistaken for, as a clause. None for other ids.
-    ``mods`` are the hub's mods."""
+    """Return a clause that says what an id could be mistaken for, if the id is reserved or looks reserved. Return None
+    for other ids. ``mods`` are the ids of the hub's mods."""
     looks = skeleton(agent_id)
     if looks.startswith(f"{_OWN}-"):
         return f"passes for one of the network's own tools, whose ids begin with {OWN_IDS}"

@@ -1,9 +1,10 @@
 """Edits and deletions of messages.
 
-The log keeps one row for each: ``edited`` with the new content and the content before, ``deleted`` with the seqs of the
-message's edits. A ledger that stores such a row also rewrites the rows that it names, in the same transaction. So every
-reader gets the current content: windows, deliveries, search, exports and backups. The same rows give the same result in
-every ledger, so a shared log needs no further records. No IO, no clock.
+The log stores one row per revision. An ``edited`` row contains the new content and the content before the edit. A
+``deleted`` row contains the seqs of the message's edits. When a ledger stores such a row, it also rewrites the rows
+that the row names, in the same transaction. Every reader therefore gets the current content: windows, deliveries,
+search, exports and backups. The same rows produce the same result in every ledger, so a shared log needs no further
+records. No IO, no clock.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DELETED_TEXT = "(deleted)"
 
 
 class Revision(Struct, frozen=True, omit_defaults=True):
-    """Body of a row of type ``edited`` or ``deleted``. ``seq`` names the message."""
+    """Body of a row of type ``edited`` or ``deleted``. ``seq`` is the seq of the revised message."""
 
     seq: int
     content: Raw | UnsetType = UNSET
@@ -32,7 +33,7 @@ class Revision(Struct, frozen=True, omit_defaults=True):
     before: Raw | UnsetType = UNSET
     """Content and text before an edit: {`content`, `text_representation`?}."""
     edits: list[int] = []
-    """The ``edited`` rows of a deleted message. They lose their contents too."""
+    """Seqs of the ``edited`` rows of a deleted message. These rows lose their contents too."""
 
 
 _read_revision = msgspec.json.Decoder(Revision).decode
@@ -40,7 +41,7 @@ _read_message = msgspec.json.Decoder(WireMessage).decode
 
 
 def list_revised(change: Row) -> list[int]:
-    """Return the seqs of the rows that a row of type ``edited`` or ``deleted`` rewrites."""
+    """Return the seqs of the rows that an ``edited`` or ``deleted`` row rewrites."""
     if change.is_damaged:
         return []
     revision = _read_revision(change.data)

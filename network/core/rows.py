@@ -33,7 +33,7 @@ class MessageHead(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoredKey(Struct, frozen=True, gc=False):
-    """Data stored under an idempotency key: enough to tell a repeat from a conflict. `Row` adds the other fields."""
+    """Data stored under an idempotency key: enough to distinguish a repeat from a conflict. `Row` adds the other fields."""
 
     seq: int
     stream: str = ""

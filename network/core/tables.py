@@ -463,8 +463,8 @@ class DeadLetter(Struct, frozen=True):
 
 
 class AbandonedReaction(Struct, frozen=True):
-    """Link from a reaction (second half of the key) to the dead letter that it was started for. Kept as long as the
-    dead letter."""
+    """Link from a reaction (second half of the key) to the dead letter that it was started for. Kept until the
+    dead letter is deleted."""
 
     trigger: int
     sender_id: str

@@ -170,7 +170,7 @@ def is_reader(state: State, agent_id: str, head: MessageHead) -> bool:
 
 def follows_live(state: State, agent_id: str, judges: Iterable[MessageHead]) -> bool:
     """Return whether a participant may see live progress that is derived from these messages. The participant must be
-    able to read each message, and must be a recipient of a reply to each message now."""
+    able to read each message, and must be among the recipients if somebody replied to the message now."""
     return all(
         is_reader(state, agent_id, head)
         # At the next seq: live progress is about a message that is not stored yet.

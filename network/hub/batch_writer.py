@@ -2,8 +2,8 @@
 
 One task commits batch after batch: look up, apply, append, publish. Nothing is answered or delivered before the append
 has returned. If an append fails, its outcome is unknown. The writer then answers nobody, closes every session with
-4503, reopens the ledger and loads the state from it. Clients repeat their unanswered frames. The first rule of step 6
-recognizes repeats of entries that were stored after all.
+4503, reopens the ledger and loads the state from it. Clients repeat their unanswered frames. If an entry was stored after
+all, the first rule of step 6 recognizes its repeat.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class BatchWriter:
         await self._commit(Batch(entries))
 
     async def _commit(self, batch: Batch) -> None:
-        # At most three rounds: a wrong guess ends guessing, and an outcome that cannot be stored starts checking. Each
-        # happens at most once.
+        # At most three rounds. A wrong guess ends guessing, and an outcome that cannot be stored starts checking. Each of
+        # these two events happens at most once per batch.
         while not batch.is_stored:
             await self._look_up(batch)
             await self._apply(batch)

@@ -1,4 +1,4 @@
-"""WebSocket frames as bytes (RFC 6455, 5.2): the part of the framing that the hub does itself. Pure: no IO.
+"""WebSocket frames as bytes (RFC 6455, 5.2): the part that the hub parses itself. Pure: no IO.
 
 Nearly all frames are whole text messages. These are extracted from the bytes in this module. All other frames
 (fragments, control frames, invalid frames) go to the parser of websockets, frame by frame. `connection` passes the

@@ -39,8 +39,8 @@ _SHOWN = 100
 
 
 class OriginPolicy:
-    """The names by which browsers may reach a node: ``web_hosts``, the name on which the node listens, and the address
-    to which the browser connected. Names of the loopback are allowed for connections over it."""
+    """The names that browsers may use to reach a node: ``web_hosts``, the name on which the node listens, and the address
+    to which the browser connected. Loopback names are allowed for connections over loopback."""
 
     def __init__(self, host: str, web_hosts: Sequence[str], *, behind_proxy: bool) -> None:
         named = (read_web_host(host) for host in web_hosts)

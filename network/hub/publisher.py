@@ -327,7 +327,7 @@ class Publisher:
         # the welcome.
         for request in effect.cancel_requests:
             self._request_cancel(request)
-        # Last: early frames are handled as those of a live session, after its welcome and its cancel requests.
+        # Release last: frames that arrived early must be handled after the welcome and the cancel requests.
         self._intake.release(session)
 
     def _describe_leader(self) -> Follows | UnsetType:

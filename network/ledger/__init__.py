@@ -153,7 +153,7 @@ RETENTION_FIELDS: dict[Table, str] = {
     "undelivered": "seq",
     "spent_out": "seq",
 }
-"""For tables about messages, the field with a message's seq. A value is kept as long as that message. For example, a
+"""For tables about messages, the field with a message's seq. A value is kept until that message is deleted. For example, a
 conversation's budget is kept until the last message charged to it is deleted."""
 KEYED_BY_SEQ: tuple[Table, ...] = ("triggered", "tried", "dead")
 """Tables about messages whose keys end in the message's seq."""

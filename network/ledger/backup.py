@@ -33,12 +33,12 @@ class Backup(Struct, frozen=True):
 
 
 def back_up(source: Path, target: Path, *, with_blobs: bool = True) -> Backup:
-    """Copy a ledger into a new file, and its blobs into a new folder beside the file, even while a node writes them.
+    """Copy a ledger into a new file, and its blobs into a new folder next to it, even while a node writes them.
     Raises `LedgerError`.
 
     The copy is complete and checked before it gets its name. A node that opens the copy begins a new epoch, because the
-    copy is a fork. Clients must not confuse its seqs with those of the original. If nobody has the ledger open, no file
-    is created beside it.
+    copy is a fork. Clients must not confuse seqs of the copy with seqs of the original. If no process has the ledger open,
+    the backup creates no files next to the original.
     """
     if target.exists():
         raise LedgerError(f"{target} exists. A backup never overwrites: choose another name.")

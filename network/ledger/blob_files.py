@@ -46,10 +46,10 @@ def check_blobs(path: Path) -> BlobCheck:
 
 
 def copy_blobs(source: Path, target: Path, names: list[str]) -> BlobCheck:
-    """Copy blobs beside the copy of a ledger's file, as a folder that appears when it is complete. Raises `OSError`, and
+    """Copy blobs into a folder next to the copied ledger. The folder appears when it is complete. Raises `OSError`, and
     `LedgerError` if the folder exists.
 
-    Missing and damaged blobs are left out and reported, because one of them must not prevent all further backups.
+    Missing and damaged blobs are left out and reported, because one bad blob must not prevent all further backups.
     """
     folder, draft = blob_folder(target), blob_folder(target).with_name(f".{target.name}.files.{os.getpid()}")
     if folder.exists():

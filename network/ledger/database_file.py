@@ -44,9 +44,9 @@ log = logging.getLogger(__name__)
 class DatabaseFile:
     """The file of a `SQLiteLedger` with its connections, its lock, and its rows in memory.
 
-    ``new_epoch`` returns the string that marks a new history. A history begins in three cases: at creation, if the file
-    is an older copy of the stored data, and after an unclean stop that may have lost acknowledged rows. The last case
-    requires that ``durability`` is not ``full`` and the machine was restarted. ``boot`` identifies the boot of the
+    ``new_epoch`` returns the string that marks a new history. A new history begins at creation, if the file is an
+    older copy of the stored data, and after an unclean stop that may have lost acknowledged rows. Rows can be lost only
+    if ``durability`` is not ``full`` and the machine was restarted. ``boot`` identifies the boot of the
     machine, and is empty if unknown. The file of an index of a shared log needs ``is_index``: otherwise it would begin
     its own history.
     """

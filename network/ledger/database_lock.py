@@ -137,7 +137,7 @@ class DatabaseLock:
 
     def note_state(self) -> None:
         """Record the state of the files, after each write of this process."""
-        # Recorded after each own write, so that `check` can tell an own change from a foreign one.
+        # `check` compares with this state to detect changes made by other processes.
         main = self._check_file("")
         self._main_state = (main.st_size, main.st_mtime_ns)
         for suffix in ("-wal", "-shm"):
@@ -175,7 +175,7 @@ class DatabaseLock:
     def is_wal_foreign(self) -> bool:
         """Return whether the WAL belongs to another database, which this file has replaced.
 
-        Only the first bytes of the database can tell, because no checkpoint changes them. After a power cut during a
+        Only the first bytes of the database are reliable here, because no checkpoint changes them. After a power cut during a
         checkpoint, the other bytes may be a mixture of old and new sectors, which only the WAL repairs. So a table that
         is read without the WAL proves nothing.
         """

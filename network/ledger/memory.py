@@ -111,7 +111,7 @@ class MemoryLedger:
         self._name = name
         self._is_open = False
         self._first_seq = 1
-        self._head = self._stamp = 0  # those of the newest row, even if the row was trimmed
+        self._head = self._stamp = 0  # seq and stamp of the newest row, even if retention deleted the row
         self._rows = _RowStore()
         self._tables: dict[str, dict[str, Any]] = defaultdict(dict)
         self.damaged = 0

@@ -85,7 +85,7 @@ def begins_new_history(
     meta: Mapping[str, str], head: int, head_file: HeadFile | None, *, boot: str, durability: Durability
 ) -> bool:
     """Return whether clients may know rows that this file does not have, because it is new, is an older copy, or has
-    lost its newest rows. In these cases clients must not confuse its seqs with those of the old history.
+    lost its newest rows. In these cases clients must not confuse its seqs with seqs of the old history.
 
     ``boot`` identifies the boot of the machine. It is empty if the data kept by the kernel cannot be trusted.
     """

@@ -290,7 +290,7 @@ def list_newest_heads(
 
 
 def list_first_seqs(threads: Mapping[str, MemtableRows], db: sqlite3.Connection) -> dict[str, int]:
-    """Answer `Ledger.first_seqs`. For each thread, the arguments contain its rows in the memtable."""
+    """Answer `Ledger.first_seqs`. ``threads`` maps each thread to its rows in the memtable."""
     seqs: dict[str, int] = {}
     for stream, newest in threads.items():
         first = db.execute(*select_at_place(f"in/{stream}", 0, 2**62, newest, 1, columns="seq")).fetchone()

@@ -181,7 +181,7 @@ def collect_places(row: Row, places: defaultdict[str, list[int]]) -> None:
 
 
 def hash_key(actor: str, key: str) -> int:
-    """Return the number by which an idempotency key is found. Two keys may share a number, so the row decides.
+    """Return the hash of an idempotency key. Two keys may share a hash, so the caller must compare the row's key.
 
     Files depend on this hash, and a test pins it. Hash all 62 bits, even for ids that begin with their time. With fewer
     bits, an attacker could find thousands of ids with the same number within hours. Each new id would then cause a read

@@ -73,10 +73,10 @@ CREATE TABLE state (tbl TEXT NOT NULL, key TEXT NOT NULL, value TEXT NOT NULL, P
 """
 
 CHECKED_FROM = "checked_from"
-# Rows of the log have a checksum from a mark on, the next seq; from there on a missing one is damage. Computing those of
-# older rows would rewrite the whole log, with as much again in the WAL, and would vouch for what it holds now, not for
-# what was once stored. The rows of the tables have no order that a mark could name. They are few and small, and get
-# their checksums here.
+# Rows of the log have checksums from the seq in `CHECKED_FROM` on. After that seq, a missing checksum means damage. Older
+# rows get no checksum: computing it would rewrite the whole log, write as many bytes to the WAL, and hide any damage that
+# the rows already have. Rows of the tables have no seq to start from. They are few and small, so they all get their
+# checksums here.
 _V2 = f"""
 ALTER TABLE log ADD COLUMN crc INTEGER;
 ALTER TABLE state ADD COLUMN crc INTEGER;
@@ -89,16 +89,16 @@ UPDATE meta SET crc = checksum(key, value);
 # The following steps change values, not tables. The new version keeps older releases from opening the file, because
 # they would ignore these values.
 _V3 = ""
-# taken over threads (table ``hold``): agents of an older release answer in them
+# Threads that are taken over (table ``hold``). Agents of an older release would answer in these threads.
 _V4 = ""
 # read state (``mark``), the inbox (``question``, ``dismissed``, ``undelivered``, ``spent_out``), single-use logins
 # (``login``)
 _V5 = ""
 # the cursor in a shared log (``followed``): an older release would write its own history here
 _V6 = ""
-# Each fact once (`row_encoding`): the five indexes, each of which held names, give way to two tables that are written in
-# order. The rows stay as they are: those written before say some things twice. Damage is not looked for here, so text is
-# passed on as bytes. Keys whose hash another key has are in ``key_more``.
+# Store each fact once (`row_encoding`). Two tables that are written in order replace five indexes that repeated names.
+# Existing rows are not rewritten, so older rows still contain some facts twice. This step does not check for damage, so
+# it handles text as bytes. ``key_more`` holds the keys whose hash is already in ``key``.
 _V7 = """
 CREATE TABLE key (hash INTEGER PRIMARY KEY, seq INTEGER NOT NULL);
 INSERT OR IGNORE INTO key SELECT hash_key(CAST(actor AS BLOB), CAST(key AS BLOB)) AS hash, seq FROM log
