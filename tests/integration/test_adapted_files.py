@@ -44,7 +44,7 @@ async def test_it_answers_at_the_node_that_starts_it_and_its_run_is_replayed(tmp
             [ann] = [it for it in (await mia.call("network.list_agents", {}))["agents"] if it["agent_id"] == "ann"]
         assert (ann["card"]["description"], ann["kind"]) == ("Greets", "agent")
         await up.stop()
-    assert "As it was" in (await run("replay", "roundelay.db", "roundelay.yaml", cwd=tmp_path)).out
+    assert "No differences" in (await run("replay", "roundelay.db", "roundelay.yaml", cwd=tmp_path)).out
 
 
 REFUSED = {
