@@ -1,4 +1,5 @@
-"""`DurabilityCheck`: checks in the engine's settings whether acknowledged records are on disks."""
+"""`DurabilityCheck`: checks whether the settings of the shared log's engine guarantee that acknowledged records are on
+disk."""
 
 from __future__ import annotations
 
@@ -15,20 +16,21 @@ log = logging.getLogger(__name__)
 
 
 class DurabilityCheck:
-    """Checks how the engine syncs records to disk. With ``is_required``, the node acknowledges messages only if the
-    engine's settings show that records are on disks first. ``report`` receives sentences for the operator."""
+    """Checks whether the engine stores records on disk before it acknowledges them. With ``is_required``, the check
+    fails if the engine's settings do not guarantee this. ``report`` receives messages for the operator."""
 
     def __init__(self, shared: SharedLog, report: Callable[[str], None], *, is_required: bool) -> None:
         self._shared = shared
         self._report = report
         self._is_required = is_required
         self._risk: str | None = None
-        """Reason why acknowledged records may not be on disks. None before the first check."""
+        """Reason why acknowledged records may not be on disk. Empty if there is no risk. None before the first
+        check."""
         self.checked_at = 0.0
 
     @property
     def level(self) -> str:
-        """``full`` if the engine shows that acknowledged records are on disks, else ``replicated``."""
+        """``full`` if the engine's settings show that acknowledged records are on disk. Otherwise ``replicated``."""
         return "full" if self._risk == "" else "replicated"
 
     @property
@@ -36,8 +38,8 @@ class DurabilityCheck:
         return asyncio.get_running_loop().time() - self.checked_at >= settings.DURABILITY_CHECK_S
 
     async def run(self) -> None:
-        """Check the engine's settings. Raises `LedgerError` if full durability is required and the settings do not show
-        it."""
+        """Check the engine's settings. Raises `LedgerError` if full durability is required but the settings do not
+        guarantee it."""
         before, self._risk = self._risk, await self._shared.find_sync_risk()
         self.checked_at = asyncio.get_running_loop().time()
         if self._risk and self._is_required:

@@ -1,9 +1,10 @@
-"""`JetStreamLog`: the shared log in a stream of NATS JetStream, accessed with its official client.
+"""`JetStreamLog`: a shared log in a stream of NATS JetStream, accessed with the official NATS client.
 
-There is one stream per network, on file storage. A full stream refuses records instead of dropping old ones. Each
-record is published with the sequence number that the stream's last record must have (``Nats-Expected-Last-Sequence``).
-So if two nodes write at the same time, one is refused. The record also has an id, so that a record whose answer was
-lost can be published again.
+Each network has its own stream, in file storage. A full stream refuses new records instead of dropping old ones. Each
+record is published with the sequence number that the last record of the stream must have
+(``Nats-Expected-Last-Sequence``). If two nodes publish at the same time, the server therefore accepts only one record.
+Each record also has an id. If the answer to a record is lost, the record can be published again under the same id
+without being stored twice.
 """
 
 from __future__ import annotations
@@ -45,42 +46,44 @@ with needs("cluster"):
     from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 
-# Error codes of the server (https://github.com/nats-io/nats-server/blob/main/server/errors.json)
+# Error codes of the NATS server (https://github.com/nats-io/nats-server/blob/main/server/errors.json)
 WRONG_LAST_SEQUENCE = (10071, 10164)
-"""The record does not follow the last one."""
+"""Error codes if the last record of the stream does not have the expected sequence number."""
 STILL_STORING = 10158
-"""An earlier attempt to store the record has not finished."""
+"""Error code if an earlier attempt to store the same record has not finished."""
 NO_LEADER = 10008
-"""The servers are electing their leader."""
+"""Error code while the servers are electing their leader."""
 FULL = (10023, 10047, 10077)
-"""The stream or the server has no room. The status is 503, as for temporary failures, but these failures do not
-pass."""
+"""Error codes if the stream or the server is full. Their HTTP-like status is 503, as for temporary failures, but
+retrying does not help."""
 NOT_ENABLED = (10039, 10076)
 TOO_FEW_SERVERS = (10005, 10074)
-"""There are fewer servers than replicas."""
+"""Error codes if there are fewer servers than the configured number of replicas."""
 
 CONNECT_S = 5
 CONNECT_ALL_S = 10.0
-"""Timeout of the first connection, over all servers, in seconds."""
+"""Total time limit for the first connection to any of the servers, in seconds."""
 RECONNECTS = 5
-"""Attempts per server until a connection is given up. The log is then opened again."""
+"""Number of attempts to reconnect to each server. When all attempts have failed, the log must be opened again."""
 APPEND_S = 2.0
 """Timeout of one attempt to append a record, in seconds."""
 PATIENCE_S = 10.0
-"""Maximum time for all attempts to append a record, in seconds. The servers may have to elect a leader meanwhile."""
+"""Maximum time for all attempts to append a record, in seconds. During this time, the servers may have to elect a
+leader."""
 FOLLOW_S = 5.0
-"""Time without a record after which a follower asks whether there is one, in seconds."""
+"""Time without a new record after which a follower queries the end of the log, in seconds."""
 AWAY_S = 4.0
-"""Silence in seconds after which a replica counts as away. Replicas contact the stream's leader each second."""
+"""Time without a sign of a replica after which the replica counts as absent, in seconds. Replicas normally contact the
+stream's leader every second."""
 HEARTBEAT_S = 5.0
-"""Interval of the server's heartbeats for a consumer, in seconds. The client creates the consumer again when two are
-missing."""
+"""Interval at which the server sends heartbeats to a consumer, in seconds. If two heartbeats are missing, the client
+creates the consumer again."""
 CLOSE_S = 2.0
 MONITOR_S = 1.0
 """Timeout of a request to a server's monitoring port, in seconds."""
 MAX_ANSWER_BYTES = 1 << 20
 MAX_BROADCASTS = 64
-"""Maximum number of unread broadcasts that are kept. The oldest are dropped."""
+"""Maximum number of unread broadcasts in memory. If there are more, the oldest are dropped."""
 MIN_RECORD_BYTES = 64 * 1024
 UNBOUNDED = 1 << 62
 ALWAYS = "always"
@@ -94,17 +97,18 @@ class _NotEncryptedError(NatsError):
 
 
 class _EncryptedClient(Client):
-    """Sends no credentials to a server that does not encrypt. The NATS client itself would send them unencrypted to a
-    server that does not ask for TLS."""
+    """NATS client that never sends credentials over an unencrypted connection. The original client would send them if
+    the server does not ask for TLS."""
 
     def _connect_command(self) -> bytes:
-        if not self._server_info.get("tls_required"):  # otherwise the connection is already encrypted
+        # If the server requires TLS, the connection is already encrypted here.
+        if not self._server_info.get("tls_required"):
             raise _NotEncryptedError("it does not encrypt, and tls:// asks for that")
         return super()._connect_command()
 
 
 class JetStreamLog:
-    """A `SharedLog` in one stream."""
+    """`SharedLog` in one stream of NATS JetStream."""
 
     def __init__(self, address: NatsAddress) -> None:
         self._address = address
@@ -114,7 +118,7 @@ class JetStreamLog:
         self._has_broadcast = asyncio.Event()
         self._subject = f"roundelay.{address.stream}"
         self._syncs: dict[str, str] = {}
-        """Last known sync setting by server name: ``always``, or an interval."""
+        """Last known sync setting of each server, by server name. The value is ``always`` or an interval."""
 
     async def open(self, *, create: bool = True) -> None:
         refusals = list[Exception]()
@@ -127,7 +131,8 @@ class JetStreamLog:
                 )
             await self._make_stream(create=create)
             await client.subscribe(f"{self._subject}.said", cb=self._receive)
-            await _await_cancellable(client.flush(CONNECT_S))  # from here on no broadcast is missed
+            # After the flush, the subscription is active, so no broadcast is missed.
+            await _await_cancellable(client.flush(CONNECT_S))
         except FAILURES as error:
             await self.close()
             if refusals:
@@ -151,13 +156,15 @@ class JetStreamLog:
             raise
 
     async def _connect(self, refusals: list[Exception]) -> Client:
-        """Return a connected client. Later refusals by the servers are appended to ``refusals``: most permission errors
-        are reported only to this callback, not to a call."""
+        """Connect to the servers and return the client. If the servers refuse something later, the error is appended to
+        ``refusals``. Most permission errors are reported only to the client's error callback and not to the call that
+        caused them."""
         client = _EncryptedClient() if self._address.is_encrypted else Client()
 
         async def note_error(error: Exception) -> None:
             if isinstance(error, ssl.SSLError | _NotEncryptedError) and not client.is_reconnecting:
-                raise error  # otherwise the client would wait forever for a TLS connection that failed
+                # Raise the error. Otherwise, the client would wait forever for a TLS connection that has failed.
+                raise error
             if "authorization" in str(error).lower() or "permissions" in str(error).lower():
                 refusals.append(error)
 
@@ -168,7 +175,7 @@ class JetStreamLog:
                 password=self._address.password,
                 token=self._address.user or None if self._address.password is None else None,
                 connect_timeout=CONNECT_S,
-                max_reconnect_attempts=RECONNECTS,  # with -1 the first connect would try forever
+                max_reconnect_attempts=RECONNECTS,  # With -1, the first connection attempt would never end.
                 reconnect_time_wait=1,
                 error_cb=note_error,
             )
@@ -198,21 +205,22 @@ class JetStreamLog:
         return client
 
     async def close(self) -> None:
-        # Forget the client before the wait, so that nobody uses a client that is closing.
+        # Clear the attribute before waiting, so that no other task uses a client that is closing.
         client, self._nats = self._nats, None
         if client is not None:
             await _close_client(client)
 
     @property
     def max_bytes(self) -> int:
-        return self._client().max_payload  # may differ after a reconnect to another server
+        return self._client().max_payload  # The value may change when the client reconnects to another server.
 
     async def end(self) -> int:
         return (await self._get_info()).state.last_seq
 
     async def first(self) -> int:
         state = (await self._get_info()).state
-        # Purging from the front leaves no gaps. A gap means that somebody removed single records.
+        # `drop` deletes only the oldest records, so it leaves no gaps. A gap means that somebody has deleted single
+        # records.
         if state.num_deleted:
             raise UnusableLog(
                 f"The shared log {self.name} lacks {state.num_deleted} records between its first and its last: records are "
@@ -230,11 +238,11 @@ class JetStreamLog:
         return (UNBOUNDED, UNBOUNDED) if total < 0 else (max(0, total - info.state.bytes), total)
 
     async def append(self, data: bytes, after: int) -> int:
-        # the fence: the server refuses a record that does not follow the last one this node has read
+        # Fencing: the server refuses this record if another node has appended a record that this node has not read.
         headers = {"Nats-Expected-Last-Sequence": str(after), "Nats-Msg-Id": f"{after + 1}-{digest(data)}"}
         loop = asyncio.get_running_loop()
-        # Repeat under the same id and the same expected sequence: the server stores the record once, however often it
-        # arrives.
+        # Retry with the same id and the same expected sequence number. The server then stores the record only once,
+        # even if it arrives several times.
         deadline = loop.time() + PATIENCE_S
         while True:
             try:
@@ -244,12 +252,12 @@ class JetStreamLog:
                 return (await _await_cancellable(answer)).seq
             except APIError as error:
                 if error.err_code in WRONG_LAST_SEQUENCE:
-                    # The answer was lost, or the server no longer remembers the id. Compare the stored record itself
-                    # before giving up leadership.
-                    if await self._is_stored(data, after + 1):  # an earlier attempt has arrived
+                    # Perhaps an earlier attempt was stored, but its answer was lost and the server has forgotten the
+                    # id. Read the stored record before giving up leadership.
+                    if await self._is_stored(data, after + 1):  # An earlier attempt has stored the record.
                         return after + 1
                     raise LeadershipLost(f"Somebody else has written to the shared log {self.name}.") from error
-                # Permanent errors are raised at once: waiting would only delay the commit.
+                # Raise permanent errors immediately, because a retry would only delay the commit.
                 if not _may_pass(error) or loop.time() > deadline:
                     raise self._failed(error) from error
             except FAILURES as error:
@@ -280,14 +288,14 @@ class JetStreamLog:
                         message = await _await_cancellable(subscription.next_msg(timeout=FOLLOW_S))
                     except TimeoutError:
                         if await self.end() > after:
-                            break  # a record exists and does not arrive: subscribe again
+                            break  # The log contains a record that the consumer does not receive, so subscribe again.
                         continue
                     metadata = message.metadata
                     position = metadata.sequence.stream
-                    # A gap means that records were lost on their way. A repetition means that the client has created
-                    # its consumer again at the beginning of the stream, because the server restarted before the first
-                    # record came. In both cases subscribe again after the last record: a follower must neither miss nor
-                    # repeat a record.
+                    # Subscribe again after the last record if a record is missing or repeated, because a follower must
+                    # not miss or repeat records. Records may be lost in transit. They are repeated if the server
+                    # restarts before the consumer's first record: the client then creates the consumer again at the
+                    # beginning of the stream.
                     if position <= after or (position != after + 1 and not is_first):
                         break
                     is_first = False
@@ -295,7 +303,8 @@ class JetStreamLog:
                     yield LogRecord(position, message.data, has_more=bool(metadata.num_pending))
             except FAILURES as error:
                 raise self._failed(error) from error
-            # a client that gives up also cancels, although nobody has requested it
+            # When the client gives up its connection, it also raises CancelledError, although nobody has cancelled this
+            # task.
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
@@ -325,11 +334,11 @@ class JetStreamLog:
         cluster = info.cluster
         names = [cluster.leader or ""] if cluster is not None else []
         peers = (cluster.replicas if cluster is not None else None) or []
-        # Every server that may acknowledge must be safe. A server that syncs late can lose records that a majority has
+        # Check every server that may acknowledge records. A server that syncs late can lose records that a majority has
         # acknowledged.
         names += [
             peer.name or "" for peer in peers if not _is_away(peer)
-        ]  # a replica that is away acknowledges nothing
+        ]  # Skip absent replicas, because they acknowledge nothing.
         for name in names:
             sync = self._syncs.get(name)
             if sync is None:
@@ -339,7 +348,8 @@ class JetStreamLog:
         return "" if names else "its servers do not say which of them stores it"
 
     async def _ask_monitors(self) -> None:
-        """Ask each server how it syncs. If a server does not answer, keep its last answer."""
+        """Ask each server at its monitoring port how it syncs to disk. If a server does not answer, its last answer
+        remains valid."""
         requests = (asyncio.to_thread(_fetch_sync_mode, host, port) for host, port in self._address.monitors)
         for modes in await asyncio.gather(*requests):
             self._syncs.update(modes)
@@ -348,7 +358,7 @@ class JetStreamLog:
         return await self._request(self._context().stream_info(self._address.stream))
 
     async def _request(self, work: Awaitable[_T]) -> _T:
-        """Await a request that is not retried. Raise its failure as a `LedgerError`."""
+        """Await a request that is not retried. A failure is raised as a `LedgerError`."""
         try:
             return await _await_cancellable(work)
         except FAILURES as error:
@@ -391,7 +401,8 @@ class JetStreamLog:
         )
 
     async def _make_stream(self, *, create: bool) -> None:
-        """Find or create the stream. Raises `LedgerError` for a stream that is not configured as a log must be."""
+        """Find the stream of the log, or create it. Raises `LedgerError` if the stream is not configured as a log
+        requires."""
         try:
             config = (await _await_cancellable(self._context().stream_info(self._address.stream))).config
         except NotFoundError:
@@ -401,17 +412,20 @@ class JetStreamLog:
         self._check_config(config)
 
     def _check_config(self, config: StreamConfig) -> None:
-        """Raises `LedgerError` for a stream that may lose or refuse records, because somebody may have changed it."""
+        """Raise `LedgerError` if the configuration of the stream could make it lose or refuse records. Somebody may
+        have changed the configuration since the last check."""
         expected = self._expected_config()
         wrong = [
             name
             for name in ("subjects", "retention", "discard", "storage", "sealed")
             if getattr(config, name) != getattr(expected, name)
         ]
-        # more replicas than configured are fine: an operator has scaled the stream
+        # More replicas than configured are allowed, because an operator may have scaled the stream.
         wrong += ["num_replicas"] if (config.num_replicas or 1) < self._address.replicas else []
-        wrong += ["persist_mode"] if config.persist_mode == PersistMode.ASYNC else []  # acknowledges before it writes
-        limits = ("max_age", "max_msgs", "max_msgs_per_subject", "max_msg_size")  # these drop or refuse records
+        # A stream in this mode acknowledges records before it writes them.
+        wrong += ["persist_mode"] if config.persist_mode == PersistMode.ASYNC else []
+        # Each of these limits would make the stream drop or refuse records.
+        limits = ("max_age", "max_msgs", "max_msgs_per_subject", "max_msg_size")
         wrong += [name for name in limits if (getattr(config, name) or 0) > 0]
         if wrong:
             settings = ", ".join(f"{name} {getattr(config, name)!r}" for name in wrong)
@@ -421,7 +435,8 @@ class JetStreamLog:
             )
 
     async def _explain_silence(self, error: BaseException) -> LedgerError:
-        """Return why no append was answered. A server whose disk has refused a record still answers everything else."""
+        """Return an error that explains why the server has answered no append. If the disk of the server has refused a
+        record, the server still answers all other requests."""
         if isinstance(error, asyncio.TimeoutError):
             with suppress(LedgerError):
                 cluster = (await self._get_info()).cluster
@@ -460,21 +475,22 @@ class JetStreamLog:
                 f"The servers of {self.name} cannot keep {self._address.replicas} replicas ({_describe(error)}). Run as "
                 "many servers in one cluster, or name fewer replicas with ?replicas=."
             )
-        # while the servers elect a leader, a stream or a consumer may not even be found
+        # While the servers elect a leader, they may not even find a stream or a consumer.
         return LogUnavailable(f"The shared log {self.name} failed: {_describe(error)}.")
 
 
 async def _close_client(client: Client) -> None:
     with suppress(*FAILURES):
-        async with asyncio.timeout(CLOSE_S):  # a server that is away accepts no bytes
+        async with asyncio.timeout(CLOSE_S):  # Limit the time, because an unreachable server accepts no more bytes.
             await client.close()
 
 
 async def _await_cancellable(work: Awaitable[_T]) -> _T:
     """Await ``work`` without losing a cancellation.
 
-    The client waits with `asyncio.wait_for`. Before Python 3.12, `wait_for` loses a cancellation that arrives together
-    with the answer (https://github.com/python/cpython/issues/86296). The node would then ignore a request to stop.
+    The NATS client waits with `asyncio.wait_for`. Before Python 3.12, `wait_for` loses a cancellation that arrives at
+    the same time as the answer (https://github.com/python/cpython/issues/86296). The node would then ignore a request
+    to stop.
     """
     task = asyncio.current_task()
     cancellations = 0 if task is None else task.cancelling()
@@ -486,7 +502,8 @@ async def _await_cancellable(work: Awaitable[_T]) -> _T:
 
 
 def _is_away(peer: PeerInfo) -> bool:
-    """Return whether the stream's leader has not heard from a replica for a long time, or never since it leads."""
+    """Return whether a replica is absent: the stream's leader has received nothing from it for a long time, or nothing
+    since its election."""
     is_heard = bool(peer.current or peer.active)
     return bool(peer.offline) or not is_heard or (peer.active or 0) > AWAY_S * 1e9
 
@@ -502,7 +519,8 @@ def _is_without_jetstream(error: BaseException) -> bool:
 
 
 def _fetch_sync_mode(host: str, port: int) -> dict[str, str]:
-    """Return how the server at a monitoring port syncs, by its name. Empty if no server with JetStream answers."""
+    """Ask a monitoring port how its server syncs to disk. Return the sync setting by server name. The result is empty
+    if no server with JetStream answers."""
     connection = http.client.HTTPConnection(host, port, timeout=MONITOR_S)
     try:
         connection.request("GET", "/varz")

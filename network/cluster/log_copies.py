@@ -1,8 +1,9 @@
-"""Copies between a shared log and databases, all with the same seqs and the same epoch.
+"""Copies between a shared log and databases. A copy keeps all seqs and the epoch.
 
-`compare` compares a database with its log. `fill_log` copies a database into a new log. Its first record announces the
-copy, and no node leads before the last record ends it. So an interrupted copy can be continued. `rebuild_index` and
-`export_database` make a database from a log. Until an export is complete, its database is an index of the log.
+`compare` compares a database with its log. `fill_log` copies a database into a new log. The first record of that log
+marks the copy as incomplete, and no node leads before the last record marks it as complete. Therefore an interrupted
+copy can be continued. `rebuild_index` and `export_database` create a database from a log. Until an export is complete,
+its database is only an index of the log.
 """
 
 from __future__ import annotations
@@ -51,14 +52,16 @@ from .records import (
 from .shared_log import LogRecord, LogTruncated, SharedLog, follow_records
 
 COMPARE_ATTEMPTS = 4
-"""Number of attempts of a comparison if the leader drops records while they are read."""
+"""Maximum number of attempts to compare a database with a log. A comparison starts again if the leader drops records
+that were about to be read."""
 PAGE_ROWS = 1000
 ROW_EXPANSION = 2
-"""Upper limit of a row's size in a record, as a multiple of its data."""
+"""Maximum size of an encoded row, as a multiple of the size of its data."""
 CURSOR = ("followed", "log")
 
 Progress = Callable[[int, int], None]
-"""Called with the number of rows that are done, and the total, which is 0 if unknown."""
+"""Function that reports progress. It receives the number of finished rows and the total number of rows, which is 0 if
+unknown."""
 
 
 def _no_progress(_done: int, _total: int) -> None:
@@ -66,8 +69,8 @@ def _no_progress(_done: int, _total: int) -> None:
 
 
 class NodeSeen(Struct, frozen=True):
-    """A node whose heartbeat was received. ``ahead_ms`` is approximately how far its clock is ahead of the local one. 0
-    for an older release."""
+    """Node whose heartbeat was received. ``ahead_ms`` is the approximate time by which the node's clock is ahead of the
+    local clock. It is 0 for older releases, whose heartbeats contain no time."""
 
     node: str
     behind: int
@@ -76,7 +79,8 @@ class NodeSeen(Struct, frozen=True):
 
 
 class CopyResult(NamedTuple):
-    """Size of a comparison or copy, and the first difference, if any."""
+    """Result of a comparison or a copy: the number of compared records, rows and values, and the first difference, if
+    any."""
 
     position: int
     rows: int
@@ -85,7 +89,7 @@ class CopyResult(NamedTuple):
 
 
 async def list_nodes(shared: SharedLog) -> list[NodeSeen]:
-    """Listen for heartbeats on an open log. Return the nodes whose heartbeats were received, the leader first."""
+    """Listen for heartbeats on an open log. Return the nodes that sent one, with the leader first."""
     heard: dict[str, tuple[Heartbeat, int]] = {}
     try:
         async with asyncio.timeout(settings.PRESENCE_S + settings.LEADER_TIMEOUT_S / 2):
@@ -104,7 +108,7 @@ async def list_nodes(shared: SharedLog) -> list[NodeSeen]:
 
 
 async def _refuse_nodes(shared: SharedLog) -> None:
-    """Raises `LedgerError` if any node uses an open log."""
+    """Raise `LedgerError` if any node uses an open log."""
     if nodes := await list_nodes(shared):
         names = ", ".join(node.node for node in nodes)
         raise LedgerError(
@@ -113,7 +117,7 @@ async def _refuse_nodes(shared: SharedLog) -> None:
 
 
 async def _read_contents(shared: SharedLog, reader: LogReader, until: int) -> AsyncGenerator[Commit | TrimStep, None]:
-    """Yield the commits and trims of an open log, up to a position."""
+    """Yield the commits and trims of an open log, up to the position ``until``."""
     if reader.end >= until:
         return
     async with follow_records(shared, reader.end) as records:
@@ -129,20 +133,22 @@ async def _read_contents(shared: SharedLog, reader: LogReader, until: int) -> As
 
 
 async def compare(shared: SharedLog, db: Path, progress: Progress = _no_progress) -> CopyResult:
-    """Compare a database with the log up to the record that the database has followed. A node may be using the
-    database.
+    """Compare a database with its log, up to the last record that the database contains. A node may use the database
+    meanwhile.
 
-    A database without a cursor is compared with the whole log, because it was made from the log, or the log was filled
-    from it. An empty database has followed nothing. Opens and closes the log. Raises `LedgerError`.
+    A database with a cursor is compared up to the cursor. A database with rows but without a cursor is compared with
+    the whole log: it was exported from the log, or was copied into the log. An empty database is compared with nothing.
+    Opens and closes the log. Raises `LedgerError`.
     """
     await shared.open(create=False)
     try:
-        # The leader may drop records while they are read. Start again from the new beginning, but not forever.
+        # The leader may drop records while this function reads them. Start again at the new beginning, but only a few
+        # times.
         for attempts_left in range(COMPARE_ATTEMPTS - 1, -1, -1):
             with open_database(db) as database:
                 try:
                     return await _compare(shared, database, db, progress)
-                except LogTruncated:  # the log now begins later: read it from there
+                except LogTruncated:  # The log now begins at a later record, so read it from there.
                     if not attempts_left:
                         raise
         raise AssertionError
@@ -152,7 +158,7 @@ async def compare(shared: SharedLog, db: Path, progress: Progress = _no_progress
 
 async def _compare(shared: SharedLog, database: DatabaseLog, db: Path, progress: Progress) -> CopyResult:
     values = {(table, key): value for table, key, value in database.values()}
-    # The cursor exists only in the index and not in the log, so it does not count as a difference.
+    # Ignore the cursor in the comparison, because only an index contains it.
     stored_cursor = values.pop(CURSOR, None)
     cursor = msgspec.json.decode(stored_cursor, type=IndexPosition) if stored_cursor is not None else None
     end = await shared.end()
@@ -173,14 +179,15 @@ async def _compare(shared: SharedLog, database: DatabaseLog, db: Path, progress:
     if dropped_records and until and reader.is_filling:
         raise LedgerError(f"{db} is inside of a snapshot of the log: let its node go on, and compare again.")
     position, rows = reader.position, comparison.rows
-    # Equal positions prove nothing: two logs may have the same length.
+    # Compare digests too. Equal positions are not enough, because two different logs may have the same length.
     if cursor is not None and cursor.digest != reader.digest:
         return CopyResult(position, rows, 0, f"{db} was made from another log than {shared.name}")
     if (extra := comparison.next_row()) is not None:
         return CopyResult(
             position, rows, 0, f"{db} has row #{extra.seq}, and the log has none behind #{extra.seq - 1}"
         )  # fmt: skip
-    # A trim is in the log before any node applies it. A node that is applying the next trim may have finished a part.
+    # A trim is written to the log before nodes apply it. A node that is applying the next trim may already have deleted
+    # some of the rows.
     next_step = comparison.step
     async for content in _read_contents(shared, reader, min(end, until + 1)):
         next_step = content if isinstance(content, TrimStep) else comparison.step
@@ -191,18 +198,18 @@ async def _compare(shared: SharedLog, database: DatabaseLog, db: Path, progress:
 
 
 class _Comparison:
-    """Compares a database row by row with the records of the log."""
+    """Compares the rows and tables of a database with the records of its log."""
 
     def __init__(self, database: DatabaseLog, db: Path, reader: LogReader, progress: Progress) -> None:
         self._db = db
         self._reader = reader
         self._progress = progress
         self._dropped = TrimStep(database.head.first_seq, database.first_record_seq, is_last=False)
-        """The rows that the database has deleted."""
-        # a log that begins at a snapshot has no older rows
+        """Position up to which the database has deleted rows."""
+        # Skip older rows: a log that begins with a snapshot does not contain them.
         self._own_rows = (row for row in database.rows() if row.seq > reader.missing_up_to)
         self.step = TrimStep(1, 1, is_last=False)
-        """The last trim that was read."""
+        """Last trim that was read from the log."""
         self.tables = _LoggedTables()
         self.rows = 0
 
@@ -210,13 +217,14 @@ class _Comparison:
         return next(self._own_rows, None)
 
     def compare_next(self, content: Commit | TrimStep) -> str:
-        """Compare the rows of a commit, and store its table writes for later. Return the first difference."""
+        """Compare the rows of a commit with the database. Remember the table writes of the commit for `compare_values`.
+        Return a description of the first difference, or an empty string."""
         if isinstance(content, TrimStep):
             self.step = content
             self.tables.drop(content)
             return ""
         for row in content.rows:
-            # Retention has deleted the row from the database. The log keeps it until its next snapshot.
+            # Skip a row that retention has deleted from the database. The log keeps such a row until its next snapshot.
             if row.seq < (self._dropped.records if row.type == "record" else self._dropped.messages):
                 continue
             own = self.next_row()
@@ -254,13 +262,13 @@ class _Comparison:
 
 
 class _LoggedTables:
-    """The values of the tables according to the log, encoded."""
+    """Values of all tables as the log defines them, encoded."""
 
     def __init__(self) -> None:
         self.values: dict[tuple[str, str], str] = {}
         self._first = 1
         self._kept_until: list[tuple[int, tuple[str, str]]] = []
-        """A heap of values, by the seq of the message with which they are deleted."""
+        """Heap of table keys, ordered by the seq of the message with which the value is deleted."""
 
     def apply(self, writes: list[TableWrite]) -> None:
         for write in writes:
@@ -279,12 +287,13 @@ class _LoggedTables:
             self.forget(self.pop_dropped(step))
 
     def pop_dropped(self, step: TrimStep) -> set[tuple[str, str]]:
-        """Return the values that are deleted with the messages of a step, each once."""
+        """Return the keys of the values that are deleted together with the messages of a trim. Each key is returned
+        once."""
         places = set()
         while self._kept_until and self._kept_until[0][0] < step.messages:
             _, (name, key) = heappop(self._kept_until)
             value, table = self.values.get((name, key)), cast(Table, name)
-            # a later write may have tied the value to a later message: then it has another entry in the heap
+            # A later write may have tied the value to a later message. The heap then has another entry for the value.
             if value is not None and retention_seq(table, key, decode_value(table, value)) < step.messages:
                 places.add((name, key))
         return places
@@ -295,7 +304,7 @@ class _LoggedTables:
 
 
 def _encode_anew(table: str, value: str | None) -> str | None:
-    """Encode a value in this release's format: an earlier release may have written fewer fields."""
+    """Encode a stored value again in the format of this release. An earlier release may have written fewer fields."""
     if value is None:
         return None
     try:
@@ -308,11 +317,12 @@ def _encode_anew(table: str, value: str | None) -> str | None:
 
 
 async def fill_log(db: Path, shared: SharedLog, progress: Progress = _no_progress) -> CopyResult:
-    """Copy a database that no node uses into a new log, or continue an interrupted copy. The database is not changed.
+    """Copy a database into a new log, or continue an interrupted copy. No node may use the database. The database is
+    not changed.
 
     Opens and closes the log. Raises `LedgerError`.
     """
-    with open_database(db) as database:  # raises for a missing file, or one that is not a database
+    with open_database(db) as database:  # Raises an error if the file is missing or is not a database.
         first, first_record = database.head.first_seq, database.first_record_seq
     ledger = SQLiteLedger(db, new_epoch=random_id)
     try:
@@ -320,16 +330,17 @@ async def fill_log(db: Path, shared: SharedLog, progress: Progress = _no_progres
         await shared.open()
         dropped = TrimStep(first, first_record, is_last=True, stamp=meta.stamp)
         filler = _LogFiller(shared, ledger)
-        # A complete log is only compared: filling it again would add nothing.
+        # A log that is already complete needs no further records. It is only compared below.
         if await filler.start(meta.epoch, meta.name):
             await filler.add_rows(meta.head, dropped, progress)
             await filler.add_values([write async for write in _list_values(ledger, loaded)])
-            # Last of all: before this record nobody leads, so no node serves half of a history.
+            # Append this record last. Nodes do not lead before they have read it, so no node serves an incomplete
+            # history.
             await filler.append(Header(kind="filled", writer=filler.token, previous=filler.reader.end_digest))
     finally:
         await shared.close()
         await ledger.close()
-    # Compare everything before the copy counts as done.
+    # Compare the whole copy before reporting success.
     return await compare(shared, db, progress)
 
 
@@ -345,7 +356,7 @@ async def _list_values(ledger: SQLiteLedger, loaded: list[TableWrite]) -> AsyncI
 
 
 class _LogFiller:
-    """Writes the parts of a database that are missing in a log."""
+    """Writes the rows and values of a database that are missing in a log."""
 
     def __init__(self, shared: SharedLog, ledger: SQLiteLedger) -> None:
         self.token = random_id()
@@ -353,7 +364,7 @@ class _LogFiller:
         self._shared = shared
         self._ledger = ledger
         self._newest = 0
-        """The newest row that is in the log."""
+        """Seq of the newest row in the log."""
         self._tables = _LoggedTables()
         self._step = TrimStep(1, 1, is_last=True)
 
@@ -365,8 +376,10 @@ class _LogFiller:
         self.reader.read(LogRecord(position, record))
 
     async def start(self, epoch: str, name: str) -> bool:
-        """Begin the log, or read its content. Return False for a complete log. Raises `LedgerError` for a log of
-        another network."""
+        """Begin a new log, or read the content of an existing log. Return whether the log is still incomplete.
+
+        Raises `LedgerError` if the log belongs to another network.
+        """
         end, self.reader = await self._shared.end(), await find_beginning(self._shared)
         if end == 0:
             await self.append(
@@ -384,7 +397,8 @@ class _LogFiller:
                 f"The log {self._shared.name} holds another network ({self.reader.name}). Name a new stream."
             )
         if self.reader.is_filling:
-            # A new claim for each attempt. Readers drop a commit that an interrupted attempt left incomplete.
+            # Append a new claim for each attempt. Readers then ignore a commit that an interrupted attempt left
+            # incomplete.
             await self.append(Header(kind="claim", writer=self.token, previous=self.reader.end_digest))
         return self.reader.is_filling
 
@@ -400,9 +414,9 @@ class _LogFiller:
         self._newest = rows[-1].seq
 
     async def add_rows(self, head: int, dropped: TrimStep, progress: Progress) -> None:
-        """Append the rows that the log lacks, in order. Then append a trim for rows that retention has already
-        deleted."""
-        # Below the marks, rows are missing because of retention. From here on each seq must exist.
+        """Append the rows that the log lacks, in order. If retention has already deleted rows from the database, also
+        append a trim."""
+        # Retention may have deleted rows with lower seqs. From `dense_from` on, every row must exist.
         dense_from = max(dropped.messages, dropped.records)
         max_bytes = (self._shared.max_bytes - HEADER_ROOM) // ROW_EXPANSION
         while rows := await self._ledger.rows(self._newest, PAGE_ROWS, max_bytes=max_bytes):
@@ -425,8 +439,8 @@ class _LogFiller:
             await self._append_record(write_trim(dropped, self.token, self.reader.end_digest))
 
     async def add_values(self, values: list[TableWrite]) -> None:
-        """Append the table writes after which the log's tables equal the database's tables."""
-        # Only differences are written, so that a continued copy does not append the same values again.
+        """Append table writes that make the tables in the log equal to the tables of the database."""
+        # Write only the differences, so that a continued copy does not append the same values again.
         wanted = {(write.table, write.key): write for write in values if write.table not in VOLATILE_TABLES}
         logged = self._tables.values
         changes = [
@@ -446,7 +460,8 @@ class _LogFiller:
 
 
 async def rebuild_index(shared: SharedLog, db: Path) -> LogReader:
-    """Bring an index up to the end of its log, or create it, without leading. Raises `LedgerError`."""
+    """Create an index of a log, or update it to the end of the log. This node does not become the leader. Raises
+    `LedgerError`."""
     index = SQLiteLedger(db, new_epoch=random_id, durability="normal", is_index=True)
     return await _catch_up(shared, index)
 
@@ -456,7 +471,7 @@ async def _catch_up(shared: SharedLog, index: SQLiteLedger) -> LogReader:
 
 
 def _refuse_history(db: Path) -> None:
-    """Raises `LedgerError` if a database contains rows that came from no log."""
+    """Raise `LedgerError` if a database contains rows that do not come from a shared log."""
     if not db.exists():
         return
     with open_database(db) as database:
@@ -468,14 +483,14 @@ def _refuse_history(db: Path) -> None:
 
 
 async def export_database(shared: SharedLog, db: Path, progress: Progress = _no_progress) -> CopyResult:
-    """Make an independent database from a log that no node uses, or continue an interrupted export. Raises
+    """Export a log to an independent database, or continue an interrupted export. No node may use the log. Raises
     `LedgerError`."""
     await asyncio.to_thread(_refuse_history, db)
     await shared.open(create=False)
     try:
         await _refuse_nodes(shared)
         first = await find_beginning(shared)
-        # Read only the first record, which names the epoch for the database.
+        # Read only the first record. It contains the epoch for the database.
         async for _ in _read_contents(shared, first, min(first.end + 1, await shared.end())):
             pass
     finally:
@@ -492,18 +507,20 @@ async def export_database(shared: SharedLog, db: Path, progress: Progress = _no_
             f"The log {shared.name} is not complete: the copy into it was interrupted. Continue that copy first."
         )
     result = await compare(shared, db, progress)
-    # An export with a difference keeps its cursor, so that no node takes it for a whole database.
+    # If the export differs from the log, keep the cursor. Otherwise, a node could use the incomplete export as a
+    # database.
     if not result.difference:
         index = make_index()
         await index.open()
-        await index.append([], [TableWrite("followed", "log", None)])  # without a cursor it is an independent database
+        # Removing the cursor turns the index into an independent database.
+        await index.append([], [TableWrite("followed", "log", None)])
         await index.close()
     return result
 
 
 def _is_same(own: Row, logged: Row) -> bool:
-    """Return whether a row of a database is the logged row. Edits and deletions change rows of a database, and never
-    records of the log."""
+    """Return whether a row of a database equals the row in the log. For an edited or deleted message, the text is not
+    compared: edits change rows of a database, but never records of the log."""
     if is_revised(own):
         own, logged = (msgspec.structs.replace(row, data=b"{}", digest="") for row in (own, logged))
     return encode_row(own) == encode_row(logged)

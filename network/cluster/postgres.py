@@ -1,9 +1,10 @@
-"""`PostgresLog`: the shared log in a table of PostgreSQL, accessed with asyncpg.
+"""`PostgresLog`: a shared log in a PostgreSQL table, accessed with asyncpg.
 
-There is one table per network. A record's position is the primary key, so if two nodes write at the same time, one is
-refused. Row 0 contains the random id of the table, so that an append into another table of the same name is refused. If
-the answer to an append is lost, the writer checks whether the record after its last one is its own. NOTIFY carries
-broadcasts, and tells followers that there is something to read. NOTIFY is only a hint: followers also poll.
+Each network has its own table. A record's position is the primary key. If two nodes append at the same position, the
+server accepts only one record. Row 0 contains a random id of the table. An append checks this id, so it fails if the
+table was replaced by another table of the same name. If the answer to an append is lost, the writer checks whether the
+next record in the table is its own record. NOTIFY carries broadcasts, and hints to followers that new records exist.
+Hints can be lost, so followers also poll.
 """
 
 from __future__ import annotations
@@ -30,41 +31,44 @@ with needs("cluster"):
 
 
 OLDEST = 14
-"""The oldest supported release of the server."""
+"""Oldest supported major version of PostgreSQL."""
 CONNECTIONS = 3
-"""Maximum number of connections per node, in addition to the connection that listens."""
+"""Maximum number of connections per node. The connection that listens for notifications is not counted."""
 CONNECT_S = 5.0
 ASK_S = 3.0
-"""Timeout of one statement with its answer, in seconds."""
+"""Timeout of one SQL statement, including its answer, in seconds."""
 PATIENCE_S = 10.0
-"""Maximum time for all attempts to append a record, in seconds. A server that was killed replays its journal first."""
+"""Maximum time for all attempts to append a record, in seconds. A server that restarts after a kill needs this time to
+replay its journal."""
 FOLLOW_S = 0.25
-"""Interval in seconds at which a follower polls without a hint."""
+"""Interval at which a follower polls for new records if no hint arrives, in seconds."""
 HINT_S = 0.02
-"""Minimum time between two hints, in seconds. Each hint takes a lock that all databases of the server share."""
+"""Minimum time between two hints about new records, in seconds. Each hint takes a lock that all databases of the server
+share."""
 LISTENING_S = 1.0
-"""Interval in seconds at which the listening connection is probed. A dead connection reports nothing."""
+"""Interval at which the listening connection is checked, in seconds. A dead connection does not report an error by
+itself."""
 CLOSE_S = 2.0
 MAX_BROADCASTS = 64
-"""Maximum number of unread broadcasts that are kept. The oldest are dropped."""
+"""Maximum number of unread broadcasts in memory. If there are more, the oldest are dropped."""
 RECORD_BYTES = 512 * 1024
 PAGE, PAGE_BYTES = 256, 2 * 1024**2
-"""Maximum number of records of a page. No further record is read after the page has this many bytes."""
+"""Limits of one page: the maximum number of records, and the number of bytes after which no further record is added."""
 DROPPED = 500
-"""Number of records dropped per transaction."""
+"""Maximum number of old records that one transaction deletes."""
 PAGE_S = 10.0
-"""Timeout of reading a page, in seconds, for slow connections."""
+"""Timeout of reading one page, in seconds. It is long, so that slow connections work too."""
 SETTINGS = {
-    "synchronous_commit": "on",  # whatever the server's own default is
+    "synchronous_commit": "on",  # Set explicitly, because the server's default may differ.
     "default_transaction_isolation": "read committed",
-    "statement_timeout": "20s",  # ends the statements of killed nodes
+    "statement_timeout": "20s",  # Ends statements that killed nodes have left behind.
     "idle_in_transaction_session_timeout": "10s",
     "tcp_keepalives_idle": "30",
 }
 SYNCING = ("fsync", "full_page_writes", "synchronous_commit")
 """Server settings on which the durability of acknowledged records depends."""
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
-"""Errors of the client. A `TimeoutError` is an `OSError`."""
+"""Errors that the asyncpg client raises. `OSError` includes `TimeoutError`."""
 PASSING = (
     OSError,
     asyncpg.InterfaceError,  # the connection was closed
@@ -99,12 +103,12 @@ INSERT INTO {table} (position, data, total)
 SELECT position + 1, $2::bytea, total + length($2::bytea) FROM {table}
 WHERE position = $1 AND $1 = (SELECT max(position) FROM {table}) AND $3 = (SELECT data FROM {table} WHERE position = 0)
 RETURNING position"""
-# A write, not a read: it returns only after the server and its synchronous standbys have stored it, and with it the
-# record before.
+# Use an UPDATE instead of a SELECT: it returns only after the server and its synchronous standbys have stored the
+# update. They then have also stored the earlier record that is checked.
 IS_OURS = "UPDATE {table} SET total = total WHERE position = $1 AND data = $2 RETURNING position"
 END = "SELECT max(position), (SELECT data FROM {table} WHERE position = 0) AS id FROM {table}"
 FIRST = "SELECT position FROM {table} WHERE position > 0 ORDER BY position LIMIT 1"
-# Subtract the dropped bytes from the newest total, because each later total is computed from it.
+# Subtract the dropped bytes from the newest row's total, because each later total is computed from that row.
 DROP = """\
 WITH gone AS (
     DELETE FROM {table} WHERE position IN (
@@ -131,7 +135,8 @@ FROM pg_stat_replication WHERE sync_state IS NOT NULL ORDER BY application_name"
 
 
 class PostgresLog:
-    """A `SharedLog` in one table. Raises `ConfigError` for an address with a TLS file that does not exist."""
+    """`SharedLog` in one PostgreSQL table. The constructor raises `ConfigError` if the address names a TLS file that
+    does not exist."""
 
     def __init__(self, address: PostgresAddress) -> None:
         for name in TLS_FILES:
@@ -159,9 +164,9 @@ class PostgresLog:
         try:
             self._pool = await asyncpg.create_pool(
                 self._address.dsn,
-                min_size=0,  # otherwise the pool itself would fail while a server is away
+                min_size=0,  # With a minimum above 0, creating the pool would fail while a server is away.
                 max_size=CONNECTIONS,
-                # 0 keeps idle connections: opening a new connection would delay a commit.
+                # 0 means that idle connections stay open. Opening a new connection would delay a commit.
                 max_inactive_connection_lifetime=0,
                 reset=_skip_reset,
                 **self._connect_options(),
@@ -170,7 +175,7 @@ class PostgresLog:
                 await self._check_server(connection)
                 await self._find_table(connection, create=create)
             await self._listen()
-        except (*FAILURES, ValueError) as error:  # the client raises it for an invalid certificate file
+        except (*FAILURES, ValueError) as error:  # asyncpg raises ValueError for an invalid certificate file.
             await self.close()
             raise self._explain_failed_open(error) from error
         except BaseException:
@@ -210,13 +215,14 @@ class PostgresLog:
             )
 
     async def _find_table(self, connection: PoolConnectionProxy[asyncpg.Record], *, create: bool) -> None:
-        """Find or create the table. Raises `LedgerError` for a table that is not a log."""
+        """Find the table of the log, or create it. Raises `LedgerError` if a table of this name exists but is not a
+        log."""
         table = self._address.table
         oid = await connection.fetchval("SELECT to_regclass($1)::oid", table)
         if oid is None:
             if not create:
                 raise missing_log(self.name)
-            async with connection.transaction():  # nodes that start together create it once
+            async with connection.transaction():  # The lock lets only one of several starting nodes create the table.
                 # CREATE TABLE IF NOT EXISTS alone may fail when two sessions run it at the same moment.
                 await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", table)
                 await connection.execute(self._sql(MAKE))
@@ -240,7 +246,7 @@ class PostgresLog:
     async def end(self) -> int:
         async with self._query() as connection:
             row = await connection.fetchrow(self._sql(END))
-        # A table that was dropped and created again has the same name but another history.
+        # Compare the id, because a table that was dropped and created again has the same name but another history.
         if row is None or row["id"] != self._id:
             raise UnusableLog(f"The table of {self.name} was created anew, or has lost its first row: restore it.")
         return int(row["max"])
@@ -276,23 +282,24 @@ class PostgresLog:
             await asyncio.sleep(0.05)
 
     async def _try_append(self, data: bytes, after: int) -> bool:
-        """Append once. Return whether the log now has this record at this position, possibly from an earlier
-        attempt."""
+        """Make one attempt to append a record. Return whether the log contains the record at its position afterwards.
+        The record may come from an earlier attempt."""
         async with self._connection() as connection:
-            with suppress(asyncpg.UniqueViolationError):  # another writer, or an earlier attempt, was faster
+            # The position is taken by another writer or by an earlier attempt.
+            with suppress(asyncpg.UniqueViolationError):
                 if await connection.fetchval(self._sql(APPEND), after, data, self._id) is not None:
                     return True
             return await connection.fetchval(self._sql(IS_OURS), after + 1, data) is not None
 
     async def follow(self, after: int) -> AsyncIterator[LogRecord]:
         while True:
-            # Clear before reading: a hint that comes during the read must lead to another read.
+            # Clear the event before reading, so that a hint that arrives during the read causes another read.
             self._hinted.clear()
             async with self._query() as connection:
                 page = await connection.fetch(self._sql(READ), after, PAGE, PAGE_BYTES, timeout=PAGE_S)
             for left, (position, data) in zip(range(len(page) - 1, -1, -1), page, strict=True):
                 if position != after + 1:
-                    if position == await self.first():  # the log was trimmed up to here; no record was lost
+                    if position == await self.first():  # The log now begins at this record. No record was lost.
                         raise LogTruncated(
                             f"The shared log {self.name} begins at {position} by now, and record {after + 1} was requested."
                         )
@@ -302,7 +309,7 @@ class PostgresLog:
                     )
                 yield LogRecord(position, data, has_more=left > 0)
                 after = position
-            # Wait only at the end of the log. A follower that is behind continues to read at once.
+            # Wait only if the page was empty. A follower that is behind reads the next page at once.
             if not page:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FOLLOW_S):
@@ -360,8 +367,8 @@ class PostgresLog:
             self._hinted.set()
 
     def _hint(self) -> None:
-        """Notify followers soon that there is something to read. Do not do this in the append's transaction: a NOTIFY
-        in it would hold a lock of the whole server until the record is synced."""
+        """Schedule a notification that tells followers about new records. The notification is not part of the append's
+        transaction. There, NOTIFY would hold a lock of the whole server until the record is synced."""
         self._is_hint_due = True
         if self._hinting is None or self._hinting.done():
             self._hinting = asyncio.create_task(self._send_hints(), name="shared-log-hints")
@@ -371,7 +378,7 @@ class PostgresLog:
             self._is_hint_due = False
             with suppress(LedgerError):
                 await self.broadcast("")
-            # Hints that come meanwhile are joined into one.
+            # Hints that are requested during this pause are sent as one hint.
             await asyncio.sleep(HINT_S)
 
     async def _listen(self) -> None:
@@ -392,7 +399,7 @@ class PostgresLog:
                     async with asyncio.timeout(LISTENING_S):
                         await self._is_disconnected.wait()
                 try:
-                    # A connection that was cut without a FIN reports nothing. The probe detects it.
+                    # Probe the connection, because a TCP connection that was cut without a FIN reports no error.
                     await self._listener.execute("SELECT 1")
                 except FAILURES:
                     self._stop_listening()
@@ -409,7 +416,8 @@ class PostgresLog:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[PoolConnectionProxy[asyncpg.Record]]:
-        """Borrow a connection. If the server does not answer, the connection is closed and not used again."""
+        """Borrow a connection from the pool. If the server does not answer, the connection is closed instead of
+        reused."""
         pool = self._pool
         if pool is None:
             raise LedgerError(f"The shared log {self.name} is closed.")
@@ -420,19 +428,19 @@ class PostgresLog:
             yield connection
             is_answered = True
         except (asyncpg.PostgresError, LedgerError) as error:
-            # An error of the statement is an answer, so the connection still works.
+            # If the server reports an error in the statement, it has answered, so the connection still works.
             is_answered = not isinstance(error, PASSING)
             raise
         finally:
             if not is_answered:
-                # Do not close: closing would wait for a server that does not answer.
+                # Terminate the connection. A regular close would wait for the server, which does not answer.
                 connection.terminate()
             with suppress(asyncpg.InterfaceError):  # the log was closed meanwhile
                 await pool.release(connection)
 
     @asynccontextmanager
     async def _query(self) -> AsyncIterator[PoolConnectionProxy[asyncpg.Record]]:
-        """Borrow a connection for statements that are not retried. Raise their failure as a `LedgerError`."""
+        """Borrow a connection for statements that are not retried. A failure is raised as a `LedgerError`."""
         try:
             async with self._connection() as connection:
                 yield connection
@@ -440,7 +448,8 @@ class PostgresLog:
             raise self._failed(error) from error
 
     def _explain_failed_open(self, error: BaseException) -> LedgerError:
-        """Return why the log could not be opened, and what to do."""
+        """Convert an error into a `LedgerError` that explains why the log could not be opened and what the operator can
+        do."""
         reason, address = _describe(error), self._address
         match error:
             case asyncpg.CannotConnectNowError():
@@ -491,8 +500,8 @@ class PostgresLog:
 
 
 async def _skip_reset(connection: object) -> None:
-    """Do nothing, because no setting is changed after a connection was made. asyncpg's own reset would cost a
-    request."""
+    """Replacement for asyncpg's connection reset. It does nothing, because the node never changes settings of an open
+    connection. The original reset would cost a request."""
 
 
 def _describe(error: BaseException) -> str:

@@ -1,8 +1,9 @@
-"""The content of the records of a shared log, and `LogReader`, which reads records in order.
+"""Format of the records of a shared log, and `LogReader`, which reads the records in order.
 
-A record is one line of JSON, the `Header`, and a body. Each header has the digest of the previous record, so a follower
-detects a log that was changed or exchanged. Only the leader writes records. But anybody who may write to the engine can
-forge one, so the reader refuses each record that a leader cannot have written. No IO.
+A record is a header (`Header`), which is one line of JSON, followed by a body. Each header contains the digest of the
+previous record, so a follower detects a modified or replaced log. Only the leader writes records. However, anyone with
+write access to the engine can forge a record. Therefore the reader refuses every record that a leader cannot have
+written. This module does no IO.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ from .shared_log import LogRecord, UnusableLog
 FORMAT = 1
 MAX_HEARTBEAT_CHARS = 1024
 HEADER_ROOM = 1024
-"""Bytes reserved for the header of a record."""
+"""Number of bytes reserved for the header of a record."""
 _NODE_NAME = re.compile("[!-~]{1,255}")
 _UNREADABLE = (msgspec.MsgspecError, RecursionError)
-"""Errors for invalid JSON of other writers. `RecursionError` is for endless nesting."""
+"""Errors that decoding raises for invalid JSON from other writers. JSON that is nested too deeply raises
+`RecursionError`."""
 _UPGRADE = "A newer release may have written it: upgrade this node. Or the record is damaged: restore the log."
 _RESTORE = "The leader did not write this record: restore the log."
 
@@ -41,16 +43,22 @@ RecordKind = Literal["begin", "claim", "release", "commit", "trim", "filled", "b
 
 
 class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The first line of a record. The body follows it.
+    """Header of a record. It is the first line of the record, and the body follows.
 
-    - ``begin``: the first record of a log. With ``is_filled_later`` a database is copied into the log, and nobody leads
-      before the record ``filled``.
-    - ``claim``: ``writer`` leads from here on. It is the leader's fencing token. - ``release``: ``writer`` no longer
-    leads. - ``commit``: rows and table writes. A commit that is larger than a record spans several; ``left`` of them
-    follow. - ``trim``: what every node drops (a `TrimStep`). One node decides what is old, so that all drop the same. -
-    ``base``, ``values``, ``based``: a snapshot: its begin, its chunks with all values of all tables, and its end, which
-      names the position of its begin. Commits may come between. The log can begin at a snapshot once every row up to
-      its ``head`` was dropped. A node that has read the older records skips the chunks.
+    ``kind`` is one of these:
+
+    - ``begin``: the first record of a log. If ``is_filled_later`` is set, a database is being copied into the log. No
+      node leads before the record ``filled``.
+    - ``claim``: the node with the fencing token ``writer`` becomes the leader.
+    - ``release``: the leader gives up leadership.
+    - ``commit``: rows and table writes. A commit that is larger than a record spans several records. ``left`` is the
+      number of records of this commit that still follow.
+    - ``trim``: the rows that every node deletes (`TrimStep`). Only the leader decides, so all nodes delete the same
+      rows.
+    - ``base``, ``values``, ``based``: the begin, the chunks and the end of a snapshot. The chunks contain all values of
+      all tables. The end contains the position of the begin. Commits may be written between these records. The log can
+      begin at a snapshot after every row up to the snapshot's ``head`` was deleted. Nodes that have read the older
+      records skip the chunks.
     """
 
     format: int = FORMAT
@@ -66,19 +74,20 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
 
 def _safe_name(node: str) -> str:
-    """Return a node's name if it is safe in an HTTP header and on a terminal. Otherwise return an empty string: anybody
-    who may write to the engine can send a name."""
+    """Return a node's name if it is safe in an HTTP header and on a terminal. Otherwise, return an empty string. The
+    check is needed because anyone with write access to the engine can send a name."""
     return node if _NODE_NAME.fullmatch(node) else ""
 
 
 class Claim(Struct, frozen=True):
-    """The body of a ``claim``: the leader's name. Older releases ignore it."""
+    """Body of a ``claim`` record. It contains the leader's name. Older releases ignore the body."""
 
     node: str = ""
 
     @classmethod
     def read(cls, body: bytes) -> Claim:
-        """Read a body. An unreadable body, such as that of an older release, gives no name."""
+        """Decode the body of a claim. If the body is unreadable, for example because an older release wrote the claim,
+        the returned name is empty."""
         try:
             return cls(_safe_name(msgspec.json.decode(body, type=cls).node))
         except _UNREADABLE:
@@ -89,8 +98,11 @@ class Claim(Struct, frozen=True):
 
 
 class Heartbeat(Struct, frozen=True, omit_defaults=True):
-    """A broadcast of a node: its name, its position in the log, and its fencing token while it leads. ``owner`` is a
-    digest of the owner's token. ``at`` is the node's clock in ms (0: an older release)."""
+    """Status that a node broadcasts: its name, its position in the log, and, while the node leads, its fencing token.
+
+    ``owner`` is a digest of the token of the node's owner. ``at`` is the time on the node's clock, in ms. Older
+    releases do not send ``at``, so its value is 0.
+    """
 
     node: str = ""
     position: int = 0
@@ -100,9 +112,9 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def read(cls, text: str) -> Heartbeat:
-        """Read a broadcast. An unreadable broadcast gives an empty heartbeat."""
+        """Decode a broadcast. Return an empty heartbeat if the broadcast is unreadable."""
         try:
-            # Anybody who may publish can send a broadcast, so check its size before decoding it.
+            # Check the size before decoding, because anyone who may publish can send a broadcast.
             heartbeat = msgspec.json.decode(text, type=cls) if len(text) <= MAX_HEARTBEAT_CHARS else cls()
         except _UNREADABLE:
             return cls()
@@ -113,7 +125,7 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True):
 
 
 class Commit(NamedTuple):
-    """The rows and table writes of one commit."""
+    """Rows and table writes of one commit."""
 
     rows: list[Row]
     writes: list[TableWrite]
@@ -125,7 +137,7 @@ class _CommitBody(Struct, frozen=True):
 
 
 def digest(record: bytes) -> str:
-    """Return the digest that the next record must name."""
+    """Return the digest of a record. The header of the next record must contain this digest."""
     return hashlib.sha256(record).hexdigest()[:32]
 
 
@@ -135,7 +147,7 @@ def write_record(header: Header, body: bytes = b"") -> bytes:
 
 @contextmanager
 def naming_record(position: int) -> Iterator[None]:
-    """Add the position of the record to errors about it."""
+    """Context manager that adds the position of a record to each `UnusableLog` error raised inside."""
     try:
         yield
     except UnusableLog as error:
@@ -143,20 +155,21 @@ def naming_record(position: int) -> Iterator[None]:
 
 
 def read_record(record: bytes) -> tuple[Header, bytes]:
-    """Return header and body. Raises `UnusableLog` for other data, and for a newer format."""
+    """Split a record into its header and its body. Raises `UnusableLog` if the data is not a record, or if its format
+    is unknown."""
     line, _, body = record.partition(b"\n")
     try:
         header = msgspec.json.decode(line, type=Header)
     except _UNREADABLE as error:
         raise UnusableLog(f"This is no record of a Roundelay network: {error}.") from error
-    # Refused, not skipped: a record that this release does not understand may change the meaning of later records.
+    # Refuse a record in an unknown format instead of skipping it: the record may change the meaning of later records.
     if header.format != FORMAT:
         raise UnusableLog(f"Its format is {header.format}. This Roundelay reads {FORMAT}: upgrade it.")
     return header, body
 
 
 def write_commit(rows: Sequence[Row], writes: Sequence[TableWrite]) -> bytes:
-    """Return the body of a commit. Raises `Unstorable`."""
+    """Encode rows and table writes as the body of a commit. Raises `Unstorable` if a value cannot be encoded."""
     try:
         encoded = [
             (write.table, write.key, Raw(b"null" if write.value is None else encode_value(write.value)))
@@ -169,7 +182,7 @@ def write_commit(rows: Sequence[Row], writes: Sequence[TableWrite]) -> bytes:
 
 
 def read_commit(body: bytes) -> Commit:
-    """Read the body of a commit. Raises `UnusableLog` for a body that this release cannot have written."""
+    """Decode the body of a commit. Raises `UnusableLog` if this release cannot have written the body."""
     try:
         decoded = msgspec.json.decode(body, type=_CommitBody)
         writes = [
@@ -195,20 +208,21 @@ def _read_trim(body: bytes) -> TrimStep:
 def write_records(
     body: bytes, writer: str, previous: str, max_bytes: int, kind: Literal["commit", "values"] = "commit"
 ) -> list[bytes]:
-    """Return the records of one commit, or of one chunk of a snapshot, each of at most ``max_bytes``.
+    """Split the body of a commit, or of a chunk of a snapshot, into records of at most ``max_bytes`` each.
 
-    ``previous`` is the digest of the previous record. Raises `LedgerError` for an engine with a tiny maximum.
+    ``previous`` is the digest of the record before the first one. Raises `LedgerError` if the engine's maximum is too
+    small for a header.
     """
     if max_bytes <= 2 * HEADER_ROOM:
         raise LedgerError(
             f"The server of the shared log takes messages of at most {max_bytes} bytes, which is too small. Raise "
             "max_payload."
         )
-    # Reserve a fixed size, because the length of the header depends on the digest and the number of parts.
+    # Reserve a fixed size for the header. Its real length depends on the digest and on the number of parts.
     room = max_bytes - HEADER_ROOM
     parts = [body[start : start + room] for start in range(0, len(body), room)] or [b""]
     records: list[bytes] = []
-    # Each record names the digest of the previous one, so the parts are made one after the other.
+    # Create the records in order, because each header contains the digest of the previous record.
     for number, part in enumerate(parts, 1):
         header = Header(kind=kind, writer=writer, previous=previous, left=len(parts) - number)
         records.append(write_record(header, part))
@@ -217,10 +231,11 @@ def write_records(
 
 
 class LogReader:
-    """Reads records one after the other. `read` joins a commit's parts, and `decode` checks their content.
+    """Reads the records of a shared log in order. `read` joins the parts of a commit, and `decode` checks the content.
 
-    ``position`` and ``digest`` name the last whole commit or other record. ``head`` is the newest row up to that
-    record. If ``head`` is None, the next rows are accepted with any seq.
+    ``position`` and ``digest`` belong to the last record that was read completely. A commit that spans several records
+    counts only after its last part. ``head`` is the seq of the newest row up to this position. If ``head`` is None, the
+    next rows may have any seq.
     """
 
     def __init__(self, position: int = 0, last_digest: str = "", head: int | None = None) -> None:
@@ -229,18 +244,21 @@ class LogReader:
         self.head = head if position else 0
         self.epoch = self.name = ""
         self.leader_token = ""
-        """Fencing token of the last claim, until its release."""
+        """Fencing token of the last claim. Empty after the leader has released its claim."""
         self.leader_name = ""
-        """Name of that leader, if this reader has read the claim and the claim has a name."""
+        """Name of the current leader. Empty if this reader has not read the claim, or if the claim contains no name."""
         self.is_filling = False
-        """Whether the log begins with a copied database or a snapshot that is not complete yet."""
+        """Whether the log begins with a database copy or a snapshot that is still incomplete."""
         self.snapshot = self.snapshot_head = 0
-        """Position and head of the newest complete snapshot."""
+        """Log position of the newest complete snapshot, and the seq of the newest row before that snapshot. Both are 0
+        without a snapshot."""
         self.open_snapshot: int | None = None if position else 0
         self.open_snapshot_head = 0
-        """Position and head of the snapshot that the leader has begun. None if unknown."""
+        """Log position of the snapshot that the leader is writing (None if unknown), and the seq of the newest row
+        before that snapshot."""
         self.missing_up_to = 0
-        """Head of the snapshot with which the log begins. Rows up to this seq are not in the log."""
+        """Seq of the newest row that is missing because the log begins with a snapshot. Rows up to this seq are not in
+        the log."""
         self._parts: list[bytes] = []
         self._end = position, last_digest
         self._begins_at_snapshot = False
@@ -254,38 +272,42 @@ class LogReader:
 
     @property
     def end(self) -> int:
-        """Position of the last record that was read, which may be inside a commit."""
+        """Position of the last record that was read. This record may be one part of a longer commit."""
         return self._end[0]
 
     @property
     def end_digest(self) -> str:
-        """Digest of that record. The next record must name it."""
+        """Digest of the last record that was read. The header of the next record must contain this digest."""
         return self._end[1]
 
     def read(self, stored: LogRecord) -> bytes | TrimStep | None:
-        """Read the next record. Return the body of a commit once it is complete, or the step of a trim.
+        """Read the next record. Return the body of a commit after its last part, the step of a trim, or None for other
+        records.
 
-        Raises `UnusableLog` if the record does not follow from the records that were read.
+        Raises `UnusableLog` if the record does not follow the previous record.
         """
         header, body = self._check_order(stored)
         self._end = stored.position, digest(stored.data)
-        # The fence for readers: a deposed leader's record may still be in the log, but is ignored.
+        # Fencing: the log may still contain records that a deposed leader appended, so ignore records with another
+        # token.
         is_by_leader = header.writer == self.leader_token
-        # chunks of a snapshot repeat older records: only a reader without those records needs the chunks
+        # The chunks of a snapshot repeat older records. Only a reader that has not read those older records needs the
+        # chunks.
         is_applied = header.kind == "commit" or (header.kind == "values" and self.is_filling)
         if is_applied and is_by_leader:
             self._parts.append(body)
-            # `position` stays before the commit, so that a node that is killed here reads all parts again.
+            # Leave `position` before the commit until all parts are read. A node that is killed here reads the commit
+            # again.
             if header.left:
                 return None
             self.position, self.digest = self._end
             whole = b"".join(self._parts)
-            # Cleared after joining: the next commit begins with its own first part.
+            # Clear the parts after joining them, because the next commit begins with its own first part.
             self._parts.clear()
             return whole
         self._change_state(header, body, stored.position, is_by_leader=is_by_leader)
         if not is_applied:
-            self._parts.clear()  # a commit whose writer stopped before its last part has no effect
+            self._parts.clear()  # An incomplete commit has no effect: its writer stopped before the last part.
         self.position, self.digest = self._end
         with naming_record(stored.position):
             return _read_trim(body) if header.kind == "trim" and is_by_leader else None
@@ -300,8 +322,8 @@ class LogReader:
         with naming_record(position + 1):
             header, body = read_record(stored.data)
         if self._begins_at_snapshot and header.kind == "base":
-            # The previous record was dropped, so its digest cannot be compared. A snapshot repeats the content of the
-            # dropped records: the history, its name, and the leader.
+            # The digest of the previous record cannot be checked, because that record was dropped. The snapshot repeats
+            # the data that earlier records contained: the epoch, the name of the network, and the leader.
             self.epoch, self.name, self.leader_token = header.epoch, header.name, header.writer
             self.missing_up_to = self.head = header.head
         elif self._begins_at_snapshot:
@@ -318,7 +340,8 @@ class LogReader:
         return header, body
 
     def _change_state(self, header: Header, body: bytes, position: int, *, is_by_leader: bool) -> None:
-        """Record who leads, which snapshot is complete, and whether the log is filled."""
+        """Update the reader's state from a record: the leader, the newest snapshot, and whether the copy into the log
+        is complete."""
         if header.kind == "begin":
             self.epoch, self.name, self.is_filling = header.epoch, header.name, header.is_filled_later
         if header.kind == "filled":
@@ -333,8 +356,8 @@ class LogReader:
             self.open_snapshot, self.open_snapshot_head = position, header.head
         elif header.kind == "based" and is_by_leader:
             begun = self.open_snapshot, self.open_snapshot_head
-            # Checked against the records that this reader has seen. A forged end could make nodes drop records that are
-            # still needed.
+            # Compare the end record with the begin record that this reader has read. Otherwise, a forged end record
+            # could make nodes drop records that they still need.
             if self.open_snapshot is not None and (header.base, header.head) != begun:
                 raise UnusableLog(
                     f"The record {position} of the shared log ends a snapshot at {header.base} that its writer has not "
@@ -343,8 +366,11 @@ class LogReader:
             self.snapshot, self.snapshot_head, self.is_filling = header.base, header.head, False
 
     def decode(self, content: bytes | TrimStep) -> Commit | TrimStep:
-        """Decode the body of a commit, or check the step of a trim. Raises `UnusableLog` for content that no leader
-        writes. Such content can be forged: anybody with write access to the engine can write in the leader's name."""
+        """Decode the body of a commit, or check the step of a trim.
+
+        Raises `UnusableLog` for content that no leader writes. The check is needed because anyone with write access to
+        the engine can write records in the leader's name.
+        """
         with naming_record(self.position):
             if isinstance(content, TrimStep):
                 if self.head is not None and max(content.messages, content.records) > self.head + 1:
@@ -356,9 +382,10 @@ class LogReader:
             return commit
 
     def _check_seqs(self, seqs: list[int]) -> None:
-        """Refuse rows that do not follow the newest row, because each would overwrite or skip a row in every index."""
+        """Refuse rows whose seqs do not directly follow the newest row. Such rows would overwrite or skip rows in every
+        index."""
         first = seqs[0] if self.head is None else self.head + 1
-        if self.is_filling:  # copied from a database, which may lack deleted rows
+        if self.is_filling:  # A copied database may lack deleted rows, so gaps are allowed here.
             is_next = seqs[0] >= first and seqs == sorted(set(seqs))
         else:
             is_next = seqs == list(range(first, first + len(seqs)))

@@ -1,8 +1,9 @@
-"""`ReplicatedLedger`: a `Ledger` stored in a shared log, with a SQLite file as this node's index of the log.
+"""`ReplicatedLedger`: a `Ledger` that is stored in a shared log. Each node also has a SQLite file, which is its index
+of the log.
 
-One node leads: it appends each commit to the log and to its index (`leader`). The other nodes apply the log to their
-indexes and wait in `open` (`follower`). When nobody leads, the first node that claims the log becomes the leader
-(`election`).
+One node is the leader. It appends each commit to the log and to its own index (module `leader`). The other nodes apply
+the log to their indexes, and wait in `open` until they become the leader (module `follower`). When there is no leader,
+the first node that claims the log becomes the leader (module `election`).
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ log = logging.getLogger(__name__)
 
 
 class ReplicatedLedger(IndexReads):
-    """A `Ledger` over a shared log and an index. ``open`` returns when this node leads. Until then the node follows.
+    """`Ledger` that is stored in a shared log and indexed in a SQLite file. ``open`` returns when this node becomes the
+    leader. Until then, the node follows another leader.
 
-    ``new_id`` makes fencing tokens, and the epoch of a new log. ``report`` receives sentences for the operator. With
-    ``requires_full`` nothing is acknowledged unless the engine shows that it is on disks. ``replica`` serves reads while
-    this node follows.
+    ``new_id`` creates fencing tokens, and the epoch of a new log. ``report`` receives messages for the operator. With
+    ``requires_full``, the node acknowledges a message only if the engine's settings show that the message is on disk.
+    ``replica`` serves reads while this node follows.
     """
 
     def __init__(
@@ -63,38 +65,39 @@ class ReplicatedLedger(IndexReads):
         self._follower = Follower(self._log, self.replica)
         self._election = Election(self._log, self._follower, self._durability, new_id=new_id, network=name)
         self._leader: Leader | None = None
-        """The last term of this node, which may have ended."""
+        """Last term in which this node was the leader. The term may have ended. None before the first term."""
 
     def set_identity(self, node: str, owner: str = "") -> None:
-        """Set the node's name (HOST:PORT), and the digest that distinguishes its owner's token from another one."""
+        """Set the name of this node (HOST:PORT), and a digest of its owner's token. Nodes compare the digests to detect
+        that they have different owner tokens."""
         self._log.node_name, self._log.owner_digest = node, owner
 
     # --- status
 
     @property
     def leader_node(self) -> str:
-        """Name of the leader. Empty if unknown."""
+        """Name of the leader. Empty if the leader is unknown."""
         return self._follower.leader_name
 
     @property
     def is_answering(self) -> bool:
-        """Whether the engine answers this node while it leads."""
+        """Whether this node is the leader and has recently received an answer from the engine."""
         return self._log.contact.is_answering
 
     @property
     def durability(self) -> str:
-        """``full`` if the engine shows that acknowledged records are on disks, else ``replicated``."""
+        """``full`` if the engine's settings show that acknowledged records are on disk. Otherwise ``replicated``."""
         return self._durability.level
 
     def describe_leader(self) -> Follows:
-        """Return the leader that this node follows, and the time (ms) up to which its index is complete."""
+        """Return the leader that this node follows, and the time up to which this node's index is complete, in ms."""
         return self._follower.describe_leader()
 
     @property
     def status(self) -> LogStatus:
-        """This node's role in the log."""
+        """Role of this node among the nodes that share the log."""
         leads = self._leader is not None and bool(self._leader.token)
-        # this node's own name may remain from its last term, which has ended
+        # The stored leader may be this node itself, from an earlier term that has ended.
         leader = "" if leads or self.leader_node == self._log.node_name else self.leader_node
         behind = 0 if leads else self._follower.behind
         answered_s = self._log.contact.silent_s if self._log.contact.answered_at else None
@@ -104,14 +107,17 @@ class ReplicatedLedger(IndexReads):
     # --- lifetime
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
-        """Follow the log until nobody leads, claim it, and return the content of the index."""
+        """Follow the log until this node becomes the leader. Then return the content of the index."""
         try:
             self._leader = None
             await self._log.index.open()
             self._leader = await self._election.win(await self._open_log())
-            self._leader.start_heartbeats()  # now: a large index takes longer to open than followers wait
-            await self._follower.feed.stop()  # before the state is loaded a second time
-            await self._log.index.close()  # opening loads the tables, which following has changed
+            # Start heartbeats before opening the index. A large index takes longer to open than followers wait for a
+            # heartbeat.
+            self._leader.start_heartbeats()
+            await self._follower.feed.stop()  # Stop the read replica first, so that the state is not in memory twice.
+            # Open the index again to load the tables, because following has changed them.
+            await self._log.index.close()
             meta, writes = await self._log.index.open()
         except BaseException as error:
             await self.close()
@@ -129,32 +135,33 @@ class ReplicatedLedger(IndexReads):
         return msgspec.structs.replace(meta, epoch=reader.epoch, name=reader.name), writes
 
     async def _open_log(self) -> LedgerError | None:
-        """Open the log. Return a failure that a later attempt may not meet. Raise any other failure."""
+        """Open the log. Return an error if a later attempt may succeed. Raise any other error."""
         loop = asyncio.get_running_loop()
         notice = f"The shared log {self._log.name} does not answer yet."
         timer = loop.call_later(settings.QUIET_START_S, self._log.report, notice)
         try:
             await self._log.open_shared()
         except (LogElectionPending, LogIncomplete) as error:
-            # Any other `LogUnavailable` is raised: at a first start it probably means a wrong address.
+            # Other kinds of `LogUnavailable` are not caught: at the first start, they usually mean that the address is
+            # wrong.
             return self._election.judge(error)
         finally:
             timer.cancel()
         return None
 
     async def hand_over(self) -> str:
-        """Give up leadership for good. Return the name of the successor, if another node claims the log within a
-        moment."""
+        """Give up leadership permanently. Return the name of the successor, or an empty string if no node claims the
+        log within `SUCCESSOR_TIMEOUT_S`."""
         return "" if self._leader is None else await self._leader.hand_over()
 
     async def close(self) -> None:
         """Give up leadership, and close log and index."""
         if self._leader is not None:
-            # Before the log is closed: the release notifies followers at once, so they need not wait for missing
-            # heartbeats.
+            # Release leadership before closing the log. Followers then learn immediately that the term has ended, and
+            # do not wait for missing heartbeats.
             await self._leader.release()
         self._follower.behind = None  # until its next check, this node follows nobody
-        # This node follows nobody any more. A replica that continued to serve would show an index that nobody updates.
+        # Stop the read replica. Otherwise, it would show clients an index that is no longer updated.
         await self._follower.feed.stop()
         await self._log.shared.close()
         await self._log.index.close()
@@ -174,8 +181,9 @@ class ReplicatedLedger(IndexReads):
         await self._require_leader().expire_calls(before)
 
     async def forget_dropped(self) -> None:
-        """Like `Ledger.forget_dropped`. Also shorten the log if its oldest records are no longer needed."""
-        # The index first: it must not depend on the engine, which may be away.
+        """Like `Ledger.forget_dropped`. A leader also removes the oldest records from the log if they are no longer
+        needed."""
+        # Clean up the index first, because this works even while the engine does not answer.
         await self._log.index.forget_dropped()
         if self._leader is not None and self._leader.token:
             await shorten_log(self._leader)

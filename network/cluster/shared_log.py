@@ -1,8 +1,8 @@
-"""`SharedLog`, the protocol of a log that several nodes share: its records, its errors, and a node's status.
+"""`SharedLog`: the interface of a log that several nodes share, with its records, its errors, and the status of a node.
 
-An engine (`jetstream`, `postgres`) stores records in one order. It accepts a record only directly after the position
-that the writer names, so if two nodes write at the same time, one is refused. The module `records` defines the content
-of records. No IO.
+An engine (modules `jetstream` and `postgres`) stores all records in one order. A writer names the position of the last
+record, and the engine accepts the new record only directly after this position. If two nodes append at the same time,
+one append is refused. The module `records` defines the content of the records. This module does no IO.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from roundelay.network.ledger import LogFull
 
 
 class LogUnavailable(LedgerError):
-    """The engine does not answer now, but may answer later."""
+    """Error if the engine does not answer now but may answer later."""
 
 
 class LogElectionPending(LogUnavailable):
-    """The engine's servers are electing their leader, and will answer afterwards."""
+    """Error while the servers of the engine are electing their leader. They answer again after the election."""
 
 
 class LogIncomplete(LogUnavailable):
-    """The engine reports that records are missing. Just after an election of the engine's servers, this report may be
-    wrong. If the engine repeats the report, the records are lost."""
+    """Error if the engine reports that records are missing. The report may be wrong shortly after an election of the
+    engine's servers. If the engine repeats it, the records are lost."""
 
 
 class LogTruncated(LedgerError):
-    """The requested records are no longer in the log, because the log was trimmed."""
+    """Error if the requested records were already deleted from the log."""
 
 
 class UnusableLog(LedgerError):
-    """The log at this address is not this node's log, or this node cannot read the log. Waiting does not help."""
+    """Error if the log belongs to another network, is damaged, or has an unknown format. Retrying does not help."""
 
 
 def missing_log(name: str) -> LogIncomplete:
-    """Return the error for a required log that does not exist."""
+    """Return the error for a log that must exist but does not."""
     return LogIncomplete(
         f"There is no log {name}. A node that already knows a log never creates a new one: the new log would be a "
         "different history. Check the name, or restore the log. A node with a new file for --db creates one."
@@ -45,7 +45,8 @@ def missing_log(name: str) -> LogIncomplete:
 
 
 def describe_wait(error: LedgerError) -> str:
-    """Return the reason why a node waits, as text for clients, without the address of the log."""
+    """Convert an error into a text that tells clients why a node waits. The text does not contain the address of the
+    log."""
     match error:
         case LogFull():
             return "the log has no room"
@@ -58,17 +59,17 @@ def describe_wait(error: LedgerError) -> str:
 
 
 class LogRecord(NamedTuple):
-    """One record as the engine stores it. Positions ascend by one."""
+    """One record as the engine stores it. Positions are consecutive numbers."""
 
     position: int
     data: bytes
     has_more: bool = False
-    """Whether the engine has announced further records that have not arrived yet."""
+    """Whether the engine has announced more records that have not arrived yet."""
 
 
 class SharedLog(Protocol):
-    """The operations of an engine. Every method raises `LedgerError` with a sentence for an operator, or
-    `LogUnavailable` if a later call may succeed."""
+    """Interface of an engine that stores a shared log. Every method raises `LedgerError` with a message for an
+    operator, or `LogUnavailable` if a later call may succeed."""
 
     name: str
     """Address of the log without secrets, for operators."""
@@ -76,71 +77,75 @@ class SharedLog(Protocol):
     """Name of the network, without the address."""
 
     async def open(self, *, create: bool = True) -> None:
-        """Connect. Create a missing log, or raise `LogIncomplete` without ``create``."""
+        """Connect to the log. If the log does not exist, create it, or raise `LogIncomplete` if ``create`` is false."""
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
+        """Disconnect from the log. Further calls have no effect."""
 
     @property
     def max_bytes(self) -> int:
         """Maximum size of a record, in bytes."""
 
     async def end(self) -> int:
-        """Return the position of the newest record, 0 for an empty log."""
+        """Return the position of the newest record. Return 0 if the log is empty."""
 
     async def first(self) -> int:
-        """Return the position of the oldest record. For an empty log it is the position of the next record."""
+        """Return the position of the oldest record. If the log is empty, return the position that the next record will
+        have."""
 
     async def drop(self, before: int) -> bool:
-        """Drop the records below a position, or only some of the oldest. Return whether none is left. Only for
-        leaders."""
+        """Delete records below a position, oldest first. One call may delete only some of them. Return whether all of
+        them are deleted. Only the leader may call this method."""
 
     async def room(self) -> tuple[int, int]:
-        """Return the free bytes and the maximum size of the log."""
+        """Return the number of free bytes in the log, and the maximum size of the log in bytes."""
 
     async def append(self, data: bytes, after: int) -> int:
-        """Append directly after the record at ``after``. Return the new position once the engine has stored the record.
+        """Append a record directly after position ``after``. Return the new record's position after the engine has
+        stored it.
 
-        Raises `LeadershipLost` or `LogFull`. After any other error the outcome is unknown.
+        Raises `LeadershipLost` if another record is already there, or `LogFull`. After any other error, the record may
+        or may not be stored.
         """
 
     def follow(self, after: int) -> AsyncIterator[LogRecord]:
-        """Yield the records above a position, ascending without a gap, and future records. The caller must close the
+        """Yield all records above a position in order, and then wait for new records. The caller must close the
         iterator."""
 
     async def broadcast(self, text: str) -> None:
-        """Send a text to all connected nodes. A broadcast may be lost."""
+        """Send a text to all connected nodes. Delivery is not guaranteed."""
 
     async def next_broadcast(self) -> str:
-        """Wait for the next broadcast, which may be the node's own, and return its text."""
+        """Wait for the next broadcast and return its text. It may be a broadcast of this node itself."""
 
     async def find_sync_risk(self) -> str:
-        """Return a sentence that explains why an acknowledged record may not be on disks. The text is empty if the
-        engine's own settings show that every acknowledged record is on disks."""
+        """Return the reason why an acknowledged record may not be on disk. Return an empty string if the engine's
+        settings guarantee that it is on disk."""
 
     async def describe(self) -> dict[str, Any]:
-        """Describe the engine for operators, as JSON: its size, its limits, its servers."""
+        """Return a JSON description of the engine for operators: its size, its limits, and its servers."""
 
 
 def follow_records(shared: SharedLog, after: int) -> aclosing[AsyncGenerator[LogRecord, None]]:
-    """Context manager that yields an iterator over the records above a position, and closes the iterator."""
+    """Return a context manager that yields an iterator over the records above a position, and closes the iterator at
+    the end."""
     return aclosing(cast(AsyncGenerator[LogRecord, None], shared.follow(after)))
 
 
 class LogStatus(NamedTuple):
-    """Role of a node among the nodes that share its log. ``str`` returns the text of `/readyz`."""
+    """Role of a node among the nodes that share its log. ``str()`` returns the text that `/readyz` shows."""
 
     leads: bool
     leader: str
-    """Address of the leader, if another node leads and its address is known."""
+    """Address of the leader. Empty if this node is the leader, or if the address is unknown."""
     behind: int | None
-    """Number of records that the node had not read yet at the last check. None at the start."""
+    """Number of records that the node had not read at its last check. None before the first check."""
     answered_s: float | None
-    """Seconds since the last answer of the log."""
+    """Seconds since the last answer of the log. None before the first answer."""
     log: str
     durability: str
     waits: str = ""
-    """Reason why the node is neither leader nor follower."""
+    """Reason why the node is neither leader nor follower. Empty if there is no such reason."""
 
     def __str__(self) -> str:
         if self.waits and not self.leads:
