@@ -1,8 +1,8 @@
-"""`Election`: follow the log until it has no leader, and then claim leadership.
+"""`Election`: follows the log until there is no leader, and then claims leadership.
 
-A claim is an ordinary record in the log. If several nodes append a claim after the same record, the engine accepts only
-the first claim. The other nodes read this claim and follow its writer. After a temporary failure, the node waits and
-tries again. Any other failure ends the node.
+A claim is an ordinary record in the log. If several nodes append a claim at the same position, the engine accepts only
+the first one. The other nodes read that claim and follow its writer. After a temporary failure, the node waits and
+tries again. Any other failure stops the node.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from .snapshots import drop_before_snapshot
 
 
 class Election:
-    """``new_id`` makes fencing tokens, and the epoch of a new log. ``network`` is the name of a new network."""
+    """Follows the log until this node can claim leadership. ``new_id`` creates fencing tokens, and the epoch of a new
+    log. ``network`` is the name that a new network gets."""
 
     def __init__(
         self,
@@ -41,12 +42,13 @@ class Election:
         self._new_id = new_id
         self._network = network
         self._incomplete_since: float | None = None
-        """Time at which the log first seemed to lack records, or None."""
+        """Time at which the log was first found to lack records. None if it does not."""
 
     async def win(self, failure: LedgerError | None) -> Leader:
-        """Follow until this node has claimed the log. ``failure`` is an error of the log that was already judged.
+        """Follow the log until this node has claimed it, and return the new term as leader. ``failure`` is an error of
+        an earlier attempt, for which `judge` has decided that the node may retry.
 
-        Raises `LedgerError` if waiting does not help.
+        Raises `LedgerError` if a retry does not help.
         """
         has_cursor = False
         while True:
@@ -54,15 +56,17 @@ class Election:
                 if failure is not None:
                     await asyncio.sleep(settings.RETRY_S)
                     await self._reopen(failure)
-                    # The index may have been closed and opened again. Read the cursor from the file, never from memory.
+                    # Read the cursor from the file again, because the index may have been closed and opened meanwhile.
                     failure, has_cursor = None, False
                 if not has_cursor:
                     await self._follower.applier.restore_cursor()
                     has_cursor, self._incomplete_since = True, None
-                    await self._durability.run()  # readers of the status see the result before the claim
+                    # Check durability before the claim, so that the node's status already shows the result.
+                    await self._durability.run()
                 # Write the first record before any claim, because the first record contains the epoch.
                 if await self._log.shared.end() == 0:
-                    await self._begin_log()  # two nodes may try: the engine accepts one, and the other node follows
+                    # If two nodes try this, the engine accepts only one of the records, and the other node follows.
+                    await self._begin_log()
                     continue
                 await self._follower.follow_until_leaderless()
                 self._follower.has_caught_up = True
@@ -70,9 +74,10 @@ class Election:
                 self._follower.wait.clear()
                 return leader
             except LeadershipLost:
-                continue  # another node was faster: follow it
+                continue  # Another node has claimed the log first, so follow that node.
             except LogTruncated:
-                has_cursor = False  # restoring the cursor shows what that means for this index
+                # Restore the cursor again. This shows whether the index lacks records that the log no longer contains.
+                has_cursor = False
             except LedgerError as error:
                 failure = self.judge(error)
 
@@ -81,20 +86,21 @@ class Election:
         self._log.report(f"The log {self._log.name} was empty: a new network begins in it.")
 
     async def _claim(self) -> Leader:
-        """Claim the log. Every check comes before the claim: a leader that cannot serve would keep other nodes from
-        leading."""
+        """Claim the log, and return the new term as leader. All checks precede the claim, because a leader that cannot
+        serve would prevent other nodes from leading."""
         log, reader = self._log, self._log.reader
         if reader.is_filling:
             raise UnusableLog(
                 f"The shared log {log.name} is being filled from a database, and is not complete: let `roundelay "
                 "cluster migrate` go on with it, until it says that it is done."
             )
-        # Drop an incomplete commit of the previous leader, and move the cursor past it.
+        # Discard an incomplete commit of the previous leader, and move the cursor past that commit.
         await self._follower.applier.flush(log.cursor_write())
         await log.check_beginning()
         await log.check_first()
         await self._durability.run()
-        await drop_before_snapshot(log, await log.shared.first(), None)  # the log may be full of unneeded records
+        # Make room first, because the log may be full of records that are no longer needed.
+        await drop_before_snapshot(log, await log.shared.first(), None)
         await log.refresh_room()
         if log.room.free < log.room.reserve // 2:
             raise LogFull(
@@ -102,24 +108,27 @@ class Election:
                 "the log and its servers more."
             )
         token = self._new_id()
-        # Append after the last record that was read. If any node has written since, the engine refuses, and this node
-        # continues to follow.
+        # Append the claim after the last record that this node has read. If another node has appended since, the engine
+        # refuses the claim, and this node continues to follow.
         await log.append("claim", token, Claim(log.node_name).write())
-        # this node receives its own heartbeats of this term, even after it: it must not follow them
+        # Remember the token, because this node also receives its own heartbeats. It must not mistake them for another
+        # leader's heartbeats, even after the term.
         self._follower.own_token = token
-        # One of the two clocks is wrong, and nobody knows which. Deleting rows cannot be undone, so delete none.
+        # If the clocks of this node and the previous leader differ, one of them is wrong, and this node cannot know
+        # which. Delete no rows because of their age, because a deletion cannot be undone.
         keeps_old_rows = self._follower.leader_check.clock_offset_ms != 0
         return Leader(log, self._durability, token, keeps_old_rows=keeps_old_rows)
 
     def judge(self, error: LedgerError) -> LedgerError:
-        """Return the error if a later attempt may succeed, and raise it otherwise.
+        """Return the error if a later attempt may succeed. Otherwise, raise it.
 
-        A node that has never followed its log gives up at once, unless the engine does not answer: its configuration
-        may be wrong. A node that has followed waits, because its clients wait too.
+        A node that has never followed its log usually raises the error, because its configuration may be wrong. It
+        waits only if the engine does not answer. A node that has already followed the log waits, because its clients
+        wait too.
         """
         if isinstance(error, LogIncomplete):
             now = asyncio.get_running_loop().time()
-            # Measure over several attempts, because a single failed attempt proves nothing.
+            # Measure the time over several attempts, because a single failed attempt is no proof.
             self._incomplete_since = now if self._incomplete_since is None else self._incomplete_since
             if now - self._incomplete_since > settings.INCOMPLETE_LOG_GRACE_S:
                 raise UnusableLog(str(error)) from error
@@ -129,8 +138,10 @@ class Election:
         return error
 
     async def _reopen(self, failure: LedgerError) -> None:
-        """Open the log again, and the index if the index failed. A full log stays open, so that readers are served."""
-        # A full log answers reads. Closing it would end the read replica, and only trims of other nodes make room.
+        """Open the log again, and also the index if the index has failed. A full log stays open, so that the read
+        replica can continue to serve."""
+        # Do not close a full log. It still answers reads, and closing it would stop the read replica. Only trims of
+        # other nodes can make room.
         if isinstance(failure, LogFull):
             await self._follower.serve_reads()
             return

@@ -1,7 +1,7 @@
-"""`Follower`: copies the shared log to this node's index until the log has no leader.
+"""`Follower`: applies the shared log to this node's index until there is no leader.
 
 A follower learns about the leader from records and from heartbeats. Only records determine which node is the leader.
-Heartbeats only show that this leader is alive. While the node follows, a read replica may serve the index.
+Heartbeats only show that the leader is running. While the node follows, a read replica may serve reads from the index.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 
 class SilenceClock:
-    """Clock that measures the time without any sign of the leader. Between two checks, at most `MAX_SILENCE_STEP_S`
-    count, because a paused node cannot receive anything."""
+    """Clock that measures how long the leader has been silent. Between two checks, it counts at most
+    `MAX_SILENCE_STEP_S`, because a node that was paused could not receive heartbeats."""
 
     def __init__(self, now_s: float) -> None:
         self._silent_s, self._looked_at = 0.0, now_s
@@ -45,7 +45,8 @@ class SilenceClock:
 
 
 class RecordApplier:
-    """Applies records to the index. If more records are known to follow, several records share a transaction."""
+    """Applies records of the log to the index. If more records are about to arrive, several records are stored in one
+    transaction."""
 
     def __init__(self, indexed: IndexedLog, replica: ReadReplica) -> None:
         self._log = indexed
@@ -58,20 +59,20 @@ class RecordApplier:
         return bool(self._pending.rows or self._pending.writes)
 
     async def restore_cursor(self) -> None:
-        """Continue at the index's cursor, so that records that were read but not applied are read again."""
+        """Set the reader back to the index's cursor, so that records that were read but not applied are read again."""
         self._pending, self._pending_bytes = Commit([], []), 0
         await self._log.restore_cursor()
 
     async def apply(self, stored: LogRecord) -> None:
-        """Read the next record. Apply the records read so far if no further record is known to be on its way, or if
-        enough were read."""
+        """Read the next record. Store the pending records if enough records are pending or no further record has been
+        announced."""
         reader, cursor_before = self._log.reader, self._log.cursor_write()
         body = reader.read(stored)
         content = None if body is None else reader.decode(body)
         if isinstance(content, TrimStep):
             if self.has_pending:
-                # The trim may delete pending rows, so store them first. The cursor stays before the trim: a node that
-                # is killed in between reads the trim again.
+                # Store pending rows before the trim, because the trim may delete some of them. The cursor stays before
+                # the trim: a node that is killed in between reads the trim again.
                 await self.flush(cursor_before)
             await self._log.drop(content)
             await self._replica.drop_before(self._log.index.first_seq)
@@ -80,24 +81,26 @@ class RecordApplier:
             self._pending.rows.extend(content.rows)
             self._pending.writes.extend(content.writes)
             self._pending_bytes += len(stored.data)
-        # otherwise parts of the commit are still to come
+        # If this condition is false, the commit has further parts that were not read yet.
         is_whole = reader.position == stored.position or self.has_pending
         is_enough = (
             len(self._pending.rows) + len(self._pending.writes) >= settings.APPLY_ROWS
             or self._pending_bytes >= settings.APPLY_BYTES
         )
-        # The cursor names the last whole commit. A kill while parts of the next commit are read loses none of them.
+        # The cursor is the position of the last complete commit. A node that is killed after reading only some parts of
+        # the next commit reads all of its parts again.
         if is_whole and (is_enough or not stored.has_more):
             await self.flush(self._log.cursor_write())
 
     async def flush(self, cursor: TableWrite) -> None:
-        """Store the records read so far, and the cursor, in one transaction."""
-        # Clear the pending records before the await: records read during the await belong to the next transaction.
+        """Store the pending records and the cursor in one transaction."""
+        # Clear the pending records before the await, because records that are read during the await belong to the next
+        # transaction.
         pending, self._pending, self._pending_bytes = self._pending, Commit([], []), 0
-        # several commits may have written the same key; the index stores each key once per transaction
+        # Several commits may have written the same key, but the index accepts each key only once per transaction.
         writes = _last_of_each(pending.writes)
         await self._log.apply(pending.rows, writes, cursor)
-        # Update the replica only after the index has stored the rows, because the replica reads rows from the index.
+        # Update the replica after the index has stored the rows, because the replica reads rows from the index.
         if pending.rows or writes:
             await self._replica.apply(pending.rows, writes)
 
@@ -107,28 +110,28 @@ def _last_of_each(writes: Sequence[TableWrite]) -> list[TableWrite]:
 
 
 class ReplicaFeed:
-    """Starts and stops the read replica, and records the time up to which the index is complete."""
+    """Starts and stops the read replica. Also records the time up to which the index is complete."""
 
     def __init__(self, replica: ReadReplica) -> None:
         self._replica = replica
         self._tried_at = -settings.REPLICA_RETRY_S
         self.polled_end, self.polled_at_ms = 0, 0
-        """The last known end of the log, and the time just before the node requested it."""
+        """Last known end of the log, and the time just before the node queried it, in ms."""
         self.as_of_ms = 0
-        """Time up to which the index is complete (ms)."""
+        """Time up to which the index is complete, in ms."""
 
     async def start_if_current(
         self, indexed: IndexedLog, *, has_pending: bool, describe_leader: Callable[[], Follows]
     ) -> None:
-        """Start the replica when the index has reached the polled end of the log."""
+        """Start the replica if the index has reached the last known end of the log."""
         reader = indexed.reader
         if reader.end < self.polled_end or has_pending or reader.is_filling:
             return
-        # Use the time before the poll. At that time, the log had no record beyond the polled end, but it may have one
-        # now.
+        # Use the time before the query. At that time, the log had no record beyond the reported end. A record may have
+        # been added since.
         self.as_of_ms = self.polled_at_ms
         now = asyncio.get_running_loop().time()
-        # Wait before the next attempt. Otherwise a replica that fails at its start would load the whole state again and
+        # Pause between attempts. Otherwise, a replica that fails at its start would load the whole state again and
         # again.
         if not self._replica.is_serving and now - self._tried_at >= settings.REPLICA_RETRY_S:
             self._tried_at = now
@@ -142,14 +145,15 @@ class ReplicaFeed:
 
 
 class LeaderComparison:
-    """Compares the leader's heartbeats with this node, and reports each contradiction once."""
+    """Compares the clock and the owner token in the leader's heartbeats with this node's own, and reports each
+    difference once."""
 
     def __init__(self, indexed: IndexedLog) -> None:
         self._log = indexed
         self._reported: set[str] = set()
         self._differing_since: float | None = None
         self.clock_offset_ms = 0
-        """How far this node's clock is ahead of the last leader's clock, in ms. 0 while the two agree."""
+        """Time by which this node's clock is ahead of the last leader's clock, in ms. 0 while the clocks agree."""
 
     def restart(self) -> None:
         self._differing_since = None
@@ -176,8 +180,8 @@ class LeaderComparison:
             self._log.report(sentence)
 
     def _compare_clocks(self, leader_ms: int) -> None:
-        """Record a difference that lasts. A node that was paused receives old heartbeats for a moment, which look like
-        a difference."""
+        """Record a clock difference if it lasts. A node that was paused receives old heartbeats for a moment, which
+        look like a clock difference."""
         offset_ms = self._log.now_ms() - leader_ms if leader_ms else 0
         now = asyncio.get_running_loop().time()
         if abs(offset_ms) <= settings.MAX_CLOCK_OFFSET_MS:
@@ -201,7 +205,7 @@ class WaitReason:
         self._report = report
         self._logged = ""
         self.text = ""
-        """The reason for clients, without the address of the log."""
+        """Reason why this node waits, as text for clients. The text does not contain the address of the log."""
 
     def note(self, error: LedgerError) -> None:
         self.text = describe_wait(error)
@@ -216,7 +220,7 @@ class WaitReason:
 
 
 class Follower:
-    """Follows a shared log that another node leads. One object serves all periods in which this node follows."""
+    """Follows a shared log while another node is the leader. The same object is used each time this node follows."""
 
     def __init__(self, indexed: IndexedLog, replica: ReadReplica) -> None:
         self.log = indexed
@@ -225,35 +229,39 @@ class Follower:
         self.leader_check = LeaderComparison(indexed)
         self.wait = WaitReason(indexed.report)
         self.behind: int | None = None
-        """Number of records that the node had not read yet at the last check. None before the first check."""
+        """Number of records that the node had not read at its last check. None before the first check."""
         self.has_caught_up = False
-        """Whether this node has ever reached the end of the log. If so, the node waits when the log fails
-        temporarily."""
+        """Whether this node has ever reached the end of the log. If so, the node waits after a temporary failure of the
+        log instead of giving up."""
         self.leader_name = ""
-        """Name of the leader. Empty if unknown."""
+        """Name of the leader. Empty if the leader is unknown."""
         self.own_token = ""
-        """Fencing token of this node's last term as leader. Heartbeats of that term may still arrive."""
+        """Fencing token of this node's last term as leader. It identifies late heartbeats of that term, which are
+        ignored."""
         self._silence = SilenceClock(0.0)
         self._polled_at = 0.0
         self._end = 0
-        """The end of the log at the last poll in this run."""
+        """End of the log at the last query. 0 before the first query of each run of `follow_until_leaderless`."""
         self._is_led = self._is_led_reported = False
-        """Whether a heartbeat of the leader was received in this run, and whether this was reported."""
+        """Whether a heartbeat of the leader was received since this node began to follow, and whether this was
+        reported."""
 
     def describe_leader(self) -> Follows:
-        """Return the leader, and the time (ms) up to which this index is complete."""
+        """Return the leader, and the time up to which this node's index is complete, in ms."""
         return Follows(self.leader_name, self.feed.as_of_ms)
 
     async def follow_until_leaderless(self) -> None:
-        """Apply the log up to its end. Return when nobody leads, or the leader was silent for too long."""
+        """Apply the log to the index. Return when there is no leader, or when the leader was silent for too long."""
         loop = asyncio.get_running_loop()
-        # A new clock for each run: the time in which this node led is no silence of another leader.
+        # Use a new clock each time. Otherwise, the time in which this node was the leader would count as silence of
+        # another leader.
         self._silence = SilenceClock(loop.time())
         self._polled_at, presence_at = -settings.POLL_END_S, -settings.PRESENCE_S
         self._end, self._is_led, self._is_led_reported = 0, False, False
         is_at_end = False
         self.leader_check.restart()
-        # One read and one broadcast are always in progress. `asyncio.wait` leaves them running, so no record is lost.
+        # Keep one read and one wait for a broadcast in progress all the time. `asyncio.wait` does not cancel them, so
+        # no record is lost.
         async with self.log.follow(self.log.reader.end) as records:
             next_record = asyncio.ensure_future(anext(records))
             next_broadcast = asyncio.ensure_future(self.log.shared.next_broadcast())
@@ -266,8 +274,8 @@ class Follower:
                     if next_broadcast.done():
                         self._hear(Heartbeat.read(next_broadcast.result()))
                         next_broadcast = asyncio.ensure_future(self.log.shared.next_broadcast())
-                    # Another claim may follow between this record and the end. Only a node that has read every record
-                    # may claim the log.
+                    # Continue to the end of the log, because another claim may follow this record. Only a node that has
+                    # read every record may claim the log.
                     if self._is_leaderless and self._has_reached_end:
                         return
                     if self._has_reached_end and not is_at_end:
@@ -277,7 +285,8 @@ class Follower:
                     await self.serve_reads()
                     if is_at_end:
                         self._report_leader()
-                    # A leader that stops waits for a successor only if it has received a heartbeat of a follower.
+                    # Send heartbeats, because a leader that stops waits for a successor only if it has received a
+                    # follower's heartbeat.
                     if loop.time() - presence_at >= settings.PRESENCE_S:
                         presence_at = loop.time()
                         await self.log.broadcast_heartbeat()
@@ -288,11 +297,11 @@ class Follower:
                     )
                     while next_record.done():
                         await self._apply(next_record.result())
-                        self._silence.reset()  # the writer of the record was alive
+                        self._silence.reset()  # A new record shows that its writer is running.
                         next_record = asyncio.ensure_future(anext(records))
-                        await asyncio.sleep(
-                            0
-                        )  # let other tasks run: a follower that is far behind always has another record ready
+                        # Let other tasks run. A follower that is far behind always has another record ready, so it
+                        # would never yield.
+                        await asyncio.sleep(0)
             finally:
                 await _cancel(next_record, next_broadcast)
 
@@ -305,10 +314,11 @@ class Follower:
         return self.log.reader.end >= self._end
 
     def _is_poll_due(self, now_s: float) -> bool:
-        """Polling costs the engine a request, so a follower polls rarely while it receives heartbeats of its leader.
+        """Return whether it is time to query the end of the log. A query costs the engine a request, so a follower
+        rarely polls while it receives heartbeats of its leader.
 
-        It polls once more just before an election, because the leader may have written records since the last poll. A
-        node that lacks records must not become the leader.
+        The follower polls once more just before an election, because the leader may have written records since the last
+        poll. A node that lacks records must not become the leader.
         """
         is_before_election = self._is_leaderless and self._has_reached_end
         return is_before_election or now_s - self._polled_at >= settings.POLL_END_S
@@ -321,20 +331,20 @@ class Follower:
         self._polled_at = asyncio.get_running_loop().time()
 
     def _hear(self, heartbeat: Heartbeat) -> None:
-        """Count a heartbeat of the leader that the log names. Heartbeats are not fenced, so all others are ignored:
-        those of a deposed leader, this node's own from its last term, and forged ones."""
+        """Process a heartbeat if it comes from the leader that the log names. Ignore all others, because heartbeats are
+        not fenced: they may come from a deposed leader, from this node's own last term, or from an attacker."""
         reader = self.log.reader
         if not heartbeat.leads or heartbeat.leads != reader.leader_token or heartbeat.leads == self.own_token:
             return
         self._silence.reset()
         self._is_led = True
-        # the claim in the log has priority: anybody may send a heartbeat with another address
+        # The name in the claim has priority, because anyone can send a heartbeat with a false name.
         self.leader_name = reader.leader_name or heartbeat.node
         self.leader_check.compare(heartbeat)
 
     def _report_leader(self) -> None:
-        """Report a leader whose heartbeat was received. A claim alone does not count, because its writer may be
-        gone."""
+        """Report the leader to the operator after its first heartbeat. A claim alone is not enough, because its writer
+        may be gone."""
         if self._is_led and not self._is_led_reported:
             self._is_led_reported = True
             self.wait.clear()
@@ -344,9 +354,9 @@ class Follower:
         token = self.log.reader.leader_token
         try:
             await self.applier.apply(stored)
-        finally:  # also if the index fails: the record was read, and names the leader
+        finally:  # Update the leader even if the index fails, because the record was read.
             if self.log.reader.leader_token != token:
-                # empty for a claim of an older release, which has no name; a heartbeat sets the name later
+                # Claims of older releases contain no name. In that case, a heartbeat sets the name later.
                 self.leader_name = self.log.reader.leader_name
 
     async def serve_reads(self) -> None:
@@ -356,8 +366,8 @@ class Follower:
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks until they have ended. Repeat, because a client library may ignore a cancellation."""
-    # Wait until the tasks have ended, because a task that still reads would use the log after it was closed.
+    """Cancel tasks, and wait until they have ended. Repeat the cancellation, because a client library may ignore it."""
+    # A task that still reads would otherwise use the log after it was closed.
     while running := [task for task in tasks if not task.done()]:
         for task in running:
             task.cancel()
@@ -366,7 +376,8 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
 
 
 async def catch_up(indexed: IndexedLog, replica: ReadReplica) -> LogReader:
-    """Apply the current content of the log, without leading, and close both. Return the position of the index."""
+    """Apply the current content of the log to the index, and close both. The node does not become the leader. Return
+    the reader at the position that the index has reached."""
     applier = RecordApplier(indexed, replica)
     try:
         await indexed.index.open()
@@ -377,11 +388,11 @@ async def catch_up(indexed: IndexedLog, replica: ReadReplica) -> LogReader:
             async with indexed.follow(indexed.reader.end) as records:
                 async for stored in records:
                     await applier.apply(stored)
-                    # Stop at the end that the log had at the beginning, because a leader may still append records.
+                    # Stop at the end that the log had at the start, because a leader may still be appending records.
                     if stored.position >= end:
                         break
-        # Store the remaining records even without a whole commit: the cursor moves past a commit whose writer has
-        # stopped.
+        # Store the remaining records even if the last commit is incomplete. The cursor moves past that commit, because
+        # its writer has stopped.
         await applier.flush(indexed.cursor_write())
         await indexed.check_beginning()
         return indexed.reader

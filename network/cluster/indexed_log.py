@@ -1,8 +1,9 @@
-"""`IndexedLog`: the shared log, this node's index of it, and the position of the index.
+"""`IndexedLog`: the shared log together with this node's index of the log.
 
-Leader, follower and election of one node share this object. The log is authoritative. The index is a SQLite file
-without data of its own, so a lost index is rebuilt by following. Its cursor (the row ``followed/log``) names the record
-up to which the index is complete. The cursor is stored in the same transaction as the rows of that record.
+The leader, the follower and the election of one node share an `IndexedLog`. The log is authoritative. The index is a
+SQLite file that contains only data from the log, so a node can rebuild a lost index from the log. The cursor of the
+index (the row ``followed/log``) contains the position of the last record that is completely in the index. The cursor is
+stored in the same transaction as the rows of that record.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from .shared_log import LogIncomplete, LogRecord, SharedLog, UnusableLog, follow
 
 
 class LogRoom(NamedTuple):
-    """Room in the log, in bytes, as last known to this node."""
+    """Free and total size of the log in bytes, as last known to this node."""
 
     free: int
     total: int
@@ -46,11 +47,11 @@ class LogRoom(NamedTuple):
 
 
 class EngineContact:
-    """Time of the engine's last answer."""
+    """Records the time of the engine's last answer."""
 
     def __init__(self) -> None:
         self.answered_at = 0.0
-        """Loop time of the last answer. 0 before the first answer."""
+        """Event-loop time of the engine's last answer. 0 before the first answer."""
         self._is_waiting = False
 
     def note_request(self) -> None:
@@ -79,13 +80,14 @@ class IndexedLog:
         self.contact = EngineContact()
         self.room = LogRoom(0, 0)
         self.node_name = ""
-        """Name of this node for other nodes and clients, as HOST:PORT."""
+        """Address of this node that other nodes and clients see, as HOST:PORT."""
         self.owner_digest = ""
-        """Digest of this node's owner token, which nodes compare to detect different tokens. The digest does not reveal
+        """Digest of this node's owner token. Nodes compare their digests to detect different tokens without revealing
         the token."""
         self._clock = clock
         self._short_since: float | None = None
-        """Time since which the log ends before the last record that this node has read, or None."""
+        """Time at which the log was first found to end before the last record that this node has read. None if it does
+        not."""
 
     @property
     def name(self) -> str:
@@ -97,15 +99,18 @@ class IndexedLog:
     # --- the cursor
 
     async def open_shared(self) -> None:
-        """Open the log. A node that knows the log never creates it: the new log would be a different history."""
+        """Open the log. If this node already knows the log, a missing log is an error: a new log would have a different
+        history."""
         is_known = await self.index.lookup_cold("followed", "log") is not None
         await self.shared.open(create=not is_known)
 
     async def restore_cursor(self) -> None:
-        """Continue at the index's cursor. Raises `LedgerError` for an index of another log."""
+        """Set the reader to the position of the index's cursor. Raises `LedgerError` if the index belongs to another
+        log."""
         cursor: IndexPosition | None = await self.index.lookup_cold("followed", "log")
         if cursor is None:
-            # Following would mix two histories under the same seqs.
+            # Refuse an index with rows but without a cursor. Following the log would mix two histories under the same
+            # seqs.
             if await self.index.rows(0, 1):
                 raise UnusableLog(
                     f"{self.index.path} has a history of its own, which the log {self.name} does not hold. Name a new "
@@ -113,7 +118,8 @@ class IndexedLog:
                 )
             self.reader = await find_beginning(self.shared)
             return
-        # This may pass: a deposed server reports a stale end for a moment. The election waits before it gives up.
+        # This condition may be temporary, because a deposed server reports an old end for a moment. The election waits
+        # before it gives up.
         if await self.shared.end() < cursor.position:
             raise LogIncomplete(
                 f"{self.index.path} was made from a log of at least {cursor.position} records, and {self.name} has "
@@ -126,15 +132,15 @@ class IndexedLog:
                 f"{beginning.end + 1} by now: move {self.index.path} away (not {self.index.path}.owner), and start this "
                 "node again."
             )
-        # positions alone do not distinguish logs: compare the record at the index's position
+        # Compare the record at the cursor's position, because two different logs may both have this position.
         async with self.follow(cursor.position - 1) as records:
             stored = await anext(records)
         if digest(stored.data) != cursor.digest:
             raise UnusableLog(
                 f"{self.index.path} was made from another log than {self.name}: name a new file with --db, or that log."
             )
-        # The reader's whole state at this record. Without it, the log would have to be read from its start, which takes
-        # hours.
+        # Restore the reader's state at this record from the cursor. Otherwise, the node would have to read the log from
+        # its start, which takes hours.
         reader = LogReader(cursor.position, cursor.digest, self.index.head or None)
         reader.epoch, reader.name = cursor.epoch, cursor.name
         reader.snapshot, reader.snapshot_head = cursor.base, cursor.base_head
@@ -161,7 +167,7 @@ class IndexedLog:
         return follow_records(self.shared, after)
 
     async def append(self, kind: RecordKind, token: str, body: bytes = b"", **fields: Any) -> None:
-        """Append a record of a kind, with further fields of its header."""
+        """Append a record of the given kind. ``fields`` are additional fields of its header."""
         header = Header(kind=kind, writer=token, previous=self.reader.end_digest, **fields)
         await self.append_record(write_record(header, body))
 
@@ -169,19 +175,20 @@ class IndexedLog:
         await self.append_record(write_trim(step, token, self.reader.end_digest))
 
     async def append_record(self, record: bytes) -> None:
-        """Append after the last record that was read, and read the new record. Raises `LeadershipLost` if another node
-        has already appended there."""
+        """Append a record after the last record that this node has read, and update the reader. Raises `LeadershipLost`
+        if another node has already appended there."""
         self.contact.note_request()
-        # The position fences this append: the engine refuses the record if another node has appended since.
+        # Fencing: the engine refuses the record if another node has appended a record since this node's last read.
         position = await self.shared.append(record, self.reader.end)
         self.reader.read(LogRecord(position, record))
-        # Estimate the room until the next `refresh_room`, so that not every commit queries the engine.
+        # Estimate the free size until the next `refresh_room`, so that not every commit needs a query to the engine.
         self.room = self.room._replace(free=self.room.free - len(record) - settings.RECORD_OVERHEAD_BYTES)
         self.contact.note_answer()
 
     async def drop(self, step: TrimStep) -> int:
-        """Delete the rows of a trim that is in the log, and return their number. The cursor is stored afterwards. A
-        node that is killed before that reads the trim again, and deletes the rest."""
+        """Delete the rows of a trim from the index, and return their number. The trim must already be in the log. The
+        cursor is stored after the deletion, so a node that is killed in between reads the trim again and deletes the
+        remaining rows."""
         dropped = await self.index.drop(step)
         await self.index.append([], [self.cursor_write()])
         return dropped
@@ -198,9 +205,11 @@ class IndexedLog:
         return end
 
     def check_end(self, end: int) -> None:
-        """Raises `LogIncomplete` if the log keeps ending before the last record that this node has read.
+        """Raise `LogIncomplete` if the log ends before the last record that this node has read, and this lasts longer
+        than `STALE_END_GRACE_S`.
 
-        A server of the engine that was deposed, and does not know this yet, reports a stale end for a moment.
+        A shorter time is no error: a server of the engine that was deposed, and does not know this yet, reports an old
+        end.
         """
         now = asyncio.get_running_loop().time()
         if end >= self.reader.end:
@@ -218,9 +227,9 @@ class IndexedLog:
         self.room = LogRoom(*await self.shared.room())
 
     async def check_first(self) -> None:
-        """Raises `UnusableLog` if the log begins at a position where no new node could begin.
+        """Raise `UnusableLog` if a new node could not start to read at the beginning of the log.
 
-        Only a node that has read the whole log knows the newest snapshot, so other nodes skip this check.
+        Only a node that has read the whole log knows the newest snapshot. Other nodes skip this check.
         """
         first = await self.shared.first()
         if first > max(1, self.reader.snapshot) and await self.shared.end() == self.reader.end:
@@ -231,12 +240,12 @@ class IndexedLog:
             )
 
     async def first_kept(self) -> int:
-        """Return the smaller of the first message and the first record that the index still has to contain."""
+        """Return the lowest seq that the index must still contain: the first kept message or the first kept record."""
         marks = await self.index.read_marks()
         return min(marks.first_seq, marks.first_record_seq)
 
     async def check_beginning(self) -> None:
-        """Raises `UnusableLog` if the log lacks rows that no trim has deleted."""
+        """Raise `UnusableLog` if the log lacks rows that no trim has deleted."""
         if await self.first_kept() <= self.reader.missing_up_to:
             raise UnusableLog(
                 f"The shared log {self.name} lacks rows from before its first snapshot: records are missing. Restore "
@@ -246,17 +255,20 @@ class IndexedLog:
     # --- other nodes
 
     async def broadcast_heartbeat(self, token: str = "") -> None:
-        """Send a heartbeat to the other nodes. A leader's heartbeat contains its fencing token. A lost heartbeat does
-        no harm."""
+        """Broadcast a heartbeat to the other nodes. A leader's heartbeat contains its fencing token. Losing a heartbeat
+        is harmless."""
         owner = self.owner_digest if token else ""
         heartbeat = Heartbeat(self.node_name, self.reader.end, token, owner, self.now_ms())
         with suppress(LedgerError):
             await self.shared.broadcast(heartbeat.write())
 
     async def find_claim(self, timeout_s: float, *, is_expected: bool) -> str:
-        """Return the name of the node that has claimed the log since this node's last read, or an empty text if no
-        claim is found in time. With ``is_expected``, wait for a future claim. Otherwise, read up to the current end."""
-        # Use a separate reader: the shared one must stay at the index's position.
+        """Return the name of the node that has claimed the log since this node's last read. Return an empty string if
+        no claim is found in time.
+
+        With ``is_expected``, also wait for a future claim. Otherwise, read only up to the current end of the log.
+        """
+        # Use a separate reader, because the node's main reader must stay at the position of the index.
         reader = LogReader(self.reader.end, self.reader.end_digest)
         with suppress(LedgerError, TimeoutError):
             async with asyncio.timeout(timeout_s), self.follow(reader.end) as records:
@@ -269,11 +281,10 @@ class IndexedLog:
 
 
 async def find_beginning(shared: SharedLog) -> LogReader:
-    """Return a reader at the first record from which the log can be read: its first record, or else its oldest
-    snapshot.
+    """Return a reader that starts at the first readable record: the first record of the log, or the oldest snapshot.
 
-    Skip older records before the snapshot, which a node that was killed while dropping records may have left. Raises
-    `UnusableLog` if the log has no snapshot.
+    Records before the oldest snapshot are skipped. They remain if a node was killed while it dropped old records.
+    Raises `UnusableLog` if neither a first record nor a snapshot exists.
     """
     first, end = await shared.first(), await shared.end()
     if first == 1:

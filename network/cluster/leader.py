@@ -1,9 +1,10 @@
-"""`Leader`: one term in which this node writes the shared log.
+"""`Leader`: one term in which this node is the leader and writes the shared log.
 
-A term begins with a claim that the log accepted. The claim's writer id is the fencing token. Every record contains the
-token, and followers apply only records of the last claim. The engine accepts a record only directly after the last
-record that this node has read. So the next append of a replaced leader is refused, before the leader acknowledges it. A
-leader without writes checks the end of the log instead (`verify`).
+A term begins with a claim that the engine has accepted. The claim contains the fencing token of the term. Every record
+contains the token of its writer, and followers apply only records with the token of the last claim. The engine accepts
+a record only directly after the last record that this node has read. Therefore, after another node has claimed the log,
+the engine refuses the next append of the old leader before the old leader acknowledges it. A leader without writes
+checks the end of the log instead (`verify`).
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ log = logging.getLogger(__name__)
 
 
 class Leader:
-    """One term of leadership. With ``keeps_old_rows``, the leader deletes no rows because of their age. Its clock
-    differs from the previous leader's clock, so one of the two clocks is wrong."""
+    """One term of leadership. With ``keeps_old_rows``, the leader deletes no rows because of their age. The option is
+    used if the clocks of this node and the previous leader differ, because one of the clocks is wrong."""
 
     def __init__(self, indexed: IndexedLog, durability: DurabilityCheck, token: str, *, keeps_old_rows: bool) -> None:
         self.log = indexed
         self.token = token
-        """Fencing token of this term. Empty after leadership is lost or released."""
+        """Fencing token of this term. Empty after leadership was lost or released."""
         self._durability = durability
         self._keeps_old_rows = keeps_old_rows
         self.lock = asyncio.Lock()
-        """Held from reading the end of the log until the next record is appended, and while the index differs from the
-        log. Records are written one at a time, because each record names the digest of the previous one."""
+        """Lock for writing to the log. It is held while a record is appended, and as long as the index differs from the
+        log. Records must be written one at a time, because each record contains the digest of the previous one."""
         self._failure: LedgerError | None = None
-        """Error that is set if the log may contain records that the index lacks. The ledger must then be opened
-        again."""
+        """Error that is set if the log may contain records that the index lacks. The ledger must then be opened again.
+        None otherwise."""
         self._heartbeats: asyncio.Task[None] | None = None
         self._trimmed_at = -settings.SMALL_TRIM_INTERVAL_S
         self._room_checked_at = 0.0
@@ -53,7 +54,7 @@ class Leader:
     # --- the term
 
     def start_heartbeats(self) -> None:
-        # Send heartbeats in a separate task, so that followers receive them even during a long commit.
+        # Send heartbeats in a separate task, so that they continue during a long commit.
         self._heartbeats = asyncio.create_task(self._send_heartbeats(), name="ledger-leads")
 
     async def _send_heartbeats(self) -> None:
@@ -63,13 +64,14 @@ class Leader:
 
     async def release(self) -> bool:
         """Give up leadership. Return whether the release was written to the log. Without the release, followers notice
-        the end of the term only by missing heartbeats."""
+        the end of the term only because heartbeats are missing."""
         heartbeats, self._heartbeats = self._heartbeats, None
         if heartbeats is not None:
-            # Stop heartbeats first: a heartbeat after the release would make followers wait for a leader that is gone.
+            # Stop heartbeats before the release. A heartbeat after the release would make followers wait for a leader
+            # that is gone.
             heartbeats.cancel()
             await asyncio.gather(heartbeats, return_exceptions=True)
-        # Append no commit from here on, because followers would ignore a record after the release.
+        # Clear the token so that no further commit is appended. Followers would ignore a commit after the release.
         token, self.token = self.token, ""
         if token:
             with suppress(LedgerError, TimeoutError):
@@ -79,14 +81,16 @@ class Leader:
         return False
 
     async def hand_over(self) -> str:
-        """Give up leadership. Return the name of the successor, if another node follows and claims the log in time."""
+        """Give up leadership. Return the name of the successor, or an empty string if no other node claims the log in
+        time."""
         # Do not wait if there is no follower, because no other node will claim the log.
         if self.token and await self.release() and await self._has_follower():
             return await self.log.find_claim(settings.SUCCESSOR_TIMEOUT_S, is_expected=True)
         return ""
 
     async def _has_follower(self) -> bool:
-        """Return whether another node's heartbeat was received recently. Each follower sends a heartbeat per second."""
+        """Return whether an unread broadcast is a follower's heartbeat. Each follower sends one heartbeat per
+        second."""
         with suppress(LedgerError, TimeoutError):
             async with asyncio.timeout(settings.BACKLOG_S):
                 while True:
@@ -96,10 +100,11 @@ class Leader:
         return False
 
     async def step_down(self, error: LeadershipLost) -> LeadershipLost:
-        """Stop leading. Return the error, with the new leader if the log names it."""
-        # Clear the token first, because a commit that waits for the lock must not be appended under the old token.
+        """End this term after another node has become the leader. Return the error with the name of the new leader, if
+        the log contains it."""
+        # Clear the token first. Otherwise, a commit that waits for the lock would be appended with the old token.
         self.token = ""
-        # The claim that deposed this node is already in the log, so read no further than its current end.
+        # Read only up to the current end of the log, because the claim that deposed this node is already there.
         leader = await self.log.find_claim(settings.FIND_LEADER_TIMEOUT_S, is_expected=False)
         error.leader = leader if leader != self.log.node_name else ""
         if error.leader:
@@ -109,32 +114,35 @@ class Leader:
         return error
 
     async def verify(self) -> None:
-        """Check that this node still leads, and that log, index and disks work. Otherwise raise `LedgerError`.
+        """Check that this node is still the leader, and that the log, the index and the disks work. Otherwise, raise
+        `LedgerError`.
 
-        A leader without writes learns only here that another node leads, or that the log lacks its records.
+        For a leader without writes, only this check shows that another node has become the leader, or that the log has
+        lost records.
         """
         if self._failure is not None:
             raise self._failure
-        # Check this first, because it needs no engine: a deleted file must be reported even while the log is away.
+        # Check the index first, because this needs no engine. A deleted database file must be reported even while the
+        # log does not answer.
         await self.log.index.verify()
-        # Check before the lock: under load a commit holds the lock at nearly every check, and the disks would never be
-        # checked.
+        # Check durability before the test of the lock. Under load, a commit nearly always holds the lock, so the check
+        # would never run.
         if self._durability.is_due:
             with suppress(LogUnavailable):
                 await self._durability.run()
                 await self.log.check_first()
                 await self._refresh_room()
-        if self.lock.locked():  # the commit in progress will show whether this node still leads
+        if self.lock.locked():  # The commit in progress will show whether this node is still the leader.
             return
         try:
             end = await self.log.fetch_end()
         except LogUnavailable:
-            # Ignore a short silence, because the engine's servers may be electing their leader. An append notices the
-            # failure itself.
+            # Ignore a short silence, because the engine's servers may be electing their leader. A leader with writes
+            # notices the failure when it appends.
             if self.log.contact.silent_s < settings.UNREACHABLE_S:
                 return
             raise
-        if self.lock.locked():  # a commit that started meanwhile may have moved the end
+        if self.lock.locked():  # A commit that has started meanwhile may have changed the end of the log.
             return
         self.log.check_end(end)
         if end > self.log.reader.end:
@@ -143,7 +151,7 @@ class Leader:
     # --- commits
 
     async def append(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
-        """Like `Ledger.append`. Raises `LeadershipLost` if another node leads."""
+        """Like `Ledger.append`. Raises `LeadershipLost` if another node has become the leader."""
         if self._failure is not None:
             raise self._failure
         if not self.token:
@@ -156,26 +164,28 @@ class Leader:
             raise
         except (LedgerError, KeyTaken, Unstorable):
             raise
-        except Exception as error:  # a bug: the log may contain records that the index does not
+        # An unexpected error is a bug. The log may now contain records that the index lacks.
+        except Exception as error:
             self._failure = LedgerError(f"Storing failed: {type(error).__name__}: {error}")
             raise self._failure from error
 
     async def _append_commit(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
-        """Write the commit to the index, then to the log, and then commit the index.
+        """Write the commit to the index, append it to the log, and then commit the index's transaction.
 
-        The index checks keys and seqs, while the log accepts everything. So the index's transaction contains all rows,
-        and is still open, while the records are appended. A row that the index refuses never reaches the log. In the
-        log, it would make every node fail. If the log refuses, the transaction is rolled back.
+        The index checks keys and seqs, but the log accepts everything. A bad row in the log would make every node fail.
+        Therefore all rows are written to the index first, in a transaction that stays open while the records are
+        appended. If the log refuses the records, the transaction is rolled back.
         """
         body = write_commit(rows, writes)
         records = write_records(body, self.token, self.log.reader.end_digest, self.log.shared.max_bytes)
         await self._refuse_without_room(sum(map(len, records)) + settings.RECORD_OVERHEAD_BYTES * len(records))
-        # The cursor names the position of the last record before that record exists. This is safe, because the engine
-        # accepts the record only at this position.
+        # The cursor already contains the position of the last record of this commit, although that record does not
+        # exist yet. This is safe, because the engine accepts the record only at this position.
         cursor = self.log.cursor_write_at(self.log.reader.end + len(records), digest(records[-1]), self.token)
         loop = asyncio.get_running_loop()
-        # Two futures coordinate the threads. `is_written` is set when the index has all rows, and `logged` when the log
-        # has all records. The loop never blocks, and the index's thread waits in its open transaction.
+        # Two futures coordinate the event loop and the index's thread. `is_written` is set when the index has all rows.
+        # `logged` is set when the log has all records. The event loop never blocks. The index's thread waits for
+        # `logged` inside its open transaction.
         is_written: asyncio.Future[None] = loop.create_future()
         logged: concurrent.futures.Future[None] = concurrent.futures.Future()
 
@@ -183,24 +193,25 @@ class Leader:
             if not is_written.done():
                 is_written.set_result(None)
 
-        def wait_for_log() -> None:  # on the index's thread
-            # Use `call_soon_threadsafe`, the only call that is safe from another thread.
+        def wait_for_log() -> None:  # This function runs on the index's thread.
+            # Use `call_soon_threadsafe`, because other methods of the loop must not be called from another thread.
             loop.call_soon_threadsafe(note_written)
             logged.result()
 
         indexing = asyncio.ensure_future(self.log.index.append(rows, [*writes, cursor], before_commit=wait_for_log))
         try:
-            # The index may refuse first, for example because of a taken key: then nothing is appended.
+            # Wait for either future, because the index may refuse the commit, for example if a key is taken. In that
+            # case, nothing is appended.
             await asyncio.wait((indexing, is_written), return_when=asyncio.FIRST_COMPLETED)
             if not indexing.done():
                 await self._append_records(records)
                 logged.set_result(None)
         finally:
             if not logged.done():
-                # Resolve this future in every case. The index's thread waits for it with an open transaction.
+                # Always resolve this future. Otherwise, the index's thread would wait forever with an open transaction.
                 logged.set_exception(LedgerError("The shared log has not taken it."))
                 await asyncio.gather(indexing, return_exceptions=True)
-        await indexing  # the index commits, or raises its refusal
+        await indexing  # The index now commits, or raises the error with which it has refused the commit.
 
     async def _append_records(self, records: Sequence[bytes]) -> None:
         for number, record in enumerate(records):
@@ -208,14 +219,15 @@ class Leader:
                 await self.log.append_record(record)
             except LogFull as error:
                 if number:
-                    # The first parts of the commit are already in the log. Readers drop them only after another claim.
+                    # The log already contains the first parts of the commit. Readers discard them only after another
+                    # claim.
                     self._failure = LedgerError(str(error))
                     raise self._failure from error
                 raise
 
     async def _refuse_without_room(self, size: int) -> None:
-        """Raises `LogFull` if a commit of ``size`` bytes would use the reserve. Without the reserve, no record that
-        makes room could be appended."""
+        """Raise `LogFull` if a commit of ``size`` bytes would use the reserve of the log. Without the reserve, the
+        leader could not append the records that make room."""
         now = asyncio.get_running_loop().time()
         room = self.log.room
         if room.free - size < room.reserve and now - self._room_checked_at >= settings.ROOM_CHECK_S:
@@ -234,20 +246,20 @@ class Leader:
     # --- retention
 
     async def trim(self, trim: Trim) -> Trimmed:
-        """Like `Ledger.trim`. The trim is first written to the log, so that every node deletes the same rows, even this
-        node if it is killed on the way."""
+        """Like `Ledger.trim`. The trim is written to the log before any row is deleted. Therefore every node deletes
+        the same rows, and a node that is killed meanwhile deletes the remaining rows later."""
         if self._keeps_old_rows:
             trim = msgspec.structs.replace(trim, messages_before=None, records_before=None)
         index = self.log.index
         step, is_pinned = await index.plan_trim(trim)
         now = asyncio.get_running_loop().time()
-        # each trim is a record that every new node reads again, so small trims wait
+        # Delay small trims, because every new node has to read each trim again.
         is_small = step is not None and step.is_last
         if step is None or (is_small and now - self._trimmed_at < settings.SMALL_TRIM_INTERVAL_S):
             return Trimmed(dropped=0, first_seq=index.first_seq, is_pinned=is_pinned)
         async with self.exclusive():
             await self.log.append_trim(step, self.token)
-            # Delete the rows after writing the record. A node that is killed here reads the record again and deletes
+            # Delete the rows after the record is written. A node that is killed here reads the record again and deletes
             # the remaining rows.
             dropped = await self.log.drop(step)
         if is_small:
@@ -255,14 +267,14 @@ class Leader:
         return Trimmed(dropped=dropped, first_seq=index.first_seq, is_pinned=is_pinned)
 
     async def expire_calls(self, before: int) -> None:
-        """Like `Ledger.expire_calls`. The deletions are a commit, so that every node keeps the same results. While the
-        log is full, all results are kept."""
+        """Like `Ledger.expire_calls`. The deletions are written to the log as a commit, so that all nodes delete the
+        same results. While the log is full, no results are deleted."""
         after: str | None = ""
         while after is not None:
             old, next_after = await self.log.index.find_old_calls(before, after)
             if old:
                 async with self.exclusive():
-                    # check again under the lock: a commit may have stored a new result for one of the keys
+                    # Check again under the lock, because a commit may have stored a new result for one of the keys.
                     old, _ = await self.log.index.find_old_calls(before, after)
                     with suppress(LogFull):
                         await self._append_commit([], [TableWrite("call", key, None) for key in old])
@@ -270,10 +282,10 @@ class Leader:
 
     @asynccontextmanager
     async def exclusive(self) -> AsyncIterator[None]:
-        """Context for writes to the log other than the hub's commits. Raises `LedgerError`.
+        """Context manager for all writes to the log except the hub's commits. Raises `LedgerError`.
 
-        A failure ends this term, because the log may contain a record that the index has not followed. Every later
-        append fails until the ledger is opened again.
+        A failure inside the context ends this term, because the log may contain a record that the index has not
+        applied. Every later append fails until the ledger is opened again.
         """
         try:
             async with self.lock:

@@ -1,7 +1,8 @@
 """Reads from a node's index of a shared log.
 
-`IndexReads` has the methods of a `Ledger` that the index answers directly. `ReadOnlyIndex` is the whole `Ledger` of a
-hub that serves reads while the node follows. `ReadReplica` is the interface to that hub.
+`IndexReads` contains the methods of a `Ledger` that the index answers directly. `ReadOnlyIndex` is a complete `Ledger`
+for a hub that serves reads while its node follows. `ReadReplica` is the interface through which the follower controls
+this hub.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from roundelay.network.ledger.sqlite import SQLiteLedger
 
 
 class IndexReads:
-    """The reads of a `Ledger`, answered by the index."""
+    """Read methods of a `Ledger`, answered by the index."""
 
     def __init__(self, index: SQLiteLedger) -> None:
         self._index = index
@@ -49,30 +50,30 @@ class IndexReads:
 
 
 class ReadOnlyIndex(IndexReads):
-    """A read-only `Ledger` over the open index of a follower. The follower writes and closes the index."""
+    """Read-only `Ledger` that uses a follower's open index. Only the follower writes to the index and closes it."""
 
     is_answering = True
 
     def __init__(self, index: SQLiteLedger, *, epoch: str, name: str, describe_leader: Callable[[], Follows]) -> None:
         super().__init__(index)
         self.describe_leader = describe_leader
-        """Function that returns the leader, and the time (ms) up to which the index is complete."""
+        """Function that returns the leader, and the time up to which the index is complete, in ms."""
         self._epoch = epoch
         self._name = name
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
-        # Do not open the index a second time: the follower holds the file's lock.
+        # Reload the open index instead of opening the file again, because the follower holds the database lock.
         meta, writes = await self._index.reload()
         return msgspec.structs.replace(meta, epoch=self._epoch, name=self._name), writes
 
     async def close(self) -> None:
-        """Do nothing: the follower still uses the index."""
+        """Do nothing, because the follower still uses the index."""
 
     async def verify(self) -> None:
-        """Do nothing: the follower detects problems of the log or the index."""
+        """Do nothing, because the follower itself detects problems of the log and the index."""
 
     def recall(self, _request: LookupRequest) -> Facts:
-        """Return nothing: lookups are only for batches that will be stored."""
+        """Return no facts. Lookups are needed only for batches that will be stored, and a replica stores nothing."""
         return Facts()
 
     async def lookup(self, request: LookupRequest) -> Facts:
@@ -82,38 +83,38 @@ class ReadOnlyIndex(IndexReads):
         raise LedgerError("This node follows, and stores nothing.")
 
     async def expire_calls(self, _before: int) -> None:
-        """Do nothing: the leader decides which results expire."""
+        """Do nothing, because the leader decides which results expire."""
 
     async def forget_dropped(self) -> None:
-        """Do nothing: the leader decides what is deleted."""
+        """Do nothing, because the leader decides which rows are deleted."""
 
     async def trim(self, _trim: Trim) -> Trimmed:
         raise LedgerError("This node follows, and drops nothing.")
 
 
 class ReadReplica(Protocol):
-    """Serves reads from this node's index while the node follows. The methods raise no errors: a replica that fails
-    stops serving, but the node continues to follow."""
+    """Interface of a hub that serves reads from this node's index while the node follows. The methods raise no errors:
+    a replica that fails stops serving, and the node continues to follow."""
 
     @property
     def is_serving(self) -> bool:
-        """Whether clients may read from this node."""
+        """Whether clients may currently read from this node."""
 
     async def start(self, index: ReadOnlyIndex) -> None:
-        """Start to serve reads from an index that has just reached the end of the log."""
+        """Start serving reads from an index that has just reached the end of the log."""
 
     async def apply(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
-        """Publish rows and table writes that the index has just stored."""
+        """Publish rows and table writes to readers, after the index has stored them."""
 
     async def drop_before(self, first_seq: int) -> None:
-        """Forget messages below ``first_seq``, because the index has deleted them."""
+        """Remove messages below ``first_seq`` from memory, because the index has deleted them."""
 
     async def stop(self) -> None:
-        """Stop serving, because the node no longer follows. Idempotent."""
+        """Stop serving reads, because the node no longer follows. Further calls have no effect."""
 
 
 class NoReadReplica:
-    """A `ReadReplica` that never serves reads."""
+    """`ReadReplica` for nodes without a read replica. It never serves reads."""
 
     is_serving = False
 

@@ -1,9 +1,10 @@
-"""Snapshots: the leader writes every value of every table to the log again, so that older records can be dropped.
+"""Snapshots: the leader writes all values of all tables to the log again, so that older records can be deleted.
 
-A snapshot consists of a begin record, chunks, and an end record. Commits may be written between them. The leader reads
-and writes a chunk under its lock, so a chunk contains the state at its own position in the log, and later commits
-override it. A snapshot without its end is ignored. Snapshots contain no rows of the log. Therefore the log may begin at
-a complete snapshot only if every row up to the snapshot's head has been deleted.
+A snapshot consists of a begin record, chunks, and an end record. Commits may be written between these records. The
+leader reads and writes each chunk under its lock. Therefore a chunk contains the state at its own position in the log,
+and later commits override it. A snapshot without an end record is ignored. Snapshots contain only tables and not the
+rows of the log. Therefore the log may begin at a complete snapshot only after every row before the snapshot was
+deleted.
 """
 
 from __future__ import annotations
@@ -25,35 +26,37 @@ log = logging.getLogger(__name__)
 
 
 async def shorten_log(leader: Leader) -> None:
-    """Drop the records before the newest snapshot, or write a snapshot if one is due."""
+    """Delete the records before the newest snapshot, or write a new snapshot if one is due."""
     indexed = leader.log
     first, (free, total) = await indexed.shared.first(), await indexed.shared.room()
     records = indexed.reader.end - first
-    # There is a complete snapshot. Use it before writing another one.
+    # Use the newest complete snapshot before writing another one.
     if indexed.reader.snapshot > first:
         await drop_before_snapshot(indexed, first, leader)
         return
     is_filling_up = records >= settings.SNAPSHOT_MIN_RECORDS and total - free >= total // settings.SNAPSHOT_FILL_DIVISOR
-    # damaged values would be missing in the snapshot, and without the older records every node would lose them
+    # Write no snapshot of a damaged index. Damaged values would be missing in the snapshot, and after the older records
+    # were deleted, every node would lose these values.
     if (records >= settings.SNAPSHOT_EVERY_RECORDS or is_filling_up) and not indexed.index.damaged:
         await _write_snapshot(leader)
 
 
 async def drop_before_snapshot(indexed: IndexedLog, first: int, leader: Leader | None) -> None:
-    """Drop the records before the newest snapshot if none of these records is needed any more.
+    """Delete the records before the newest snapshot if no node needs them any more.
 
-    If the drop fails or the node is killed, the log is still valid, and a later call tries again. A candidate that does
-    not lead yet (``leader`` is None) also calls this function, to make room for its claim.
+    If the call fails or the node is killed, the log remains valid, and a later call tries again. A candidate also calls
+    this function to make room for its claim. In that case, ``leader`` is None.
     """
     reader = indexed.reader
     snapshot, head = reader.snapshot, reader.snapshot_head
-    # Snapshots contain no rows of the log. While a row from before the snapshot is kept, a new node must read this row
+    # Keep the older records while any of their rows is kept. Snapshots contain no rows, so new nodes read these rows
     # from the older records.
     if snapshot <= first or await indexed.index.holds_up_to(head):
         return
     if await indexed.first_kept() <= head:
-        # No row up to the head is left, but the marks are still lower. A node that begins at the snapshot would
-        # consider the rows missing, so a trim moves the marks first.
+        # The rows before the snapshot are deleted, but the stored positions of the first message and record are still
+        # lower. A node that begins at the snapshot would consider these rows missing. Therefore write a trim first,
+        # which moves the positions.
         if leader is None or not leader.token:
             return
         async with leader.exclusive():
@@ -66,9 +69,9 @@ async def drop_before_snapshot(indexed: IndexedLog, first: int, leader: Leader |
     lock = asyncio.Lock() if leader is None else leader.lock
     is_done = False
     while not is_done:
-        async with lock:  # release the lock after each step, so that commits can be written in between
+        async with lock:  # Release the lock after each step, so that commits can be written in between.
             try:
-                # Dropping is idempotent and keeps the snapshot itself, so a kill between two steps does no harm.
+                # A kill between two steps does no harm: dropping can be repeated, and it keeps the snapshot itself.
                 is_done = await indexed.shared.drop(snapshot)
             except LedgerError as error:
                 log.warning("old records stay in the shared log: %s", error)
@@ -83,21 +86,21 @@ async def _write_snapshot(leader: Leader) -> None:
         position, head = reader.end + 1, indexed.index.head
         begin = await indexed.index.read_beginning()
         await indexed.append("base", leader.token, epoch=reader.epoch, name=reader.name, head=head)
-        # a node that begins here has to know which rows are already deleted
+        # A node that begins at this snapshot must know which rows were already deleted.
         await indexed.append_trim(begin, leader.token)
     for table in (*LOADED_TABLES, *sorted(COLD_TABLES - VOLATILE_TABLES - {"followed"})):
         await _write_table(leader, cast(Table, table))
     async with leader.exclusive():
-        # Last: without this record the chunks do not count, and a reader that begins there knows that the snapshot is
-        # incomplete.
+        # Write this record last. Without it, readers ignore the chunks, and a reader that begins at the snapshot knows
+        # that the snapshot is incomplete.
         await indexed.append("based", leader.token, base=position, head=head)
-        # Store the cursor now: a drop must not remove the record at the index's position.
+        # Store the cursor now, because `drop` must not delete the record at the cursor's position.
         await indexed.index.append([], [indexed.cursor_write()])
 
 
 async def _write_table(leader: Leader, table: Table) -> None:
-    """Write the values of a table in chunks. Reading and writing a chunk is one step under the lock. Otherwise a commit
-    between them would be overridden by older values."""
+    """Write the values of one table in chunks. Each chunk is read and written under the lock. Otherwise, its old values
+    could override a commit that was written in between."""
     indexed, after = leader.log, ""
     while True:
         async with leader.exclusive():
