@@ -567,7 +567,7 @@ async def test_something_else_at_the_address_is_3() -> None:
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        assert "no Roundelay hub" in sentence(await invoke("agents", "--url", url, code=3))
+        assert "is not a Roundelay hub" in sentence(await invoke("agents", "--url", url, code=3))
 
 
 async def test_a_refusal_names_what_a_person_types_and_no_operation(node: Node) -> None:

@@ -315,7 +315,7 @@ async def test_commands_on_the_machine_of_a_follower_need_no_token_and_a_wrong_o
                 assert "mia" in done.out
                 assert "Read at a node that follows" in done.err
                 refused = await invoke("threads", "--url", f"{follower.url}?read_only=1", code=1, **home)
-                assert "say with --as as whom to read" in refused.err
+                assert "name a participant to read as with --as" in refused.err
                 asked = await invoke("web", "--url", follower.url, "--as", "mia", code=1, **home)
                 assert f"The node at {leader.url} shows no page" in asked.err, "a link is made for where it is good"
         assert output(follower).count("The owner's token of this node is not that of") == 1

@@ -72,7 +72,7 @@ async def test_up_runs_the_gateway_posts_to_webhooks_starts_it_again_and_stops_i
             assert added.startswith("whsec_")
             no_webhook = await run(folder, "webhook", "test", "--of", "other", status=1)
             assert "other has no webhook here. Register one with roundelay webhook add" in no_webhook
-            assert "Say whose webhook: --of ID." in await run(folder, "webhook", "resume", status=2)
+            assert "Name the owner of the webhook with --of ID." in await run(folder, "webhook", "resume", status=2)
             assert "taken: it answered 204" in await run(folder, "webhook", "test", "--of", "form")
             sent = json.loads(await run(folder, "send", "form", "from cron", "--message-id", "c-1", "--json"))
             again = json.loads(await run(folder, "send", "form", "from cron", "--message-id", "c-1", "--json"))
