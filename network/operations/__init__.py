@@ -1,9 +1,10 @@
 """The ``network.*`` operations of every hub (docs/protocol.md). Each operation is a plain function. The lists in this
 module define who may call it.
 
-The first argument of a function is a `ChangeSet` if the operation changes something (called in `apply`), or otherwise a
-`Reading` (awaited). The other arguments are the operation's arguments. The first paragraph of the docstring is the
-operation's description. A function that shows more to operators than to others checks the caller itself.
+The first argument of an operation is its context. Operations that change something receive a `ChangeSet` and run in
+`apply`. Other operations are coroutines and receive a `Reading`. All other arguments are the arguments of the call. The
+first paragraph of the docstring is the operation's description for clients. Operations that show more to operators than
+to other callers check the caller themselves.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ FOR_OPERATORS: tuple[Callable[..., Any], ...] = (
 
 @cache
 def network_operations() -> tuple[Operation, ...]:
-    """Return all these operations, built like the operations of a mod."""
+    """Return all ``network.*`` operations, built in the same way as the operations of a mod."""
     return tuple(
         make_operation(
             "network", function, is_change=not iscoroutinefunction(function), is_for_operators=function in FOR_OPERATORS
@@ -100,6 +101,6 @@ def network_operations() -> tuple[Operation, ...]:
 
 
 def list_operations(mods: Iterable[Mod]) -> dict[str, Operation]:
-    """Return every operation of a hub with these mods, by wire name."""
+    """Return all operations of a hub that uses ``mods``, by their names on the wire."""
     own = [operation for mod in mods for operation in mod.operations()]
     return {operation.op: operation for operation in (*network_operations(), *own)}

@@ -1,7 +1,7 @@
-"""Activity of agents, derived from sessions, open reactions, and the waits that records report.
+"""Activity of agents, derived from their sessions, their open reactions, and the waits in their records.
 
-`list_agents` shows people and operators this activity, for reactions to messages that they may read. Agents do not see
-it, because their answers could reveal the work of other agents.
+`list_agents` shows this activity to people and operators. They see only reactions to messages that they may read.
+Agents do not see activity, because their answers could reveal the work of other agents.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from roundelay.network.core.uncaused_answers import has_person_written
 from .reading import Reading, reads
 
 Activity: TypeAlias = Literal["works", "waits", "queued", "held", "stopping", "interrupted"]
-"""State of a reaction. ``works``: a model or a tool is running. ``waits``: the reaction waits for a participant.
-``queued``: the reaction has not run again yet after a restart or a takeover. ``held``: its thread is taken over.
+"""Possible states of a reaction. ``works``: a model or a tool is running. ``waits``: the reaction waits for a participant.
+``queued``: the reaction has not continued yet after a restart or a takeover. ``held``: its thread is taken over.
 ``stopping``: a person has stopped it. ``interrupted``: its agent is gone."""
 ORDER: tuple[Activity, ...] = ("works", "stopping", "waits", "queued", "held")
-"""If an agent has several reactions, the first of these states is shown as the agent's activity."""
+"""States in the order of their priority. If an agent has several reactions, the agent's activity is the first of these
+states that one of the reactions has."""
 MAX_EXAMINED = 1000
-"""Maximum number of open reactions of one agent that are examined, oldest first. An agent may start any number of
-reactions."""
+"""Maximum number of open reactions that are examined per agent, oldest first. The limit is needed because an agent may
+start any number of reactions."""
 MAX_SHOWN = 16
-"""Maximum number of reactions of one agent that are listed, oldest first."""
+"""Maximum number of reactions that are listed per agent, oldest first."""
 
 
 def may_see_activity(reading: Reading) -> bool:
@@ -41,24 +42,26 @@ def may_see_activity(reading: Reading) -> bool:
 
 
 def describe_activity(reading: Reading, participant: Participant, *, is_online: bool) -> dict[str, Any]:
-    """Return the entry of one agent in `list_agents`, without the agent's id."""
+    """Return the activity fields of one agent's entry in `list_agents`."""
     state = reading.hub.state
-    # Examine only a limited number of the oldest reactions, because an agent that opens reactions without end must not
-    # slow down every list.
+    # Limit the number of examined reactions. Otherwise, an agent that opens reactions without end would slow down every
+    # list.
     oldest = nsmallest(
         MAX_EXAMINED, state.reactions_of(participant.agent_id).values(), key=lambda reaction: reaction.seq
     )
-    # A caller must not learn from an agent's activity that another participant writes to the agent.
+    # Skip reactions to messages that the caller may not read. Otherwise, the caller could learn that another
+    # participant writes to the agent.
     opened = [reaction for reaction in oldest if reads(reading, reaction.trigger_head)]
     work = [(reaction, _find_activity(state, participant, reaction, is_online=is_online)) for reaction in opened]
-    # An agent that has used up its answers without a person stays stopped until a person writes to it.
+    # An agent that has used up its answers without a person's message stays stopped until a person writes to it.
     answers = state.bucket(participant.agent_id).answer_count
     if not is_online:
         activity = "gone"
     elif answers.is_reported and not has_person_written(state, participant.agent_id, answers.since):
         activity = "stopped"
     else:
-        # Work comes before waiting: an agent that does both is busy, and a wait alone would look like a standstill.
+        # An agent that works on one reaction and waits in another is shown as working. If it were shown as waiting, it
+        # would look stuck.
         activity = next((reaction for reaction in ORDER if reaction in {at for _, at in work}), "idle")
     entry: dict[str, Any] = {"activity": activity}
     if (fault := describe_fault(reading, participant)) is not None:
@@ -69,17 +72,17 @@ def describe_activity(reading: Reading, participant: Participant, *, is_online: 
 
 
 def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any] | None:
-    """Return the fault that keeps an agent from its work, or None. Only operators see the reason and the remedy."""
+    """Return the fault that prevents an agent from working, or None. Only operators see the reason and the remedy."""
     state, agent_id = reading.hub.state, participant.agent_id
     fault = participant.fault
     if fault is UNSET:
-        # The agent has come back, or its session ended without open work. So nothing keeps the agent from working.
+        # The agent is connected again, or its session ended without open work. In both cases, there is no fault.
         if not participant.is_lost or reading.hub.is_online(agent_id):
             return None
         opened = state.reactions_of(agent_id).values()
         if not opened:
             return None
-        # No fault was recorded, so the newest open reaction dates the end.
+        # No fault was recorded, so use the time of the newest open reaction as the time of the failure.
         at = max(reaction.at for reaction in opened)
         fault = AgentFault("ended", at, at)
     entry: dict[str, Any] = {"cause": fault.cause, "text": describe_fault_text(fault), "count": fault.count}
@@ -95,7 +98,7 @@ def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any]
 
 def _find_activity(state: State, participant: Participant, opened: OpenReaction, *, is_online: bool) -> Activity:
     if is_blocked_by_takeover(state, opened):
-        # After the takeover, the reaction stays blocked until its agent runs it again.
+        # After the takeover has ended, the reaction is queued until its agent continues it.
         return "held" if is_taken_over(state, opened.trigger_head) else "queued"
     if not is_online:
         return "interrupted"
@@ -103,8 +106,8 @@ def _find_activity(state: State, participant: Participant, opened: OpenReaction,
         return "stopping"
     if is_at_work(opened, participant.life):
         return "works"
-    # An earlier process can no longer wait: it is gone. The current process has not resumed the reaction, so it is
-    # queued.
+    # The wait counts only if the agent's current process started it. A reaction of an earlier process is queued,
+    # because the current process has not continued it.
     return "waits" if opened.life == participant.life else "queued"
 
 
@@ -117,7 +120,7 @@ def _describe(opened: OpenReaction, activity: Activity) -> dict[str, Any]:
         "activity": activity,
         **({"at": opened.at} if opened.at else {}),
     }
-    # Name participants only while the call waits for them.
+    # Name the awaited participants only while the call waits for them.
     if activity == "waits":
         waits = [opened.awaits[call] for call in innermost_calls(opened) if call in opened.awaits]
         entry |= _list("waits_for", (name for wait in waits for name in wait.to))

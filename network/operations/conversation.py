@@ -1,8 +1,8 @@
-"""Operations about participants, threads and the progress of a message, and operations that stop and resume a
+"""Operations about participants and threads, about the progress of a message, and operations that stop or resume a
 conversation.
 
-Changes run in `apply`. Reads ask the state and the ledger. They never show more than the caller may read. Operators may
-read everything.
+Operations that change something run in `apply`. Operations that only read use the state and the ledger. They show a
+caller only what the caller may read. Operators may read everything.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ PageLimit = Annotated[int, Meta(ge=1, le=1000)]
 MAX_TTL_MS = 30 * 24 * 60 * 60 * 1000
 """Maximum duration of a takeover, in ms."""
 RECIPIENTS_AT_ONCE = 64
-"""Number of recipients whose progress is looked up at once."""
+"""Number of recipients whose progress is read at once."""
 THREADS_AT_ONCE = 8
 """Number of threads whose first and newest messages are read at once. The number is small because messages may be
 large."""
 FIRST_LOOKED_AT = 8
-"""Number of a thread's oldest messages that are examined to find one that the caller may read."""
+"""Number of a thread's oldest messages that are searched for a message that the caller may read."""
 REACTIONS_SEARCHED = 256
 """Maximum number of an agent's later reactions that are searched for a prompt that contained a given message."""
 
@@ -82,14 +82,16 @@ def cancel(change: ChangeSet, *, reaction: str | None = None, thread_id: str | N
 
 
 def _ask_to_stop(change: ChangeSet, reactions: Mapping[str, OpenReaction]) -> list[str]:
-    """Cancel reactions, given by their keys. Returns the ids of the reactions that the caller may know of."""
+    """Ask the agents of these reactions to stop them. Return the ids of those reactions that the caller may know of."""
     stopped = []
     for key, reaction in reactions.items():
         change.set_value("reaction", key, msgspec.structs.replace(reaction, is_cancelled=True))
         head, by = reaction.trigger_head, change.origin.agent_id
         if change.origin.is_operator or reaction.agent_id == by or may_read(change.state, by, head):
             stopped.append(reaction.reaction)
-        else:  # neither learns of the other: the sender of the trigger withdraws its request
+        # The caller and the reaction's agent must not learn of each other, so the cancellation is sent in the name of
+        # the trigger's sender.
+        else:
             by = head.sender_id
         change.effects.append(RequestCancel(reaction.agent_id, reaction.reaction, head.thread_id, by))
     return stopped
@@ -100,15 +102,16 @@ def _may_cancel(change: ChangeSet, reaction: OpenReaction) -> bool:
     if origin.is_operator or origin.agent_id == reaction.agent_id:
         return True
     head = reaction.trigger_head
-    if head.kind == "direct" and head.sender_id == origin.agent_id:  # the sender may withdraw the request
+    # The sender of a direct message may withdraw its request.
+    if head.kind == "direct" and head.sender_id == origin.agent_id:
         return True
     return origin.kind == "human" and may_read(change.state, origin.agent_id, head)
 
 
 def _with_those_asked(state: State, chosen: Mapping[str, OpenReaction]) -> dict[str, OpenReaction]:
-    """Add the reactions to direct messages that these reactions sent, recursively. Nobody needs their answers any
-    more."""
-    # Breadth first with a set of known keys: agents that ask each other form circles.
+    """Return these reactions, and all reactions to direct messages that were sent in them, recursively. The answers of
+    the added reactions are no longer needed."""
+    # Skip reactions that were already found, because agents that ask each other form cycles.
     all_reactions, added = dict(chosen), dict(chosen)
     while added:
         dependents = [state.reactions_asked_by(reaction.agent_id, reaction.trigger) for reaction in added.values()]
@@ -135,7 +138,7 @@ def take(
                 f"{current.by} has already taken over {thread_id} (#{current.taken}). Any person in the thread can end that "
                 "with network.give."
             )
-        if ttl_ms is not None:  # the takeover is extended
+        if ttl_ms is not None:  # Extend the existing takeover.
             current = msgspec.structs.replace(current, until=until)
             change.set_value("hold", thread_id, current)
         return {"thread_id": thread_id, "seq": current.taken, **({"until": current.until} if current.until else {})}
@@ -143,8 +146,9 @@ def take(
     takeover = Takeover(by, row.seq, change.stamp, head, current.given if current is not None else 0, until)
     change.set_value("hold", thread_id, takeover)
     running = state.reactions_in(thread_id)
-    # The takeover itself refuses what the reactions of this thread write (`takeovers`). Stop only the work that they
-    # asked of others, because nobody needs its answers.
+    # Stop only work that the reactions of this thread have requested from other agents, because nobody needs its
+    # answers. The reactions of the thread itself need no stop: the takeover refuses their messages (module
+    # `takeovers`).
     affected = _with_those_asked(state, running)
     _ask_to_stop(change, {key: reaction for key, reaction in affected.items() if key not in running})
     notify_readers(change, "taken", takeover, row.seq)
@@ -264,11 +268,11 @@ async def list_threads(
     is_at_end = False
     while not (is_at_end or page.has_more):
         wanted = limit - len(page.entries) + 1
-        # The page may need several rounds: threads whose newest message the caller may not read are left out.
+        # Read in several rounds, because threads whose newest message the caller may not read are skipped.
         summaries = await _threads(reading, before, wanted, among)
-        # Request one more than the page holds, so a shorter answer means the end.
+        # One more thread than the page holds was requested. If fewer were found, the list has ended.
         is_at_end = len(summaries) < wanted
-        # use one snapshot, so that all entries show the same moment
+        # Copy the read states once, so that all entries show the same moment.
         marks = dict(reading.hub.state.read_states_of(reading.origin.agent_id))
         unread = await count_unread(reading, {summary.thread_id: summary.last_seq for summary in summaries}, marks)
         first = await _find_first(reading, (summary.thread_id for summary in summaries), marks)
@@ -301,7 +305,7 @@ async def _threads(
 
 
 class _Ends(NamedTuple):
-    """For each of several threads, its newest message and the message that its title may quote, by thread id. Missing
+    """For several threads, by thread id: the newest message, and the message that the thread's title may quote. Missing
     and damaged messages are left out."""
 
     newest: dict[str, Row]
@@ -309,7 +313,7 @@ class _Ends(NamedTuple):
 
 
 async def _find_first(reading: Reading, thread_ids: Iterable[str], marks: Mapping[str, ReadState]) -> dict[str, int]:
-    """Return the seq of the message that each thread's title may quote. All threads are looked up in one read."""
+    """For each thread, return the seq of the message that its title may quote. All threads are read at once."""
     own = {name for name, mark in marks.items() if mark.title}
     quoted = [name for name in thread_ids if name not in own and _is_quoted(reading, name)]
     starts = {name: seq for name in quoted if (seq := thread_start(name)) is not None}
@@ -317,7 +321,8 @@ async def _find_first(reading: Reading, thread_ids: Iterable[str], marks: Mappin
 
 
 async def _read_ends(reading: Reading, last: Mapping[str, int], first: Mapping[str, int]) -> _Ends:
-    """Read the first and newest messages of these threads at once. One read per thread would make a long list slow."""
+    """Read the first and the newest message of several threads at once. One read per thread would make a long list
+    slow."""
     rows = await reading.hub.ledger.messages({*last.values(), *first.values()})
     whole = {seq: row for seq, row in rows.items() if not row.is_damaged}
     return _Ends(*({name: whole[seq] for name, seq in seqs.items() if seq in whole} for seqs in (last, first)))
@@ -326,9 +331,9 @@ async def _read_ends(reading: Reading, last: Mapping[str, int], first: Mapping[s
 async def _describe_thread(
     reading: Reading, summary: ThreadSummary, ends: _Ends, unread: int, mark: ReadState | None
 ) -> dict[str, Any] | None:
-    """Return the entry of a thread. None for a reply thread from before this participant joined."""
+    """Return the list entry of a thread, or None for a reply thread from before the caller joined."""
     newest = ends.newest.get(summary.thread_id)
-    if newest is None:  # damaged: use the message before it
+    if newest is None:  # The newest message is damaged, so use the message before it.
         newest = await find_newest_message(reading.hub.ledger, summary.thread_id, summary.last_seq + 1)
     if newest is None or newest.head is None:
         return None
@@ -350,16 +355,17 @@ async def _describe_thread(
 
 
 def _may_take(reading: Reading, newest: MessageHead) -> bool:
-    """Return whether the caller may take over a thread, judged by the thread's newest message."""
+    """Return whether the caller may take over a thread. ``newest`` is the newest message of the thread."""
     state, origin = reading.hub.state, reading.origin
-    # Use the next message, not the newest: a member who has left may read the newest message, but is no longer in the
-    # thread.
+    # Check who could read the next message instead of the newest one. A member who has left may read the newest message
+    # but is no longer in the thread.
     is_in = origin.is_operator or may_read(state, origin.agent_id, next_message_head(state, newest))
     return newest.kind != "mod" and is_in and may_take(state, origin, newest)
 
 
 async def _write_title(reading: Reading, newest: MessageHead, ends: _Ends, own: str) -> str:
-    """Return the title of a thread for the caller. ``own`` is the caller's own title for the thread, or empty."""
+    """Return the title of a thread as the caller sees it. ``own`` is the title that the caller has set, or an empty
+    string."""
     thread_id, me, state = newest.thread_id, reading.origin.agent_id, reading.hub.state
     start = thread_start(thread_id)
     place = name_place(thread_id if start is None else newest.to, me)
@@ -373,7 +379,7 @@ async def _write_title(reading: Reading, newest: MessageHead, ends: _Ends, own: 
 
 
 def _is_quoted(reading: Reading, thread_id: str) -> bool:
-    """Return whether the title of a thread quotes the thread's first message."""
+    """Return whether a thread has a title that quotes the thread's first message."""
     parties = thread_parties(thread_id) if thread_id.startswith("direct:") else ()
     participants = [reading.hub.state.participant(agent_id) for agent_id in parties]
     return is_about_something(
@@ -382,10 +388,10 @@ def _is_quoted(reading: Reading, thread_id: str) -> bool:
 
 
 async def _first_words(reading: Reading, thread_id: str, first: Row | None) -> str:
-    """Return the first text of a thread that the caller may read. In a reply thread, it is the message that the replies
-    answer; otherwise, it is the thread's first message."""
+    """Return the first text of a thread that the caller may read. In a reply thread, this is the text of the message
+    that was replied to. Otherwise, it is the text of the thread's first message."""
     row = first if first is not None and reads(reading, first.head) else None
-    if row is None:  # messages may be large, so read several only if the first message may not be shown
+    if row is None:  # Read further messages only if the first one may not be shown, because messages may be large.
         page = await reading.hub.ledger.thread(thread_id, limit=FIRST_LOOKED_AT, newest=False)
         row = next(
             (candidate for candidate in page.rows if not candidate.is_damaged and reads(reading, candidate.head)), None
@@ -394,8 +400,8 @@ async def _first_words(reading: Reading, thread_id: str, first: Row | None) -> s
 
 
 def _shown_readers(reading: Reading, head: MessageHead) -> set[str]:
-    """Return the readers of a thread. A caller who is not in the channel must not learn who joined later, so such a
-    caller sees only recipients of the newest message."""
+    """Return the readers of a thread that the caller may know. A caller who is not in the channel must not learn who
+    joined later, so such a caller sees only recipients of the newest message."""
     state, origin = reading.hub.state, reading.origin
     readers = thread_readers(state, head)
     if origin.is_operator or head.kind != "channel" or state.member(name_of(head.to), origin.agent_id).is_in:
@@ -417,7 +423,7 @@ async def message_status(reading: Reading, *, seq: Seq, after: str = "", limit: 
         wanted: set[tuple[Table, str]] = {("triggered", f"{name}/{seq}") for name in chosen}
         wanted |= {("dead", f"{name}/{seq:016d}") for name in chosen}
         wanted |= {("tried", f"{name}/{seq:016d}") for name in chosen}
-        # read memory before the ledger: the ledger is then at least as new
+        # Read the state in memory before the ledger, so that the data from the ledger is at least as new.
         now = {name: _read_progress(reading, name, seq) for name in chosen}
         cold = (await hub.ledger.lookup(LookupRequest(set(), set(), wanted))).cold
         for agent_id in chosen:
@@ -427,13 +433,14 @@ async def message_status(reading: Reading, *, seq: Seq, after: str = "", limit: 
 
 
 class _RecipientProgress(NamedTuple):
-    """Progress of a message at one recipient, as the hub knows it from memory."""
+    """Progress of a message at one recipient, as known from the hub's memory."""
 
     is_delivered: bool
     is_handled: bool
     attempts: int
     is_over: bool
-    """Whether the message is handled and its failures are forgotten. The ledger keeps only the number of attempts."""
+    """Whether the message is handled and its failures are no longer in memory. In that case, only the ledger has the
+    number of attempts."""
 
 
 def _read_progress(reading: Reading, agent_id: str, seq: int) -> _RecipientProgress:
@@ -454,7 +461,7 @@ async def _describe_recipient(
     tried: AttemptCount | None = cold.get(("tried", f"{agent_id}/{seq:016d}"))
     started, is_in_prompt = triggered.first if triggered is not None else None, triggered is not None
     if started is None:
-        # There is no reaction for this message alone: it may have been read within a later one.
+        # No reaction has this message as its trigger, but the prompt of a later reaction may contain the message.
         started, is_in_prompt = await _reaction_with(reading, agent_id, seq)
     attempts = now.attempts
     if tried is not None and now.is_over:
@@ -466,13 +473,14 @@ async def _describe_recipient(
     else:
         state = "handled" if now.is_handled else "delivered" if now.is_delivered else "queued"
     if reading.hub.state.present(agent_id) is None:
-        state = "removed"  # a removed agent continues no reaction
+        state = "removed"  # A removed agent does not continue its reactions.
     entry: dict[str, Any] = {"agent_id": agent_id, "state": state, "attempts": attempts}
     if started is not None:
         entry["reaction"] = started.reaction
         status = entry["reaction_status"] = await _reaction_status(reading, agent_id, started)
         newest = triggered.all[-1] if triggered is not None else started
-        if status == "cancelled" and newest != started:  # a takeover cancelled the first reaction
+        # A takeover has cancelled the first reaction, and the agent has started another one.
+        if status == "cancelled" and newest != started:
             again = await _reaction_status(reading, agent_id, newest)
             entry["again"] = {"reaction": newest.reaction, "reaction_status": again}
         opened: OpenReaction | None = reading.hub.state.get("reaction", f"{agent_id}/{newest.reaction}")
@@ -482,10 +490,11 @@ async def _describe_recipient(
 
 
 async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> tuple[ReactionStart | None, bool]:
-    """Return the first later reaction of an agent whose prompt contained a message, and whether there is one. The
-    reaction is not named to callers who cannot read its trigger."""
+    """Return the first reaction of an agent whose prompt contained a message that was not its trigger, and whether such
+    a reaction exists. The reaction itself is returned only if the caller may read its trigger."""
     after = seq
-    for size in (4, REACTIONS_SEARCHED - 4):  # nearly always it is the next reaction, or there is none
+    # Read only a few reactions first. Nearly always, the next reaction is the right one, or there is none.
+    for size in (4, REACTIONS_SEARCHED - 4):
         page = await reading.hub.ledger.records(agent_id, "started", after, size)
         for row in page.rows:
             body = msgspec.json.decode(row.data) if not row.is_damaged else None
@@ -501,8 +510,8 @@ async def _reaction_with(reading: Reading, agent_id: str, seq: int) -> tuple[Rea
 
 
 async def _reaction_status(reading: Reading, agent_id: str, started: ReactionStart) -> str:
-    """Return how a reaction ended, or ``open``. Readers of the message learn nothing else from the reaction's
-    records."""
+    """Return how a reaction ended, or ``open``. Readers of the message learn nothing else from the records of the
+    reaction."""
     opened: OpenReaction | None = reading.hub.state.get("reaction", f"{agent_id}/{started.reaction}")
     if opened is not None:
         return "cancelled" if is_blocked_by_takeover(reading.hub.state, opened) else "open"
@@ -511,4 +520,4 @@ async def _reaction_status(reading: Reading, agent_id: str, started: ReactionSta
         body = msgspec.json.decode(row.data) if not row.is_damaged else None
         status = body.get("status") if isinstance(body, dict) else None
         return status if status in ("stopped", "cancelled", "failed") else "finished"
-    return "finished"  # the records of the reaction are no longer kept
+    return "finished"  # Retention has deleted the records of the reaction.

@@ -1,4 +1,4 @@
-"""Rules for data that belongs to a thread, such as a note: who may see it, and in which prompts it may appear."""
+"""Rules that decide who may see data that belongs to a thread, such as a note, and which prompts may contain it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from .views import View
 
 
 async def shows_thread(reading: Reading, view: View, head: MessageHead, labels: Collection[int] = ()) -> bool:
-    """Return whether data of a thread may be shown. ``head`` is the head of `Change.thread`. The people in the threads
-    of all ``labels`` are the audience of the data. Without labels it is the thread itself."""
+    """Return whether a view may show data that belongs to a thread.
+
+    ``head`` is the head from `Change.thread`. The audience of the data consists of the people in the threads of all
+    ``labels``. Without labels, it consists of the people in the data's own thread.
+    """
     now = next_message_head(reading.hub.state, head)
     if view.trigger is None:
         return reads(reading, now)
     if not reads_as_itself(reading, now):
         return False
-    # The data exists now, so judge it as a message at the trigger's position.
+    # The data has no seq of its own, so treat it like a message at the position of the trigger.
     at = msgspec.structs.replace(head, seq=view.trigger.seq, label=view.trigger.seq)
     known = await reading.hub.ledger.heads(labels) if labels else {}
     judged = [known.get(label, at) for label in labels] or [at]
-    # Use a new filter for each label, because these labels may share a seq without being the same.
+    # Use a new filter for each label. A filter caches decisions by seq, and different labels may have the same seq.
     return all(rule.renewed().admits(at, label) for rule in view.filters for label in judged)

@@ -1,9 +1,11 @@
-"""Explanations that clients can show as they are. ``explain`` shows why a message was sent, and ``effects`` what
-followed from it. ``work`` shows what a reaction did, and ``cost_report`` what models cost.
+"""Operations that return explanations which clients can show without changes.
 
-Agents write records, and a `RunReader` interprets them. The node passes the `RunReader` to its hub. This module checks
-arguments and rights. The reader calls other reading operations in the caller's name, so the reader sees only what the
-caller may see.
+``explain`` shows why a message was sent, and ``effects`` shows what followed from it. ``work`` shows what a reaction
+did, and ``cost_report`` shows what models cost.
+
+Agents write records, and a `RunReader` interprets these records. The node passes the `RunReader` to its hub. This
+module checks arguments and rights. The `RunReader` calls other reading operations with the caller's rights, so it sees
+only what the caller may see.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from .reading import Call, CallSelection, CostGroup, Reading, RunReader
 
 EffectLimit = Annotated[int, Meta(ge=1, le=500)]
 MAX_RESULTS_READ = 16
-"""Maximum amount of data that one explanation reads and holds in memory, as a multiple of ``max_result_bytes``."""
+"""Maximum amount of data that one explanation holds in memory, as a multiple of ``max_result_bytes``."""
 
 
 async def messages(reading: Reading, *, seqs: list[Seq]) -> dict[str, Any]:
@@ -50,9 +52,9 @@ _SOURCES: tuple[Callable[..., Any], ...] = (
     views.impact,
     views.why,
 )
-"""Operations that explanations are built from: the protocol's operations, and `messages`."""
+"""Operations that a `RunReader` may call: operations of the protocol, and `messages`."""
 _RIGHTS = {"network.messages": "network.why"}
-"""Operations that are not in the protocol, each with the operation whose right it needs."""
+"""Maps operations that are not in the protocol to the protocol operation whose right is checked instead."""
 _TOO_LARGE = "The explanation does not fit into one answer. Read it on the node's machine: roundelay why --db FILE."
 
 
@@ -92,8 +94,8 @@ async def cost_report(
 
 
 def _open(reading: Reading) -> tuple[RunReader, Call, int]:
-    """Return the reader, a function that calls operations, and the maximum size of the answer. Raises
-    `UnknownOperation`."""
+    """Return the `RunReader` of the hub, a function that calls operations for it, and the maximum size of the answer in
+    bytes. Raises `UnknownOperation` if the hub has no `RunReader`."""
     reader = reading.hub.run_reader
     if reader is None:
         raise UnknownOperation("This hub cannot explain runs. Read network.why, network.records and network.usage.")
@@ -104,16 +106,18 @@ def _open(reading: Reading) -> tuple[RunReader, Call, int]:
     async def call(op: str, args: Mapping[str, object]) -> Any:
         nonlocal size
         operation = _list_sources()[op]
-        # Check the rights for each call: an explanation must not reveal the data of an operation that the rights deny.
+        # Check the rights for each call. An explanation must not reveal data of an operation that the caller may not
+        # use.
         check_right(reading.hub.state, reading.origin, "call", _RIGHTS.get(op, op))
         await reading.take_turns()
         data = encode(await operation.call(reading, operation.decode(Raw(encode(args)))))
-        # Usage is added up page by page. All other results stay in memory until the answer is complete.
+        # Usage is not counted, because the reader adds it up page by page. All other results stay in memory until the
+        # answer is complete.
         size += len(data) if op != "network.usage" else 0
         if size > MAX_RESULTS_READ * max_bytes:
             raise TooLarge(_TOO_LARGE)
-        # Return the value as a client would get it: the reader works on JSON, and the same code explains a recording
-        # without a hub.
+        # Return the value in the form that clients receive. The reader works on JSON, so that the same code can explain
+        # a recording without a hub.
         return msgspec.json.decode(data)
 
     return reader, call, max_bytes
@@ -126,8 +130,8 @@ def _list_sources() -> dict[str, Operation]:
 
 
 def _fit(value: dict[str, Any], max_bytes: int) -> dict[str, Any]:
-    """Return the value, with its long texts truncated if it is larger than ``max_bytes``."""
-    # Truncate only as much as needed, and keep the structure, because clients follow its ids.
+    """Return the value. If it is larger than ``max_bytes``, truncate its long texts."""
+    # Truncate texts only as much as needed. Keep the structure, because clients use the ids in it.
     for max_chars in (None, 20_000, 2000, 200):
         fitted = value if max_chars is None else _cut_texts(value, max_chars)
         if len(encode(fitted)) <= max_bytes:

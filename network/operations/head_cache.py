@@ -1,9 +1,9 @@
 """Cache for the heads of the newest messages, per reader and per thread.
 
-`network.window` runs for every reaction and looks back over thousands of messages. It decides with heads from this
-cache, and then reads only the rows that it shows. Each call reads only the heads that are new since the last call, so
-its cost does not grow with an agent's history. Heads never change. At each call the state decides who may read the
-messages. No rules, no clock.
+`network.window` runs for every reaction and examines thousands of messages. It first decides with cached heads, and
+then reads only the rows that it shows. Each call reads only heads that are newer than those of the last call, so the
+cost does not grow with an agent's history. Heads never change, so cached heads stay valid. The cache contains no access
+rules: at each call, the current state decides who may read a message. This module uses no clock.
 """
 
 from __future__ import annotations
@@ -18,28 +18,30 @@ from roundelay.network.core.visibility import parties
 from roundelay.network.ledger import HeadAt, Ledger
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Maximum memory of all cached heads, in bytes, estimated. The least recently used list is evicted first."""
+"""Maximum estimated memory of all cached heads, in bytes. If it is exceeded, the least recently used lists are
+evicted."""
 _SEQ_BYTES, _GROUP_BYTES = 48, 700
 _PAIRS = frozenset({"direct", "mod"})
-"""Kinds of messages whose readers do not depend on the time of sending."""
+"""Kinds of messages whose readers do not depend on the time at which the message was sent."""
 
 
 IsPerson = Callable[[str], bool]
 
 
 class CacheEntry(Protocol):
-    """A cached value for one key."""
+    """Interface of a value in the cache."""
 
     @property
     def size(self) -> int:
-        """Return the estimated memory, in bytes."""
+        """Return the estimated memory of the value, in bytes."""
 
 
 class HeadGroup:
-    """Messages of one thread that every visibility rule treats in the same way.
+    """Group of messages of one thread that every visibility rule treats in the same way.
 
-    ``head`` is the oldest message of the group. ``label`` is the message whose people are the audience of the group.
-    ``alike`` is a group, of this thread or another, that only `visibility: current` distinguishes from this group.
+    ``head`` is the oldest message of the group. ``label`` is the message that determines the audience of the group.
+    ``alike`` is another group, possibly of another thread, for which all rules except `visibility: current` decide in
+    the same way.
     """
 
     __slots__ = ("alike", "head", "is_settled", "label", "parties", "thread_id")
@@ -50,13 +52,13 @@ class HeadGroup:
         self.thread_id = head.thread_id
         self.alike = alike or self
         self.parties = frozenset(parties(label)) if label.kind in _PAIRS else None
-        """The only possible readers of these messages. None if the readers can change."""
+        """The only participants who can ever read these messages. None if the readers can change."""
         self.is_settled = is_settled
-        """Whether every message of the thread, past and future, has the same parties."""
+        """Whether all past and future messages of the thread have the same parties."""
 
 
 class Grouping:
-    """Groups of heads that are cached together."""
+    """Set of `HeadGroup` objects that belong to one cached value."""
 
     def __init__(self, is_person: IsPerson) -> None:
         self._is_person = is_person
@@ -66,23 +68,24 @@ class Grouping:
 
     @property
     def size(self) -> int:
-        """Estimated memory, in bytes."""
+        """Estimated memory of this object, in bytes."""
         return _GROUP_BYTES * (self.count + 1)
 
     def find(self, head: MessageHead, labels: Mapping[int, MessageHead]) -> HeadGroup:
-        """Return the group of a head, or a new group. ``labels`` must contain the message that the head's label
-        names."""
+        """Return the group to which a head belongs. Create the group if it does not exist. ``labels`` must contain the
+        message to which the head's label refers."""
         label = head if head.label == head.seq else labels.get(head.label, head)
-        # the readers of channels and broadcasts can change, so each message is its own group
+        # The readers of channels and broadcasts can change, so each of their messages is its own group.
         if head.kind not in _PAIRS:
             self.count += 1
             return HeadGroup(head, label, None, is_settled=False)
-        # Use all fields that visibility rules use. If a field were missing, two messages could share a wrong decision.
+        # The key must contain all fields that visibility rules use. Otherwise, two messages with different rules could
+        # share one decision.
         rule = (_describe(head), None if label is head else _describe(label))
         group = self._known.get((head.thread_id, rule))
         if group is None:
             self.count += 1
-            # in a direct thread with a person, each message is its own label
+            # In a direct thread with a person, each message is its own label.
             is_settled = head.kind == "direct" and label is head and any(map(self._is_person, parties(head)))
             group = HeadGroup(head, label, self._alike.get(rule), is_settled=is_settled)
             self._known[head.thread_id, rule] = group
@@ -90,7 +93,7 @@ class Grouping:
         return group
 
     def retain(self, retained: Set[HeadGroup | None]) -> None:
-        """Remove all groups except these."""
+        """Remove all groups except those in ``retained``."""
         self._known = {key: group for key, group in self._known.items() if group in retained}
         alike = {group.alike for group in retained if group is not None}
         self._alike = {key: group for key, group in self._alike.items() if group in alike}
@@ -98,40 +101,41 @@ class Grouping:
 
 
 class Heads:
-    """Newest messages of one thread or inbox, ascending. It contains the seqs, and the group of each message (None: the
-    row is damaged)."""
+    """Cached seqs and groups of the newest messages of one thread or inbox, ascending. The group of a damaged row is
+    None."""
 
     def __init__(self, at_most: int, is_person: IsPerson) -> None:
         self.seqs: list[int] = []
         self.groups: list[HeadGroup | None] = []
         self.upto = 0
-        """Seq up to which all messages have been read."""
+        """Seq up to which all messages were read."""
         self.is_cut = False
-        """Whether there may be older messages that are not cached."""
+        """Whether the thread or inbox may have older messages that are not cached."""
         self.begin: int | None = None
-        """First seq of the thread, if it was requested."""
+        """Seq of the thread's first message. None if it was never requested."""
         self._at_most = at_most
         self._grouping = Grouping(is_person)
 
     @property
     def size(self) -> int:
-        """Estimated memory, in bytes."""
+        """Estimated memory of this object, in bytes."""
         return _SEQ_BYTES * len(self.seqs) + self._grouping.size
 
     def add(self, newer: Iterable[HeadAt], labels: Mapping[int, MessageHead], upto: int) -> None:
-        """Add ascending heads, all newer than the cached heads."""
+        """Add heads of newer messages. They must be ascending and newer than all cached heads."""
         for seq, head in newer:
             self.seqs.append(seq)
             self.groups.append(self._grouping.find(head, labels) if head is not None else None)
         self.upto = upto
-        if len(self.seqs) > 2 * self._at_most:  # trim only now and then, not for each message
+        # Trim only from time to time, because trimming for each message would be slow.
+        if len(self.seqs) > 2 * self._at_most:
             gone = len(self.seqs) - self._at_most - self._at_most // 2
             del self.seqs[:gone], self.groups[:gone]
             self.is_cut = True
             self._grouping.retain(set(self.groups))
 
     def newest(self, until: int) -> NewestHeads | None:
-        """Return the newest messages up to a seq. None if too few of them are cached."""
+        """Return the newest cached messages up to the seq ``until``. Return None if too few of them are cached."""
         end = bisect_right(self.seqs, until)
         if end <= self._at_most and self.is_cut:
             return None
@@ -140,7 +144,7 @@ class Heads:
 
 
 class NewestHeads(NamedTuple):
-    """Newest messages up to a seq, ascending: seqs, and the group of each message."""
+    """Seqs and groups of the newest messages up to a seq, ascending."""
 
     seqs: list[int]
     groups: list[HeadGroup | None]
@@ -148,7 +152,7 @@ class NewestHeads(NamedTuple):
     kept: Heads
 
     def find_group(self, seq: int) -> HeadGroup | None:
-        """Return the group of one of these messages. None for any other message, and for a damaged one."""
+        """Return the group of a message in this list. Return None if the message is damaged or not in the list."""
         index = bisect_left(self.seqs, seq)
         return self.groups[index] if index < len(self.seqs) and self.seqs[index] == seq else None
 
@@ -160,10 +164,12 @@ def _describe(head: MessageHead) -> Hashable:
 
 
 class RecentHeads:
-    """Heads that readers of one hub have requested recently. Create a new cache after old messages were deleted."""
+    """Cache of all heads that readers of one hub have recently requested. After old messages were deleted, the hub must
+    create a new cache."""
 
     def __init__(self, is_person: IsPerson, max_bytes: int = MAX_BYTES) -> None:
-        """``is_person`` returns whether an id is a person's id. The kind of an id never changes."""
+        """Create an empty cache. ``is_person`` returns whether an id belongs to a person. The kind of an id never
+        changes."""
         self.is_person = is_person
         self._max_bytes = max_bytes
         self._kept: OrderedDict[Hashable, CacheEntry] = OrderedDict()
@@ -172,8 +178,10 @@ class RecentHeads:
     async def inbox(
         self, ledger: Ledger, spans: Sequence[Span], agent_id: str, until: int, at_most: int
     ) -> NewestHeads:
-        """Return the newest messages up to ``until`` that lie in these spans or that the agent sent privately."""
-        # Include the spans in the key, because joining a channel adds the channel's older messages.
+        """Return the newest messages up to ``until`` that are in one of these spans or that the agent sent
+        privately."""
+        # Include the spans in the key, because an agent that joins a channel gets access to older messages of the
+        # channel.
         key = (agent_id, *((span.target, span.after, span.before) for span in spans))
 
         async def read(after: int, limit: int) -> list[HeadAt]:
@@ -184,9 +192,10 @@ class RecentHeads:
     async def threads(
         self, ledger: Ledger, newest: Mapping[str, int], until: int, at_most: int
     ) -> dict[str, NewestHeads]:
-        """Return the newest messages up to ``until`` of each of these threads. ``newest`` maps each thread to the seq
-        up to which it must be read. The thread has no messages between that seq and ``until``."""
-        # Use one read for all threads that have new messages, because one read per thread would make a window slow.
+        """Return the newest messages up to ``until`` for each of these threads. ``newest`` contains, for each thread,
+        the seq up to which the thread must be read. There are no messages of the thread between that seq and
+        ``until``."""
+        # Read all threads with new messages at once, because one read per thread would make a window slow.
         behind: dict[str, int] = {}
         for thread_id, seq in newest.items():
             kept = self._find_heads(thread_id)
@@ -205,7 +214,7 @@ class RecentHeads:
         return heads
 
     async def find_begin(self, ledger: Ledger, thread_id: str, heads: NewestHeads) -> int:
-        """Return the first seq of a thread."""
+        """Return the seq of a thread's first message."""
         if not heads.has_older:
             return heads.seqs[0]
         if heads.kept.begin is None:
@@ -226,9 +235,9 @@ class RecentHeads:
             heads = self._find_heads(key)
             after = 0 if heads is None else heads.upto
             if heads is not None and needed <= after:
-                # The cache may reach beyond ``until``: other triggers are newer than this one.
+                # The cache may already contain messages after ``until``, because other calls had newer triggers.
                 newest = heads.newest(until)
-                if newest is None:  # an old position is requested: read it without caching it
+                if newest is None:  # The requested position is older than the cache, so read it without caching it.
                     old = await self._make(ledger, await read(0, at_most + 1), at_most, until)
                     newest = old.newest(until)
                     assert newest is not None, "one more than is asked for was read"
@@ -236,16 +245,16 @@ class RecentHeads:
                     self._kept.move_to_end(key)
                 return newest
             newer = await read(after, at_most + 1)
-            if heads is None or len(newer) > at_most:  # nothing cached would be left
+            if heads is None or len(newer) > at_most:  # So many new heads would replace the whole cached list.
                 new_heads = await self._make(ledger, newer, at_most, until)
-                # Store only if nobody has replaced the value during the read. Otherwise the newer value stays.
+                # Store the new value only if no concurrent call has replaced the old one during the read.
                 if self._kept.get(key) is heads:
                     self.store(key, new_heads)
             else:
                 labels = await _find_labels(ledger, newer)
-                # a concurrent call may have read the same heads meanwhile
+                # Add the heads only if no concurrent call has already added them.
                 if self._kept.get(key) is heads and heads.upto == after:
-                    # Subtract the old size and add the new one: the value changes in place.
+                    # Subtract the old size first, because the value changes in place.
                     self.bytes -= heads.size
                     heads.add(reversed(newer), labels, until)
                     self.bytes += heads.size
@@ -262,25 +271,25 @@ class RecentHeads:
         return kept if isinstance(kept, Heads) else None
 
     def find(self, key: Hashable) -> CacheEntry | None:
-        """Return the cached value of a key."""
+        """Return the value that is cached under a key, or None."""
         return self._kept.get(key)
 
     def discard(self, key: Hashable) -> None:
-        """Remove the value of a key, if there is one. To change a value, callers remove it first and store it again
-        afterwards, so that its size is counted correctly."""
+        """Remove the value of a key from the cache, if there is one. To change a value in place, remove it first and
+        store it again afterwards. Otherwise, the cache counts a wrong size."""
         gone = self._kept.pop(key, None)
         self.bytes -= gone.size if gone is not None else 0
 
     def store(self, key: Hashable, value: CacheEntry) -> None:
-        """Store a value under a key. Evict the least recently used values if the cache is too large."""
+        """Store a value under a key. If the cache is then too large, evict the least recently used values."""
         self.discard(key)
         self._kept[key] = value
         self.bytes += value.size
         self._evict(key)
 
     def _evict(self, key: Hashable) -> None:
-        """Evict the least recently used values until the cache is within its limit. The value of ``key``, which is in
-        use, stays in the cache even if it is too large."""
+        """Evict the least recently used values until the cache is within its limit. The value of ``key`` is in use, so
+        it stays in the cache even if it is too large."""
         self._kept.move_to_end(key)
         while self.bytes > self._max_bytes and len(self._kept) > 1:
             _, gone = self._kept.popitem(last=False)
@@ -289,6 +298,6 @@ class RecentHeads:
 
 async def _find_labels(ledger: Ledger, heads: Iterable[HeadAt]) -> dict[int, MessageHead]:
     heads_by_seq = {seq: head for seq, head in heads if head is not None}
-    # A label may refer to a message that is older than all of these heads.
+    # A label may refer to a message that is older than all of these heads, so read the missing labels.
     missing = {head.label for head in heads_by_seq.values()} - heads_by_seq.keys()
     return heads_by_seq | (await ledger.heads(missing) if missing else {})

@@ -1,8 +1,9 @@
 """The inbox (``network.inbox``): everything that waits for a participant.
 
-Items are decisions on calls, unanswered questions, failed messages, stopped conversations, exceeded budgets and faults
-of agents. All items are already in tables; this module only collects them. An item about a message is shown to callers
-who may read the message. It contains one line of the message. Reads change nothing; `dismiss` hides an item.
+The items are decisions on calls, unanswered questions, failed messages, stopped conversations, exceeded budgets, and
+faults of agents. All of them are already in tables, and this module only collects them. An item about a message
+contains one line of that message. It is shown only to callers who may read the message. Listing the inbox changes
+nothing. The operation `dismiss` hides an item.
 """
 
 from __future__ import annotations
@@ -41,27 +42,27 @@ from .views import Limit
 
 ItemKind: TypeAlias = Literal["approval", "question", "dead_letter", "stopped", "budget", "fault"]
 SCANNED = 1000
-"""Maximum numbers of dead letters, stopped conversations and ended budgets that are examined."""
+"""Maximum number of dead letters, of stopped conversations and of exceeded budgets that one call examines."""
 READ_AT_ONCE = 32
 """Number of items whose messages are read at once."""
 MAX_DISMISSED = 500
-"""Maximum number of dismissed items of one participant. Older dismissed items are shown again."""
+"""Maximum number of dismissed items that are stored per participant. Older dismissed items are shown again."""
 
 
 class WaitingItem(NamedTuple):
-    """An item that may be shown, before its message is read. Items are sorted by these fields, descending."""
+    """Item of the inbox before its message is read. Items are sorted by these fields, descending."""
 
     seq: int
     kind: ItemKind
     agent_id: str
     at: int
-    """Time (ms) at which the item arose. 0 means the time of its message."""
+    """Time at which the item was created, in ms. 0 means the time of its message."""
     details: Mapping[str, Any]
     text: str | None = None
-    """Text of the item, if it differs from the text of the message."""
+    """Text of the item. None means the text of the message."""
     spent: BudgetStop | None = None
     request: ListedRequest | None = None
-    """The approval request, for items about approvals."""
+    """Approval request of the item. None for items that are not about an approval."""
 
     @property
     def place(self) -> tuple[int, str, str]:
@@ -80,20 +81,21 @@ async def inbox(
     """What waits for the caller, newest first: calls to decide on, questions, failed messages, stopped conversations,
     exceeded budgets. To continue, pass the answer's `next` as `before`."""
     stored: DismissedItems = reading.hub.state.get("dismissed", reading.origin.agent_id) or DismissedItems()
-    # Compare times: an item that arises again after it was dismissed is shown again.
+    # Compare the times, because an item that occurs again after it was dismissed must be shown again.
     dismissed = {(kind, seq): at for kind, seq, at in stored.items}
     items = [each for each in await _list_items(reading) if each.at > dismissed.get(_dismissal_key(each), -1)]
     if before is not None:
         seq, kind, agent_id = before.split("/")
         items = [each for each in items if each.place < (int(seq), kind, agent_id)]
-    # Sort before any message is read: a page then reads only what it shows.
+    # Sort the items before reading messages, so that only the messages of one page are read.
     items.sort(key=lambda each: each.place, reverse=True)
     page = ListPage(limit, reading.hub.limits.max_result_bytes)
     last: WaitingItem | None = None
     for start in range(0, len(items), READ_AT_ONCE):
         chunk = items[start : start + READ_AT_ONCE]
         rows = await reading.hub.ledger.messages({each.seq for each in chunk})
-        # Look this up for each chunk instead of for all items, because most callers request only the first page.
+        # Look up the ended budget stops for each chunk instead of for all items, because most callers request only the
+        # first page.
         ended = await _find_ended(reading, chunk)
         for item in chunk:
             entry = _describe(reading, item, rows.get(item.seq)) if item.place not in ended else None
@@ -105,17 +107,18 @@ async def inbox(
 
 
 def _dismissal_key(item: WaitingItem) -> tuple[str, int]:
-    """Return the key under which an item is dismissed. A fault is identified by its agent, whatever message it last
-    concerned."""
+    """Return the key under which a dismissed item is stored. The key of a fault contains only the agent, because the
+    message of a fault can change."""
     return (f"fault/{item.agent_id}", 0) if item.kind == "fault" else (item.kind, item.seq)
 
 
 def _describe(reading: Reading, item: WaitingItem, row: Row | None) -> dict[str, Any] | None:
-    """Return an item with a line of its message. None if the message is gone or the caller may not read it."""
+    """Return an inbox entry with one line of the item's message. Return None if the message is gone or the caller may
+    not read it."""
     entry: dict[str, Any] = {"kind": item.kind, "seq": item.seq}
-    if item.seq == 0:  # the item is not about a message
+    if item.seq == 0:  # A seq of 0 means that the item is not about a message.
         return {**entry, "at": item.at, "text": item.text, "agent_id": item.agent_id, **item.details}
-    # A fault is shown even without its message, which may be dropped or unreadable: the agent still fails.
+    # Show a fault even if its message is gone or unreadable, because the agent still fails.
     if item.kind == "fault" and (row is None or row.head is None or item.details["cause"] == "ended"):
         return {**entry, "seq": 0, "at": item.at, "text": item.text, "agent_id": item.agent_id, **item.details}
     if row is None or row.head is None:
@@ -124,13 +127,14 @@ def _describe(reading: Reading, item: WaitingItem, row: Row | None) -> dict[str,
         return None
     rights: dict[str, Any] = {}
     if item.request is not None:
-        # Check the rights again with the message's own head. Until now only the agent's records have named the message.
+        # Check the rights again with the head of the message itself. The previous check only used the message's seq
+        # from the agent's records.
         if not item.request.may_be_shown(reading, row.head):
             return None
         rights = item.request.describe_rights(reading, row.head)
         if not rights["may_call"]:
             return None
-        # In an inbox, most decisions are made by a reply, so only the exception is named.
+        # Most decisions are made by a reply, so the entry names only the other way.
         if rights["may_decide"]:
             del rights["may_call"]
         del rights["may_decide"]
@@ -145,10 +149,10 @@ def _describe(reading: Reading, item: WaitingItem, row: Row | None) -> dict[str,
 
 
 async def _list_items(reading: Reading) -> list[WaitingItem]:
-    """Return all items that may be shown. A request for approval is not also listed as a question. A message that
-    failed at several recipients gives several items."""
+    """Return all items that the caller may see. A request for approval is not also listed as a question. A message that
+    failed at several recipients has one item for each recipient."""
     approvals = list(_list_approvals(reading)) if reading.origin.kind == "human" else []
-    # an agent may name any message as its request
+    # An agent may name any message as its request, so the agent is part of the key.
     requests = {(approval.seq, approval.agent_id) for approval in approvals}
     return [
         *approvals,
@@ -174,8 +178,8 @@ def _list_questions(reading: Reading) -> Iterator[WaitingItem]:
 
 
 async def _list_dead_letters(reading: Reading) -> list[WaitingItem]:
-    """Return the dead letters of the caller's deliveries (operators: all), and dead letters of messages that the caller
-    sent. The sender does not see the reason."""
+    """Return two kinds of dead letters: messages to the caller (for operators, to anyone), and messages that the caller
+    sent. The sender does not see the reason of the failure."""
     origin, ledger = reading.origin, reading.hub.ledger
     undelivered: list[tuple[str, UndeliveredMessage]] = await ledger.cold("undelivered", f"{origin.agent_id}/", SCANNED)
     prefix = "" if origin.is_operator else f"{origin.agent_id}/"
@@ -186,7 +190,7 @@ async def _list_dead_letters(reading: Reading) -> list[WaitingItem]:
         )
         for _, letter in undelivered
     }
-    # After the caller's own undelivered messages: an operator who sent one gets the entry with the reason.
+    # These entries come second, so that an operator who sent a message gets the entry with the reason.
     for _, letter in stored:
         details = {"attempts": letter.failures, "reason": letter.reason, "may_retry": True}
         items[letter.seq, letter.agent_id] = WaitingItem(letter.seq, "dead_letter", letter.agent_id, letter.at, details)
@@ -198,8 +202,8 @@ def _may_resume(reading: Reading) -> bool:
 
 
 async def _list_stopped(reading: Reading) -> list[WaitingItem]:
-    """Return stopped conversations. Only the sender of the root and operators see who used the budget, because other
-    readers of the root may not read the rest of the conversation."""
+    """Return the conversations that were stopped. Only operators and the sender of the root see who used up the budget,
+    because other readers of the root may not be allowed to read the rest of the conversation."""
     if not _may_resume(reading):
         return []
     items = []
@@ -215,7 +219,7 @@ async def _list_stopped(reading: Reading) -> list[WaitingItem]:
 
 
 def _list_stopped_agents(reading: Reading) -> Iterator[WaitingItem]:
-    """Yield the agents that are stopped because they answered without causes. For operators."""
+    """Yield one item for each agent that was stopped because it answered without causes. Only for operators."""
     if not reading.origin.is_operator:
         return
     state = reading.hub.state
@@ -228,7 +232,7 @@ def _list_stopped_agents(reading: Reading) -> Iterator[WaitingItem]:
 
 
 async def _list_budget_stops(reading: Reading) -> list[WaitingItem]:
-    """Return the reactions that ended at their agents' own budgets."""
+    """Return one item for each reaction that ended because it reached its agent's own budget."""
     if not _may_resume(reading):
         return []
     stored: list[tuple[str, BudgetStop]] = await reading.hub.ledger.cold("spent_out", "", SCANNED)
@@ -247,7 +251,8 @@ async def _list_budget_stops(reading: Reading) -> list[WaitingItem]:
 
 
 async def _find_ended(reading: Reading, items: Sequence[WaitingItem]) -> set[tuple[int, str, str]]:
-    """Return the budget stops that are over, because the conversation was resumed or the work was finished."""
+    """Return the budget stops that need no attention any more, because the conversation was resumed or the work was
+    finished."""
     stops = {stop.place: stop.spent for stop in items if stop.spent is not None}
     if not stops:
         return set()
@@ -258,7 +263,8 @@ async def _find_ended(reading: Reading, items: Sequence[WaitingItem]) -> set[tup
     for key, stop in stops.items():
         budget: ConversationBudget | None = cold.get(("root", str(stop.root)))
         started: TriggeredReactions | None = cold.get(("triggered", f"{stop.agent_id}/{stop.seq}"))
-        # A resumed conversation has a new budget, and another reaction to the message may have finished its work.
+        # A resumed conversation has a new budget. Otherwise, another reaction to the message may have finished the
+        # work.
         is_resumed = budget is not None and budget.resumed != stop.resumed
         if is_resumed or (started is not None and started.reaction != stop.reaction):
             ended.add(key)
@@ -266,7 +272,8 @@ async def _find_ended(reading: Reading, items: Sequence[WaitingItem]) -> set[tup
 
 
 def _list_quotas(reading: Reading) -> Iterator[WaitingItem]:
-    """Yield today's quotas that are nearly used up: the caller's, or everybody's for operators."""
+    """Yield one item for each of today's quotas that is nearly used up. Operators see the quotas of all participants,
+    and other callers see their own."""
     origin, state = reading.origin, reading.hub.state
     day = state.stamp // DAY_MS
     for agent_id, stored in state.near_quota().items():
@@ -283,7 +290,7 @@ def _list_quotas(reading: Reading) -> Iterator[WaitingItem]:
 
 
 def _list_faults(reading: Reading) -> Iterator[WaitingItem]:
-    """Yield the agents that cannot work, one item per agent, for operators. Dead letters have their own items."""
+    """Yield one item for each agent that cannot work. Only for operators. Dead letters have their own items."""
     if not reading.origin.is_operator:
         return
     for agent_id in reading.hub.state.faults():
@@ -322,7 +329,7 @@ def dismiss(
         return {}
     stored: DismissedItems = change.state.get("dismissed", agent_id) or DismissedItems()
     others = [item for item in stored.items if item[:2] != key]
-    # Put the newest item last, so that the slice drops the oldest items.
+    # Append the new item at the end, so that the slice removes the oldest items.
     items = (*others, (*key, change.stamp))[-MAX_DISMISSED:]
     change.set_value("dismissed", agent_id, DismissedItems(items))
     return {}

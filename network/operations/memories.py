@@ -121,7 +121,7 @@ class _Memories:
 
     @property
     def size(self) -> int:
-        """Estimated memory, in bytes."""
+        """Estimated memory of this object, in bytes."""
         return _MEMORY_BYTES * (len(self._known) + 1) + self._grouping.size
 
     def add(
