@@ -23,7 +23,7 @@ from roundelay.network.core.uncaused_answers import has_person_written
 from .reading import Reading, reads
 
 Activity: TypeAlias = Literal["works", "waits", "queued", "held", "stopping", "interrupted"]
-"""Possible states of a reaction. ``works``: a model or a tool is running. ``waits``: the reaction waits for a participant.
+"""States of a reaction. ``works``: a model or a tool is running. ``waits``: the reaction waits for a participant.
 ``queued``: the reaction has not continued yet after a restart or a takeover. ``held``: its thread is taken over.
 ``stopping``: a person has stopped it. ``interrupted``: its agent is gone."""
 ORDER: tuple[Activity, ...] = ("works", "stopping", "waits", "queued", "held")

@@ -1,9 +1,9 @@
-"""The operation ``network.memory``: summaries of threads that an agent wrote, if they may enter a prompt.
+"""The operation ``network.memory``: returns summaries of threads that an agent wrote, if they may enter a prompt.
 
-A memory is a record of its agent. It summarizes some messages of a thread, and continues an earlier memory. It covers
-all messages of that chain, and is shown only if every covered message may be shown (`views.View`). So a memory reveals
-nothing that its messages would not reveal. It becomes invalid as soon as one of its messages is no longer kept. Only
-reads.
+A memory is a record of its agent. It summarizes some messages of a thread and may continue an earlier memory. It covers
+all messages of this chain, and is shown only if every covered message may be shown (`views.View`). Therefore a memory
+reveals nothing that its messages would not reveal. A memory becomes invalid when one of its messages is deleted. The
+operation only reads.
 """
 
 from __future__ import annotations
@@ -28,21 +28,23 @@ from .views import PAGE, View, open_view
 
 MAX_THREADS = 100
 MAX_SEQS = 1000
-"""Maximum number of messages that one record summarizes. A record with more messages is not a memory."""
+"""Maximum number of messages that one memory summarizes. A record with more messages is ignored."""
 MAX_KNOWN = 4096
-"""Maximum number of memories of a thread that are cached, newest first."""
+"""Maximum number of memories that are cached per thread. The newest memories stay in the cache."""
 MAX_GROUPS = 65_536
-"""Maximum number of channel and broadcast messages that the memories of one thread cover. A record beyond this number
-is not a memory."""
+"""Maximum number of channel and broadcast messages that all memories of one thread cover. Further records are
+ignored."""
 MAX_GROUPS_AT_ONCE = 32
-"""If a memory has at most this number of message groups, it copies the groups of the memory that it continues."""
+"""Maximum size of a combined set of message groups. If the groups of a memory and of the memory that it continues are
+more, the sets are stored separately."""
 _MEMORY_BYTES = 400
 MEMORY = "memory"
 """Kind of the records that contain memories."""
 
 
 class MemoryBody(Struct, frozen=True):
-    """Body of the record: the messages that were summarized, and the seq of the memory that this one continues."""
+    """Body of a record that contains a memory: the summary, the seqs of the summarized messages, and the seq of the
+    memory that this one continues."""
 
     thread_id: str
     seqs: Annotated[list[Seq], Meta(max_length=MAX_SEQS)]
@@ -69,19 +71,20 @@ async def memory(
 
 
 async def _find_newest(reading: Reading, view: View, thread_id: str) -> dict[str, Any] | None:
-    """Return the newest memory of a thread that may be shown."""
+    """Return the newest memory of a thread that the view may show, or None."""
     while True:
         memories = await _read_memories(reading, thread_id)
         newest = memories.find_newest(view)
         if newest is None:
             return None
-        # Only heads are cached, so read the memory's text from the ledger.
+        # Read the text from the ledger, because the cache contains memories without their texts.
         rows = await reading.hub.ledger.rows(newest.seq - 1, 1)
         body = _read(rows[0]) if rows and rows[0].seq == newest.seq else None
         if body is not None:
             entry = {"thread_id": thread_id, "seq": newest.seq, "upto": newest.upto, "messages": newest.messages}
             return {**entry, "text": body.text}
-        # the memory was deleted or damaged after it was read, so every memory that continues it is invalid too
+        # The memory was deleted or damaged after it was cached. Discard the cache of the thread, because every memory
+        # that continues this one is invalid too.
         reading.hub.recent.discard(_key(reading, thread_id))
 
 
@@ -90,34 +93,35 @@ def _key(reading: Reading, thread_id: str) -> Hashable:
 
 
 class _Memory:
-    """A memory without its text: the data that decides whether it may be shown."""
+    """Memory without its text. It contains the data that decides whether the memory may be shown."""
 
     __slots__ = ("earlier", "groups", "messages", "seq", "upto")
 
     def __init__(self, seq: int, seqs: Sequence[int], groups: frozenset[HeadGroup], earlier: _Memory | None) -> None:
         self.seq = seq
         self.upto: int = max([0 if earlier is None else earlier.upto, *seqs])
-        """Newest message that the memory covers."""
+        """Seq of the newest message that the memory covers."""
         self.messages: int = len(seqs) + (0 if earlier is None else earlier.messages)
         self.groups = groups
-        """Groups of the messages that the memory covers, except the groups in ``earlier``."""
+        """Groups of the messages that the memory covers. The groups of the memory in ``earlier`` are not included."""
         self.earlier = earlier
         if earlier is not None and len(groups | earlier.groups) <= MAX_GROUPS_AT_ONCE:
-            # Share one set along a chain: in a direct thread, thousands of messages belong to a few groups.
+            # Share one set among all memories of a chain. In a direct thread, thousands of messages belong to a few
+            # groups.
             self.groups = earlier.groups if groups <= earlier.groups else groups | earlier.groups
             self.earlier = earlier.earlier
 
 
 class _Memories:
-    """The memories that an agent wrote about a thread. Each memory is read only once, however often it is requested."""
+    """Cache of the memories that an agent wrote about a thread. Each memory is read from the ledger only once."""
 
     def __init__(self, is_person: IsPerson) -> None:
         self.upto = 0
-        """Every record up to this seq has been read."""
+        """Seq up to which all records were read."""
         self._grouping = Grouping(is_person)
         self._known: OrderedDict[int, _Memory] = OrderedDict()
         self._shared: dict[int, HeadGroup] = {}
-        """Groups of channel and broadcast messages, by seq. Each such message is its own group."""
+        """Groups of channel and broadcast messages, by seq. Each of these messages is its own group."""
 
     @property
     def size(self) -> int:
@@ -127,11 +131,11 @@ class _Memories:
     def add(
         self, seq: int, body: MemoryBody, heads: Mapping[int, MessageHead], labels: Mapping[int, MessageHead]
     ) -> None:
-        """Add the next memory, if everything that it covers is stored."""
+        """Add the next memory if all messages that it covers are stored."""
         earlier = None if body.earlier is None else self._known.get(body.earlier)
         if (body.earlier is not None and earlier is None) or not all(covered in heads for covered in body.seqs):
             return
-        # Agents write these records, so their number is not limited. A record beyond the limit is ignored.
+        # Ignore a record beyond the limit, because agents may write any number of these records.
         if self._grouping.count + len(body.seqs) > MAX_GROUPS:
             return
         groups = frozenset(self._find_group(heads[covered], labels) for covered in dict.fromkeys(body.seqs))
@@ -139,7 +143,8 @@ class _Memories:
         if memory.messages:
             self._known[seq] = memory
         if len(self._known) > MAX_KNOWN:
-            # Memories that continue the removed one lose nothing: each refers to its predecessor directly.
+            # Remove the oldest memory. Memories that continue it still work, because each one refers directly to its
+            # predecessor.
             self._known.popitem(last=False)
 
     def _find_group(self, head: MessageHead, labels: Mapping[int, MessageHead]) -> HeadGroup:
@@ -149,7 +154,7 @@ class _Memories:
         return group
 
     def find_newest(self, view: View) -> _Memory | None:
-        """Return the newest memory whose covered messages may all be shown."""
+        """Return the newest memory of which all covered messages may be shown, or None."""
         assert view.until is not None, "a memory is asked for with a trigger"
         hidden: set[_Memory] = set()
         for candidate in reversed(self._known.values()):
@@ -162,15 +167,15 @@ class _Memories:
                 part = part.earlier
             if part is None:
                 return candidate
-            # A memory is hidden if any memory that it continues is hidden. Remember the hidden memories, so that the
-            # next candidates need not check them again.
+            # A memory is hidden if any memory in its chain is hidden. Remember the hidden memories, so that they are
+            # not checked again for the next candidates.
             hidden.update(path)
             hidden.add(part)
         return None
 
 
 async def _read_memories(reading: Reading, thread_id: str) -> _Memories:
-    """Read the memories that were written since the last call."""
+    """Return the memories of a thread, after reading those that were written since the last call."""
     ledger, recent, key = reading.hub.ledger, reading.hub.recent, _key(reading, thread_id)
     room = reading.hub.limits.max_result_bytes
     cached = recent.find(key)
@@ -183,12 +188,13 @@ async def _read_memories(reading: Reading, thread_id: str) -> _Memories:
         read = []
         for row in rows:
             body = _read(row)
-            # a memory covers only earlier messages: each of them is either stored by now or never will be
+            # Accept only memories that cover earlier messages. Each of those messages is either stored by now or will
+            # never be stored.
             if body is not None and all(covered < row.seq for covered in body.seqs):
                 heads = await ledger.heads(body.seqs)
                 missing = {head.label for head in heads.values()} - heads.keys()
                 read.append((row.seq, body, heads, heads | (await ledger.heads(missing) if missing else {})))
-        if memories.upto == after:  # otherwise a concurrent call has read the same rows
+        if memories.upto == after:  # If the positions differ, a concurrent call has already read these rows.
             recent.discard(key)
             for arguments in read:
                 memories.add(*arguments)
@@ -204,4 +210,4 @@ def _read(row: Row) -> MemoryBody | None:
     try:
         return msgspec.json.decode(row.data, type=MemoryBody)
     except msgspec.ValidationError:
-        return None  # agents may write any body into their records
+        return None  # Ignore an invalid body, because agents may write any body into their records.

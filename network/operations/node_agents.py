@@ -1,6 +1,6 @@
-"""Operations for the processes of a node's agents: list, start, stop, restart and reload them. For operators.
+"""Operations for the processes of a node's agents: list, start, stop, restart and reload them. Only for operators.
 
-The node's `reading.AgentSupervisor` controls the processes. A hub without a node runs no agents.
+The node's `reading.AgentSupervisor` controls the processes. A hub that runs without a node has no agent processes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ async def control_agent(
         raise InvalidArguments("This node runs no agents. Stop or start the agent where it was started.")
     if reading.place is None:
         return await supervisor.control(agent_id, action)
-    reading.place.release()  # starting a process takes seconds
+    # Release the slot of this read in the read budget, because starting a process takes seconds.
+    reading.place.release()
     try:
         return await supervisor.control(agent_id, action)
     finally:

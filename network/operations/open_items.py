@@ -1,7 +1,8 @@
-"""The open items of a conversation, and the wait until the conversation is quiet (``network.open_items``).
+"""The operation ``network.open_items``: lists the open items of a conversation, or waits until the conversation is
+quiet.
 
-`core.quiet` decides which items are open, and this module lists them for one caller. An item is about a message and is
-shown to callers who may read that message. Items that the caller may not see are only counted.
+The module `core.quiet` decides which items are open, and this module lists them for one caller. Every item is about a
+message and is shown only to callers who may read that message. Other items are only counted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .views import Limit, find_message, open_view
 
 
 class _Open(Struct):
-    """One open item, with the participant whose turn it is and the message that the item is about."""
+    """Open item with the participant who has to act next, and the message that the item is about."""
 
     kind: str
     agent_id: str
@@ -55,7 +56,7 @@ async def open_items(
     that may enter the prompt of this message are listed.
     """
     view = await open_view(reading, trigger, until=reading.hub.state.head)
-    # Accept any message of the conversation, because the caller may not be able to read the first message.
+    # Accept any message of the conversation, because the caller may not be allowed to read the first one.
     root = (await find_message(reading, root, "root")).root
     loop = asyncio.get_running_loop()
     until = loop.time() + wait_ms / 1000
@@ -64,7 +65,7 @@ async def open_items(
     while items and (left_s := until - loop.time()) > 0:
         await reading.wait_for_change(root, left_s)
         items = _list_items(reading.hub.state, root, caller)
-    if trigger is not None:  # the wait may have been long
+    if trigger is not None:  # Open the view again after the wait, because the rights may have changed meanwhile.
         view = await open_view(reading, trigger, until=reading.hub.state.head)
     heads = await reading.hub.ledger.heads({item.seq for item in items})
     await view.load(heads.values())
@@ -78,24 +79,26 @@ async def open_items(
 
 def _describe(item: _Open, *, shows_waits: bool) -> dict[str, Any]:
     who = {"agent_id": item.agent_id} if item.agent_id else {}
-    # The caller may lack access to the message in which this agent asks another agent.
+    # Hide the awaited agent unless the caller may see waits. The caller may not be allowed to read the message to that
+    # agent.
     details = {name: value for name, value in item.details.items() if shows_waits or name != "waits_for"}
     return {"kind": item.kind, **who, "seq": item.seq, "since": item.since, **details}
 
 
 def _list_items(state: State, root: int, caller: str) -> list[_Open]:
-    """Return the open items of a conversation. With a ``caller``, leave out items that wait for the caller."""
+    """Return the open items of a conversation. If ``caller`` is not empty, leave out the items that wait for this
+    participant."""
     items = [item for key, value in state.open_in(root).items() for item in _read_value(key, value)]
     if not caller:
         return items
     # Leave out reactions that wait for the caller. Otherwise, an agent that waits inside its own reaction would wait
-    # for itself, and two agents could wait for each other.
+    # for itself, and two agents could wait for each other forever.
     waiting = _find_waiting(items, caller)
     return [item for item in items if item.agent_id != caller and (item.agent_id, item.thread_id) not in waiting]
 
 
 def _find_waiting(items: list[_Open], caller: str) -> set[tuple[str, str]]:
-    """Return the agents, with their threads, whose reactions wait for the caller, directly or through others."""
+    """Return the agent and thread of each reaction that waits for the caller, directly or through other agents."""
     waiting: set[tuple[str, str]] = set()
     named = {caller}
     reactions = [item for item in items if item.is_reaction]
@@ -110,7 +113,7 @@ def _find_waiting(items: list[_Open], caller: str) -> set[tuple[str, str]]:
 
 
 def _read_value(key: str, value: object) -> Iterator[_Open]:
-    """Yield the items of one value. ``key`` is its table and its key."""
+    """Yield the open items of one stored value. ``key`` consists of the name of its table and its key there."""
     match value:
         case OpenDelivery():
             seq = int(key.partition(" ")[2])

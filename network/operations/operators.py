@@ -1,7 +1,7 @@
 """Operations for operators: participants, tokens and logins, dead letters, quotas, stopped conversations, the log, and
-the hub's figures.
+statistics of the hub.
 
-Every participant may see its own dead letters and quotas.
+All participants may see their own dead letters and quotas.
 """
 
 from __future__ import annotations
@@ -46,21 +46,22 @@ def remove(change: ChangeSet, *, agent_id: str) -> dict[str, Any]:
     for channel, member in list(change.state.memberships(agent_id).items()):
         if member.is_in:
             change.leave_channel(channel, agent_id)
-    # A removed person can no longer end a takeover, so end it here.
+    # End the takeovers of a removed person, because the person can no longer do so.
     for _, takeover in [item for item in change.state.items("hold") if item[1].by == agent_id]:
         end_takeover(change, takeover)
     for thread_id in list(change.state.read_states_of(agent_id)):
         change.set_value("mark", f"{agent_id}/{thread_id}", None)
     change.set_value("dismissed", agent_id, None)
     change.add_writes(remove_questions_of(change.state, agent_id))
-    # It handles nothing more, so its conversations must not wait for it.
+    # Close the open items of the removed participant. Otherwise, conversations would wait for a participant who can no
+    # longer act.
     change.add_writes(close_all_of(change.state, agent_id))
     row = change.write_row("removed", data=msgspec.json.encode({"agent_id": agent_id}))
     change.set_value("participant", agent_id, msgspec.structs.replace(participant, removed_seq=row.seq))
     change.run_hooks("removed", agent_id, as_mod=True)
     _drop_logins(change, change.state.logins(agent_id))
     change.effects.append(DisconnectParticipant(agent_id, f"{agent_id} was removed from this network."))
-    # Without a channel: everybody who watches presence has to drop the participant from its lists.
+    # The notice is for no particular channel: everyone who watches presence has to remove the participant from lists.
     change.effects.append(NotifyMembership(None, agent_id))
     return {}
 
@@ -79,7 +80,7 @@ def create_token(
 
 
 MAX_LOGINS = 1000
-"""Maximum number of logins at a time. Used logins count until they expire."""
+"""Maximum number of logins that exist at the same time. A used login counts until it expires."""
 LOGIN_TTL_MS = 600_000
 
 
@@ -97,14 +98,14 @@ def create_login(
 
     A `warning` says what a new id could be mistaken for. Such an id cannot be registered by first use.
     """
-    # Expired logins must not use up `MAX_LOGINS`.
+    # Remove expired logins first, so that they do not count towards `MAX_LOGINS`.
     _drop_logins(change, find_expired_logins(change.state))
     warning = _check_new_secret(change, agent_id, kind, "login", login_hash)
     participant = change.state.participant(agent_id)
-    # A removed id never comes back, so its login could never be used.
+    # Refuse a removed id, because it can never join again.
     if participant is not None and participant.removed_seq is not None:
         raise InvalidArguments(f"{agent_id} was removed from this network. Choose another id.")
-    # A bound, because logins are kept in memory.
+    # Limit the number of logins, because they are kept in memory.
     if change.state.count("login") >= MAX_LOGINS:
         raise Forbidden(f"There are {MAX_LOGINS} logins already, the maximum. Wait until some of them expire.")
     expires_at = change.stamp + ttl_ms
@@ -116,7 +117,7 @@ def create_login(
 def _check_new_secret(
     change: ChangeSet, agent_id: str, kind: Kind, what: Literal["token", "login"], secret_hash: str
 ) -> dict[str, Any]:
-    """Check that a secret may be created for an id, and return the warning for the answer. Raises
+    """Check that a token or login may be created for an id. Return the warning for the answer. Raises
     `InvalidArguments`."""
     if not is_id(agent_id):
         raise InvalidArguments(f"{agent_id!r} is not an id. Use lower-case letters, digits, '.', '_' and '-'.")
@@ -137,7 +138,7 @@ def _check_new_secret(
 
 
 def _drop_logins(change: ChangeSet, logins: Mapping[str, Login]) -> int:
-    """Remove logins. Returns the number of logins that were unused."""
+    """Remove logins. Return the number of removed logins that were unused."""
     waiting = sum(not login.used_by and login.expires_at > change.stamp for login in logins.values())
     for key in list(logins):
         change.set_value("login", key, None)
@@ -156,12 +157,13 @@ def revoke_token(
         if not token.revoked:
             change.set_value("token", key, msgspec.structs.replace(token, revoked=True))
             revoked += 1
-    # An error, not an empty answer: an operator who mistypes an id must not believe that a token is revoked.
+    # Raise an error instead of returning an empty answer. An operator who mistypes an id must not believe that a token
+    # was revoked.
     if not revoked:
         raise UnknownRecipient(f"{agent_id!r} has no token. network.list_tokens lists them.")
     row = change.write_row("token", data=msgspec.json.encode({"agent_id": agent_id, "event": "revoked"}))
     participant = change.state.participant(agent_id)
-    if participant is not None:  # from here on, nothing that its sessions sent is stored
+    if participant is not None:  # From this row on, the hub stores nothing that old sessions of this participant send.
         change.set_value("participant", agent_id, msgspec.structs.replace(participant, cut_seq=row.seq))
     change.effects.append(DisconnectParticipant(agent_id, f"The token of {agent_id} was revoked."))
     return {"revoked": revoked}
@@ -192,7 +194,7 @@ async def list_tokens(reading: Reading, *, after: str | None = None, limit: Page
         raise InvalidArguments(
             f"There is no token {after[:20]!r}. after must be the hash of the last token that was listed."
         )
-    # By the sort key of the last entry, not by its place: tokens may have been added since.
+    # Continue after the sort key of the last entry and not at its index, because tokens may have been added since.
     behind = (item for item in table if not places or _token_order(*item) > places[0])
     shown = (
         {
@@ -211,7 +213,7 @@ async def list_tokens(reading: Reading, *, after: str | None = None, limit: Page
 
 
 def _token_order(key: str, token: Token) -> tuple[str, int, str]:
-    """Return the sort key of a token."""
+    """Return the key by which the list of tokens is sorted."""
     return token.agent_id, token.created_at, key
 
 
@@ -277,7 +279,8 @@ def _take_dead_letter(change: ChangeSet, agent_id: str | None, seq: int) -> Dead
     change.set_value("dead", key, None)
     if letter.sender_id:
         change.set_value("undelivered", undelivered_key(letter.sender_id, seq, owner), None)
-    # A reaction that still ends must not withdraw a dead letter that no longer exists.
+    # Forget the reactions of the dead letter. A reaction that ends later must not withdraw a dead letter that no longer
+    # exists.
     for reaction in letter.reactions:
         change.set_value("given_up", f"{owner}/{reaction}", None)
     event = {"seq": seq, "agent_id": owner, "event": "taken"}
@@ -330,7 +333,7 @@ async def quotas(reading: Reading, *, agent_id: str | None = None, limit: Limit 
     names = [agent_id] if agent_id is not None else _list_storing(hub.state)
     shares = [(_used(hub.state, hub.quotas, name), name) for name in names]
     fullest = nsmallest(limit, ((-used, name) for used, name in shares if used > 0 or agent_id is not None))
-    # Described only now: a thousand participants may be listed, and few are shown.
+    # Describe only the quotas that are shown, because there may be a thousand participants.
     entries = [{**_describe(hub.state, hub.quotas, name), "used": round(-used, 4)} for used, name in fullest]
     return {"quotas": entries, "next_day_at": (hub.state.stamp // DAY_MS + 1) * DAY_MS}
 
@@ -342,7 +345,7 @@ def count_near_quota(state: State) -> int:
 
 
 def _used(state: State, quotas: Quotas, agent_id: str) -> float:
-    """Return the used share of a participant's fullest quota."""
+    """Return how much of a participant's fullest quota is used, as a number from 0 to 1."""
     allowed = quotas.of(agent_id)
     size, messages = stored_today(state, agent_id)
     counts = (
@@ -360,7 +363,7 @@ def _describe(state: State, quotas: Quotas, agent_id: str) -> dict[str, Any]:
 
 
 def _list_storing(state: State) -> list[str]:
-    """Return the participants who have stored anything, if the hub knows of them."""
+    """Return the ids of all known participants who have stored messages or records."""
     names = {name for table in ("bucket", "stored") for name, _ in state.items(table)}
     names.update(channel.created_by for _, channel in state.items("channel"))
     return [name for name in names if state.participant(name) is not None]
@@ -381,7 +384,7 @@ async def log(
     Continue with `next` as `after`, because there are also rows that are not messages.
     """
     hub = reading.hub
-    # Only if there is nothing yet: a caller that is behind gets its rows at once.
+    # Wait only if there are no new rows, so that a caller who is behind gets its rows at once.
     if wait_ms and hub.state.head <= after:
         await reading.wait_beyond(after, wait_ms / 1000)
     rows, end = await _read_log(reading, after, limit)
@@ -401,10 +404,10 @@ async def status(reading: Reading) -> dict[str, Any]:
 
 
 async def _read_log(reading: Reading, after: int, limit: int) -> tuple[list[Row], dict[str, Any]]:
-    """Return rows above ``after``, and the answer's fields `next`, `head` and `damaged`.
+    """Return rows above ``after``, and the fields `next`, `head` and `damaged` of the answer.
 
-    The ledger commits rows shortly before the hub's state includes them. Those rows are left for the next page: a head
-    below `next` would say that the ledger was replaced by an older one.
+    The ledger commits rows shortly before the hub's state contains them. Such rows are left for the next page.
+    Otherwise, `head` could be lower than `next`, and clients would conclude that an older ledger was restored.
     """
     hub = reading.hub
     stored = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)

@@ -1,6 +1,6 @@
-"""Operations about reactions: open reactions, their records, requests for approval, and the tokens that reactions used.
+"""Operations about reactions: open reactions, their records, their requests for approval, and their use of tokens.
 
-The hub adds up what records report, and returns the records.
+The hub returns the records of agents, and adds up the token counts in them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ async def open_reactions(
         if agent_id is None
         else state.reactions_of(agent_id).values()
     )
-    # Do not sort all reactions: an operator may request the open reactions of the whole network.
+    # Select the oldest reactions without sorting all of them, because an operator may request the open reactions of the
+    # whole network.
     oldest = nsmallest(
         limit + 1, (reaction for reaction in named if reaction.seq > after), key=lambda reaction: reaction.seq
     )
@@ -82,9 +83,10 @@ async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> 
             head = heads.get(request.seq)
             if head is None or not request.may_be_shown(reading, head):
                 continue
-            # Read messages one by one, and only for requests that are shown, because messages may be large.
+            # Read messages one by one, and only those of requests that are shown, because messages may be large.
             row = (await reading.hub.ledger.messages([request.seq])).get(request.seq)
-            # The request cannot be shown, so nobody could decide on it here.
+            # Skip the request if its message is gone or damaged, because nobody could decide on a request that cannot
+            # be shown.
             if row is None or row.is_damaged:
                 continue
             thread_id = request.thread_id if request.reads_trigger else head.thread_id
@@ -95,20 +97,20 @@ async def approvals(reading: Reading, *, after: Seq = 0, limit: Limit = 100) -> 
 
 
 class ListedRequest(NamedTuple):
-    """A message through which an open reaction asks a person for a decision. Sorted by ``seq`` and agent."""
+    """Message in which an open reaction asks a person for a decision. Sorted by seq and agent."""
 
     seq: int
     agent_id: str
     wait: CallWait
     thread_id: str
-    """Thread of the reaction's trigger."""
+    """Thread that contains the trigger of the reaction."""
 
     reads_trigger: bool
     details: Mapping[str, Any]
 
     def may_be_shown(self, reading: Reading, head: MessageHead) -> bool:
-        """Return whether the caller may know of the request. An approver who cannot read the reaction's trigger can
-        read the copy of the request that the agent sent."""
+        """Return whether the caller may see the request. Approvers who cannot read the reaction's trigger see it too,
+        because the agent has sent them a copy of the request."""
         if head.sender_id != self.agent_id:
             return False
         if (reading.origin.agent_id, self.seq) in self.wait.copies:
@@ -116,7 +118,7 @@ class ListedRequest(NamedTuple):
         return self.reads_trigger and reads(reading, head)
 
     def describe_rights(self, reading: Reading, head: MessageHead) -> dict[str, Any]:
-        """Return whether the caller may decide, and how: by a reply, or by an operation."""
+        """Return whether the caller may decide, and in which way: by a reply or by an operation."""
         origin, wait = reading.origin, self.wait
         is_person, is_reader = origin.kind == "human", reads_as_itself(reading, head)
         may_decide = partial(wait.may_decide, origin.agent_id, is_reader=is_reader)
@@ -131,13 +133,13 @@ class ListedRequest(NamedTuple):
 
 
 def list_requests(reading: Reading, after: int) -> list[ListedRequest]:
-    """Return the messages above ``after`` through which open reactions wait for a person's decision, by seq. Only the
-    waits of open reactions are read. Other claims in records are ignored, because an agent may write any number of
+    """Return the messages above ``after`` in which open reactions ask a person for a decision, by seq. Only the current
+    waits of open reactions count. Other claims in records are ignored, because an agent may write any number of
     them."""
     requests: dict[tuple[int, str], ListedRequest] = {}
     for _, opened in reading.hub.state.items("reaction"):
         if not opened.awaits or opened.is_cancelled or is_blocked_by_takeover(reading.hub.state, opened):
-            continue  # a decision could not continue the reaction
+            continue  # Skip the request, because a decision could not continue its reaction.
         reads_trigger = reads(reading, opened.trigger_head)
         for call, wait in opened.awaits.items():
             seq = wait.find_request(reading.origin.agent_id)
@@ -184,7 +186,7 @@ def decide(
     if wait is None:
         raise InvalidArguments(f"#{seq} does not wait for a decision, or no longer does.")
     is_reader = may_read(state, origin.agent_id, head)
-    # A second vote by the same person must not count as another person's vote.
+    # Refuse a second vote by the same person, because it must not count as another person's vote.
     if origin.agent_id in wait.voters:
         raise InvalidArguments(
             f"{origin.agent_id} has already approved #{seq}. It waits for another person's approval."
@@ -192,15 +194,15 @@ def decide(
     if not wait.may_decide(origin.agent_id, is_reader=is_reader, is_operator=origin.is_operator):
         names = ", ".join(wait.deciders or ())
         raise Forbidden(f"{origin.agent_id} may not decide on #{seq}: its approvers are {names}.")
-    # "thread" and "always" also approve later calls, which this person could not see.
+    # Refuse "thread" and "always": they also approve later calls, which this person could not see.
     if scope and not is_reader:
         raise InvalidArguments(
             f"{origin.agent_id} cannot read the thread of #{seq}, and so may approve only one call at a time: /approve."
         )
     content = {"kind": "decision", "request": seq, "by": origin.agent_id, "decision": decision.strip()}
     text = f"{origin.agent_id} decides on #{seq}: {decision.strip()}"
-    # Send the decision from the network, not from the person, so that the agent can trust that the hub has checked the
-    # right.
+    # Send the decision in the name of the network and not of the person. The agent can then trust that the hub has
+    # checked the person's right.
     row = mod_message(NETWORK, head.sender_id, content, seq=state.head + 1, stamp=change.stamp, cause=head, text=text)
     change.add_row(row, open_delivery(change.rules.limits, state, row.head) if row.head is not None else ())
     return {"seq": row.seq}
@@ -210,7 +212,7 @@ DECISIONS = ("/approve", "/deny", "/edit")
 
 
 def _find_wait(state: State, request: MessageHead) -> CallWait | None:
-    """Return the wait of the call that the message asks about, or None. Only calls of the message's sender count."""
+    """Return the call that waits for an answer to a request, or None. Only calls of the request's sender count."""
     for opened in state.reactions_of(request.sender_id).values():
         if not opened.is_cancelled and not is_blocked_by_takeover(state, opened):
             for wait in opened.awaits.values():
@@ -220,7 +222,7 @@ def _find_wait(state: State, request: MessageHead) -> CallWait | None:
 
 
 MAX_CAUSES = 1000
-"""Maximum number of causes that are followed from a message to the people who started its conversation."""
+"""Maximum number of causes that are followed from a message back to the people who started its conversation."""
 
 
 async def approvers(
@@ -272,18 +274,18 @@ async def approvers(
 
 
 async def _find_requesters(reading: Reading, heads: list[MessageHead]) -> set[str]:
-    """Return the people who wrote these messages, or any message that caused one of them."""
+    """Return the people who wrote one of these messages or a message that caused one of them."""
     requesters: set[str] = set()
     visited: set[int] = set()
     waiting = {head.seq: head for head in heads}
     while waiting and len(visited) < MAX_CAUSES:
         requesters |= {head.sender_id for head in waiting.values() if head.sender_kind == "human"}
-        # Remember visited messages, so that messages with shared causes are read only once.
+        # Remember visited messages, so that a shared cause is read only once.
         visited |= set(waiting)
         causes = {head.cause for head in waiting.values() if head.cause is not None} - visited
         causes |= {
             head.root for head in waiting.values()
-        } - visited  # in case the chain is too long, or cut by retention
+        } - visited  # The chain may be too long, or retention may have deleted a part of it.
         waiting = await reading.hub.ledger.heads(causes) if causes else {}
     return requesters
 
@@ -296,14 +298,15 @@ async def records(
     origin, room = reading.origin, reading.hub.limits.max_result_bytes
     page = ListPage(limit, room)
     is_at_end = False
-    while not (is_at_end or page.has_more):  # Other agents may use the same id, so skip their rows and keep reading.
+    # Other agents may use the same reaction id, so skip their rows and continue to read.
+    while not (is_at_end or page.has_more):
         wanted = limit + 1 - len(page.entries)
         rows, is_more = await reading.hub.ledger.reaction(reaction, after, wanted, max_bytes=room)
         is_at_end = not is_more
         for row in rows:
             after = row.seq
             if row.is_damaged and not origin.is_operator:
-                # an agent that continued with an incomplete journal would repeat actions
+                # Raise an error, because an agent that continued with an incomplete journal would repeat actions.
                 raise InternalError(
                     f"The record {row.seq} of the reaction {reaction!r} is damaged in the hub's ledger, so the progress "
                     "of the reaction is unknown. Tell the hub's operator."
@@ -346,7 +349,7 @@ async def spent(reading: Reading, *, seq: Seq, reaction: str | None = None) -> d
 
 
 MAX_USES = 500
-"""Maximum number of entries in `uses` of one `network.costs` call."""
+"""Maximum number of entries in the argument `uses` of one `network.costs` call."""
 
 
 async def costs(reading: Reading, *, uses: Annotated[list[UsedTokens], Meta(max_length=MAX_USES)]) -> dict[str, Any]:
@@ -354,7 +357,8 @@ async def costs(reading: Reading, *, uses: Annotated[list[UsedTokens], Meta(max_
     price_list = reading.hub.price_list
     if price_list is None:
         return {"usd": [None] * len(uses), "has_prices": False}
-    usd = await asyncio.to_thread(price_list.price, uses)  # the first call reads the whole table
+    # Use a worker thread, because the first call reads the whole price table.
+    usd = await asyncio.to_thread(price_list.price, uses)
     return {"usd": usd, "has_prices": price_list.has_table}
 
 
@@ -377,20 +381,22 @@ async def usage(
     if agent_id is None:
         return {"agent_id": None, "calls": [], "reactions": {}, "has_more": False, "next_agent": None}
     rows: list[Row] = []
-    until: int | None = None  # pages of each kind end at different seqs: report only up to the first end
+    # The pages of the record kinds end at different seqs, so report only up to the lowest of these seqs.
+    until: int | None = None
     for kind in sorted(USAGE_KINDS):
-        # Each kind gets a part of the room, since all pages are in memory together.
+        # Divide the available size among the kinds, because the pages of all kinds are in memory at the same time.
         max_bytes = hub.limits.max_result_bytes // len(USAGE_KINDS)
         page = await hub.ledger.records(agent_id, kind, after, limit, max_bytes=max_bytes)
         rows += page.rows
         if page.has_more:
             last = page.rows[-1].seq
             until = last if until is None else min(until, last)
-    # Pages of each kind were read separately, and are merged by seq.
+    # Merge the pages of the kinds by seq, because each kind was read separately.
     rows = sorted(
         (row for row in rows if (until is None or row.seq <= until) and not row.is_damaged), key=lambda row: row.seq
     )
-    calls = ListPage(limit, hub.limits.max_result_bytes // 2)  # half of the room is for the reactions
+    # The other half of the size is reserved for the reactions.
+    calls = ListPage(limit, hub.limits.max_result_bytes // 2)
     reactions: set[str] = set()
     for row in rows:
         if not calls.add(describe_call(row, msgspec.json.decode(row.data))):
@@ -409,13 +415,13 @@ async def usage(
 def _describe_claims(
     reading: Reading, head: MessageHead, claims: Mapping[str, Mapping[str, TokenUsage]]
 ) -> dict[str, Any]:
-    """Return each agent's token sums. Agents who can read the given message are named. Other agents get a number,
-    because the caller must not learn that they take part."""
+    """Return the token counts of each agent. Agents who can read the given message are named. Other agents get a number
+    instead, because the caller must not learn that they take part."""
     state, origin = reading.hub.state, reading.origin
     sums: dict[str, Any] = {}
     for number, (agent_id, spent) in enumerate(claims.items(), 1):
         is_named = origin.is_operator or agent_id == origin.agent_id or may_read(state, agent_id, head)
-        # Numbers follow the order of the first report, so they stay the same between two calls.
+        # Number the agents in the order of their first report, so that the numbers stay the same in later calls.
         sums[agent_id if is_named else f"~{number}"] = _write(spent)
     return sums
 
@@ -429,13 +435,14 @@ def _write_one(used: TokenUsage) -> dict[str, int]:
 
 
 def _next_agent(reading: Reading, after: str) -> str | None:
-    """Return the id of the next agent, including removed ones."""
+    """Return the id of the next agent after the given one, or None. Removed agents are included."""
     ids = (key for key, it in reading.hub.state.items("participant") if it.kind == "agent" and key > after)
     return min(ids, default=None)
 
 
 def describe_call(row: Row, body: object) -> dict[str, Any]:
-    """Return a record without its texts: time, turn, model, tokens, and the names of called tools."""
+    """Return a description of a model call without its texts: time, turn, model, tokens, and the names of the called
+    tools."""
     body = body if isinstance(body, dict) else {}
     reply = body.get("reply")
     reply = reply if isinstance(reply, dict) else {}
@@ -467,9 +474,12 @@ def _text(value: object) -> str:
 
 
 async def _describe_reactions(reading: Reading, agent_id: str, reactions: set[str]) -> dict[str, Any]:
-    """For each reaction of an agent, return its trigger, the trigger's thread and root, and the reaction that sent the
-    trigger. Only what the log still contains is returned, and only if the caller may read the trigger and its cause.
-    Uses only the agent's own records, because anybody may write records under any reaction id."""
+    """For each of these reactions, return its trigger, the trigger's thread and root, and the reaction that sent the
+    trigger.
+
+    The result contains only data that the log still contains, and only if the caller may read the trigger and its
+    cause. Only the agent's own records are used, because any agent may write records under any reaction id.
+    """
     triggers: dict[str, int] = {}
     for reaction in sorted(reactions):
         page = await reading.hub.ledger.reaction(reaction, 0, 1, actor=agent_id)

@@ -1,7 +1,8 @@
-"""The operation that changes read states, and the parts of thread lists that depend on read states.
+"""The operation that changes read states, and the fields of thread lists that depend on read states.
 
-The *last* and the *unread* messages of a thread are messages that the caller may read. For operators, only messages
-that they may read as participants count as unread, because other conversations are not written to them.
+The last message and the unread messages of a thread include only messages that the caller may read. For operators, a
+message counts as unread only if they could also read it without operator rights. Other conversations are not addressed
+to them.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from .reading import Reading, reads_as_itself
 
 MAX_LINE_CHARS = 200
 MAX_UNREAD = 100
-"""Maximum number of unread messages of a thread that are counted."""
+"""Maximum number of unread messages that are counted per thread."""
 UNREAD_LOOKED_AT = 200
-"""Number of a thread's newest messages that are examined for unread ones."""
+"""Number of a thread's newest messages that are checked for unread messages."""
 THREADS_AT_ONCE = 16
-"""Number of threads that are counted in one turn of the event loop."""
+"""Number of threads whose unread messages are counted before other tasks of the event loop may run."""
 
 
 def mark(
@@ -47,17 +48,17 @@ def mark(
     store the caller's own title for the thread. Omitted fields stay unchanged; an empty title removes the title."""
     check_may_mark(change, thread_id, read_upto)
     marks = change.state.read_states_of(change.origin.agent_id)
-    # A thread without an entry counts as read up to the position of the evicted entries.
+    # A thread without a stored entry counts as read up to the position of the entries that were evicted.
     before = marks.get(thread_id) or ReadState(read_upto=_upto_without(marks))
     fields = {"is_pinned": is_pinned, "is_muted": is_muted, "is_archived": is_archived, "title": title}
-    # Never move back, because devices report in any order. Never move beyond the head, because later messages would
-    # count as read.
+    # Never move the position back, because devices report in any order. Never move it beyond the newest row, because
+    # later messages would then count as read.
     read_upto_now = max(before.read_upto, min(read_upto or 0, change.state.head))
     changed = msgspec.structs.replace(
         before, read_upto=read_upto_now, **{name: value for name, value in fields.items() if value is not None}
     )
     description = describe_read_state(changed)
-    # A device that reports the same position again must not wake the other devices.
+    # Change nothing if the state stays the same. Otherwise, each repeated report would wake the other devices.
     if changed != before or thread_id not in marks:
         store_read_state(change, thread_id, changed)
         origin = change.origin
@@ -80,15 +81,17 @@ def describe_read_state(read_state: ReadState) -> dict[str, Any]:
 
 
 def _upto_without(states: Mapping[str, ReadState]) -> int:
-    """Return the position up to which threads without an entry count as read."""
+    """Return the position up to which threads without a stored entry count as read."""
     rest = states.get("")
     return rest.read_upto if rest is not None else 0
 
 
 async def count_unread(reading: Reading, newest: Mapping[str, int], marks: Mapping[str, ReadState]) -> dict[str, int]:
-    """Return the number of unread messages from other participants in each of these threads, at most `MAX_UNREAD`.
-    ``marks`` are the caller's read states. Messages after ``newest``, the last message in the list of threads, are not
-    counted."""
+    """For each of these threads, return the number of unread messages from other participants, at most `MAX_UNREAD`.
+
+    ``marks`` contains the caller's read states. ``newest`` contains the seq of the last message that the list shows for
+    each thread. Later messages are not counted.
+    """
     rest, names = _upto_without(marks), list(newest)
     counts: dict[str, int] = {}
     for start in range(0, len(names), THREADS_AT_ONCE):
@@ -97,8 +100,7 @@ async def count_unread(reading: Reading, newest: Mapping[str, int], marks: Mappi
         }
         for thread_id, heads in (await reading.hub.ledger.newest_heads(positions, UNREAD_LOOKED_AT)).items():
             whole = (head for seq, head in heads if head is not None and seq <= newest[thread_id])
-            # Use a generator that `islice` stops, so that a thread with thousands of unread messages is not counted
-            # completely.
+            # Use a generator, so that counting stops at the limit even in a thread with thousands of unread messages.
             unread = (head for head in whole if _is_unread(reading, head))
             counts[thread_id] = sum(1 for _ in islice(unread, MAX_UNREAD))
     return counts
@@ -122,14 +124,15 @@ def describe_message_line(row: Row) -> dict[str, Any]:
 
 
 def describe_thread_message(row: Row) -> dict[str, Any]:
-    """Return a message like `describe_message_line`, but describe a request for approval by the name of its tool.
+    """Return the same description as `describe_message_line`, but describe a request for approval by the name of its
+    tool.
 
-    The text of a request begins with JSON arguments, which say little in a title or in a list.
+    The text of a request begins with JSON arguments, which are not helpful in a title or a list.
     """
     line = describe_message_line(row)
     approval = (decode_json(row.data).get("metadata") or {}).get("approval")
     tool = approval.get("tool") if isinstance(approval, dict) else None
-    # People may also write such metadata, but only an agent's metadata may change the line in a list.
+    # Use the metadata only in messages of agents, because people could also write it.
     if isinstance(tool, str) and tool and line["sender_kind"] == "agent":
         line["text"] = format_line(f"Approval request: {tool}")
     return line
@@ -137,5 +140,6 @@ def describe_thread_message(row: Row) -> dict[str, Any]:
 
 def format_line(text: str) -> str:
     """Return a text as one line of at most `MAX_LINE_CHARS`."""
-    # Do not split megabytes of text for a single line. White space may fill all of this part.
+    # Split only the beginning of the text, because it may have megabytes. The beginning is longer than the line,
+    # because it may contain much white space.
     return shorten(text[: 64 * MAX_LINE_CHARS], MAX_LINE_CHARS, "…")

@@ -1,4 +1,4 @@
-"""The context of a reading operation: the caller, the hub's interface for reads, and the rules for who may read
+"""The context of a reading operation: the caller, the hub's interface for reads, and the rules that decide who may read
 what."""
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ CostGroup: TypeAlias = Literal["agent", "model", "thread", "root", "reaction", "
 
 
 class CallSelection(Struct, frozen=True):
-    """Filter for the model calls to add up. None means all. ``since`` is in milliseconds since the Unix epoch."""
+    """Filter that selects the model calls whose costs are added up. A field that is None selects all calls. ``since``
+    is in milliseconds since the Unix epoch."""
 
     agent_id: str | None = None
     thread_id: str | None = None
@@ -38,7 +39,7 @@ class CallSelection(Struct, frozen=True):
 
 
 class AgentSupervisor(Protocol):
-    """Starts and stops the processes of a node's agents."""
+    """Interface to the processes of a node's agents. It starts and stops them."""
 
     def list_agents(self) -> list[dict[str, Any]]: ...
 
@@ -46,7 +47,7 @@ class AgentSupervisor(Protocol):
 
 
 class UsedTokens(Struct, frozen=True, forbid_unknown_fields=True):
-    """The numbers of tokens of one model call on which its price depends."""
+    """Token counts of one model call that determine its price."""
 
     model: Annotated[str, Meta(min_length=1, max_length=256)]
     prompt_tokens: TokenCount = 0
@@ -55,7 +56,8 @@ class UsedTokens(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PriceList(Protocol):
-    """Prices of models. Called in a worker thread, because the first call reads the whole table."""
+    """Interface to the prices of models. It is called in a worker thread, because the first call reads the whole price
+    table."""
 
     @property
     def has_table(self) -> bool: ...
@@ -64,15 +66,16 @@ class PriceList(Protocol):
 
 
 Call: TypeAlias = Callable[[str, Mapping[str, object]], Awaitable[Any]]
-"""Function that calls a reading operation of ``network.*`` by its name and arguments, with the rights of the caller of
-another operation."""
+"""Function that calls a reading operation of ``network.*`` by its name with arguments. It uses the rights of the caller
+who has called the surrounding operation."""
 
 
 class RunReader(Protocol):
-    """Explains runs from their records. The network itself does not interpret the bodies of records.
+    """Interface to code that explains runs from their records. The network itself does not interpret the bodies of
+    records.
 
-    The reader reads through ``call``, so that it sees no more than the caller may see. Each method returns a JSON value
-    of at most about ``max_bytes``.
+    The reader reads data only through ``call``, so it sees only what the caller may see. Each method returns a JSON
+    value of at most about ``max_bytes`` bytes.
     """
 
     async def explain(self, call: Call, seq: int, max_bytes: int) -> dict[str, Any]: ...
@@ -85,8 +88,8 @@ class RunReader(Protocol):
 
 
 class ReadPermit(Protocol):
-    """The slot of one read in the read budget. A read can release its slot during a wait and take a slot again
-    later."""
+    """Slot of one read in the read budget. A read can release its slot while it waits, and acquire a slot again
+    afterwards."""
 
     async def acquire(self) -> None: ...
 
@@ -94,7 +97,7 @@ class ReadPermit(Protocol):
 
 
 class HubView(Protocol):
-    """Interface of the running hub for reading operations."""
+    """Interface through which reading operations use the running hub."""
 
     server: str
     ledger: Ledger
@@ -161,7 +164,7 @@ class HubView(Protocol):
 
 
 class Reading(Struct, frozen=True):
-    """First argument of a reading operation: the caller and the hub."""
+    """First argument of a reading operation. It contains the caller and the hub."""
 
     origin: Origin
     hub: HubView
@@ -170,25 +173,26 @@ class Reading(Struct, frozen=True):
 
     @property
     def blobs(self) -> BlobStore:
-        """The node's blob store. Raises `Forbidden` on a node without one."""
+        """Blob store of the node. Raises `Forbidden` if the node has none."""
         if self.hub.blobs is None:
             raise Forbidden("This node follows and has no files. Read them from the node that leads.")
         return self.hub.blobs
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
-        """Wait until something newer than ``seq`` is committed, or until the timeout. Meanwhile other reads may use
-        this read's budget."""
+        """Wait until a row after ``seq`` is committed, or until the timeout. During the wait, other reads may use the
+        slot of this read in the read budget."""
         if self.place is not None:
-            # A wait may be long. With its slot held, a few waiting callers would block all other reads.
+            # Release the slot, because the wait may be long. Otherwise, a few waiting callers would block all other
+            # reads.
             self.place.release()
         await self.hub.wait_beyond(seq, timeout_s)
         if self.place is not None:
-            # Taken again before the read goes on: what follows reads the ledger and makes a result.
+            # Acquire a slot before the read continues, because the read will use the ledger and create a result.
             await self.place.acquire()
 
     async def wait_for_message(self, after: int, timeout_s: float) -> None:
-        """Wait until there may be a message above ``after`` for the caller, or until the timeout. Meanwhile other reads
-        may use this read's budget."""
+        """Wait until there may be a message for the caller after ``after``, or until the timeout. During the wait,
+        other reads may use the slot of this read in the read budget."""
         if self.place is not None:
             # As in `wait_beyond`: a wait must not hold a slot.
             self.place.release()
@@ -197,8 +201,8 @@ class Reading(Struct, frozen=True):
             await self.place.acquire()
 
     async def wait_for_change(self, root: int, timeout_s: float) -> None:
-        """Wait until something was opened or closed in a conversation, or until the timeout. Meanwhile other reads may
-        use this read's budget."""
+        """Wait until an item of a conversation was opened or closed, or until the timeout. During the wait, other reads
+        may use the slot of this read in the read budget."""
         if self.place is not None:
             # As in `wait_beyond`: a wait must not hold a slot.
             self.place.release()
@@ -207,21 +211,21 @@ class Reading(Struct, frozen=True):
             await self.place.acquire()
 
     async def take_turns(self) -> None:
-        """Let other reads use this read's budget, and wait for it again. Raises `CancelledError` if the caller's
-        session has ended, so that an operation of many reads stops with it."""
+        """Release this read's slot in the read budget for other reads, and acquire a slot again. Raises
+        `CancelledError` if the caller's session has ended, so that an operation with many reads stops."""
         if self.place is not None:
             self.place.release()
             await self.place.acquire()
 
     def get(self, key: str) -> Any:
-        """Return the mod's own JSON value under a key, or None."""
-        # The mod's id is in the key, so that no mod reads values of another one.
+        """Return the JSON value that the mod has stored under a key, or None."""
+        # The id of the mod is a part of the key, so that no mod can read the values of another mod.
         raw: Raw | None = self.hub.state.get("mod", f"{self.mod_id}/{key}")
         return msgspec.json.decode(raw) if raw is not None else None
 
     def items(self, prefix: str, after: str = "") -> Iterator[tuple[str, Any]]:
-        """Yield the mod's own keys that begin with ``prefix`` and are above ``after``, ascending, with their values. Do
-        not await anything during the iteration."""
+        """Yield the keys of the mod that begin with ``prefix`` and are greater than ``after``, in ascending order, with
+        their values. Do not await anything during the iteration."""
         own = f"{self.mod_id}/"
         start = own + prefix
         for key, raw in self.hub.state.ascending("mod", max(own + after, start)):
@@ -230,20 +234,20 @@ class Reading(Struct, frozen=True):
             yield key.removeprefix(own), msgspec.json.decode(raw)
 
     async def cold(self, key: str) -> Any:
-        """Return the mod's own cold JSON value under a key, or None."""
+        """Return the cold JSON value that the mod has stored under a key, or None."""
         raw: Raw | None = await self.hub.ledger.lookup_cold("mod_cold", f"{self.mod_id}/{key}")
         return msgspec.json.decode(raw) if raw is not None else None
 
     async def list_cold(self, prefix: str, limit: int, *, after: str = "") -> list[tuple[str, Any]]:
-        """Return the mod's own cold keys that begin with ``prefix`` and are above ``after``, ascending, with their
-        values."""
+        """Return the cold keys of the mod that begin with ``prefix`` and are greater than ``after``, in ascending
+        order, with their values."""
         own = f"{self.mod_id}/"
         values = await self.hub.ledger.cold("mod_cold", own + prefix, limit, after=own + after)
         return [(key.removeprefix(own), msgspec.json.decode(raw)) for key, raw in values]
 
     def reads_now(self, head: MessageHead) -> bool:
-        """Return whether the caller would receive the next message in the thread of ``head`` (`Change.thread`), or is
-        an operator."""
+        """Return whether the caller is an operator or would receive the next message in the thread of ``head`` (see
+        `Change.thread`)."""
         return reads(self, next_message_head(self.hub.state, head))
 
 
@@ -254,14 +258,14 @@ def reads_as_itself(reading: Reading, head: MessageHead) -> bool:
 
 def reads(reading: Reading, head: MessageHead | None) -> bool:
     """Return whether the caller may read a message. Operators may read every message."""
-    # A missing message is not readable either: callers must not learn which seqs exist.
+    # Treat a missing message as unreadable, because callers must not learn which seqs exist.
     return head is not None and (reading.origin.is_operator or reads_as_itself(reading, head))
 
 
 def resolve_owner(origin: Origin, agent_id: str | None, refusal: str) -> str | None:
-    """Return the participant whose data a call is about. This is the caller, unless an operator names a participant.
-    None means all participants. Raises `Forbidden` with the given refusal."""
-    # An operator without a name asks about everybody, while anyone else asks only about itself.
+    """Return the participant whose data a call may read: the caller, or the participant whom an operator names. None
+    means all participants. Raises `Forbidden` with the text ``refusal``."""
+    # An operator who names no participant gets the data of all participants. Other callers get their own data.
     if origin.is_operator:
         return agent_id
     if agent_id not in (None, origin.agent_id):

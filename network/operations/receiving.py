@@ -1,8 +1,8 @@
-"""Polling for messages, for clients that cannot keep a connection.
+"""Operations that poll for messages, for clients that cannot keep a connection open.
 
-`receive` returns the messages that the hub would deliver to a session. `acknowledge` and `nack` report which of them
-were handled and which failed. The reports are durable and ordered in the log. All three use the participant's single
-ack cursor, so a client may poll today and connect tomorrow.
+`receive` returns the messages that the hub would deliver to a session. `acknowledge` and `nack` report which of these
+messages were handled and which failed. The reports are durable and ordered in the log. All three operations use the
+single ack cursor of the participant. Therefore a client may poll today and connect tomorrow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .reading import Reading
 from .views import Limit
 
 ROWS = 256
-"""Number of rows read at once."""
+"""Number of rows that are read from the ledger at once."""
 
 
 async def receive(
@@ -49,12 +49,12 @@ async def receive(
     until = loop.time() + wait_ms / 1000
     hub, agent_id = reading.hub, reading.origin.agent_id
     batch = _Batch(reading, after, limit, is_open=unhandled or after is None)
-    # Read before waiting, because a message that is already stored does not end the wait.
+    # Read before waiting, because the wait ends only when a new message is stored.
     await batch.read_on()
     while not batch.has_any and (left_s := until - loop.time()) > 0:
         await reading.wait_for_message(batch.position, left_s)
         await batch.read_on()
-    # Count messages as delivered only when the answer is complete, because some messages may not have fitted.
+    # Count messages as delivered only after the answer is complete, because some messages may not have fitted.
     if not peek:
         hub.mark_delivered(agent_id, batch.position, batch.seqs if after is None else None)
     extra = {"damaged": batch.damaged} if batch.damaged else {}
@@ -62,7 +62,7 @@ async def receive(
 
 
 class _Batch:
-    """Messages of one call, and the ``position`` in the log up to which they are complete."""
+    """Messages for the answer of one call. ``position`` is the seq up to which the messages are complete."""
 
     def __init__(self, reading: Reading, after: int | None, limit: int, *, is_open: bool) -> None:
         agent_id = reading.origin.agent_id
@@ -70,23 +70,24 @@ class _Batch:
         self.seqs: list[int] = []
         self.damaged: list[int] = []
         cursor, self._below = reading.hub.find_ack_cursor(agent_id) if after is None else (after, [])
-        """Unhandled seqs below the cursor. They are read one by one, because handled seqs are between them."""
+        """Seqs of unhandled messages below the cursor. They are read one by one, because most messages between them are
+        handled."""
         self.position = self._below[0] - 1 if self._below else cursor
         self._cursor = cursor
         self._hub = reading.hub
         self._agent_id = agent_id
         self._is_open = is_open
-        """Whether only unhandled messages are returned."""
+        """Whether the answer contains only unhandled messages."""
 
     @property
     def has_any(self) -> bool:
         return bool(self.seqs or self.damaged)
 
     async def read_on(self) -> None:
-        """Add messages above the position until the answer is full or the log ends."""
+        """Add messages after ``position`` until the answer is full or the log ends."""
         hub, agent_id, head = self._hub, self._agent_id, self._hub.state.head
         participant = hub.state.participant(agent_id)
-        if participant is None:  # the participant was removed meanwhile
+        if participant is None:  # The participant has been removed since the call began.
             return
         if self._below and not await self._read_below():
             return
@@ -95,7 +96,7 @@ class _Batch:
         while has_more and self.position < head:
             page = await hub.ledger.inbox(spans, agent_id, self.position, head, ROWS, max_bytes=max_bytes)
             for row in page.rows:
-                # `position` stays before the row that did not fit, so the next call begins with it.
+                # Leave `position` before the row that did not fit, so that the next call begins with this row.
                 if not self._add(row):
                     return
                 self.position = row.seq
@@ -103,7 +104,7 @@ class _Batch:
         self.position = max(self.position, head)
 
     async def _read_below(self) -> bool:
-        """Add unhandled messages below the cursor. Returns False if some of them do not fit."""
+        """Add unhandled messages below the cursor. Return False if some of them do not fit."""
         for start in range(0, len(self._below), ROWS):
             rows = await self._hub.ledger.messages(self._below[start : start + ROWS])
             for seq in sorted(rows):
@@ -115,9 +116,9 @@ class _Batch:
         return True
 
     def _add(self, row: Row) -> bool:
-        """Add one row, unless it is not for the caller. Returns False if the row does not fit."""
+        """Add a row if it is a message for the caller. Return False if the row does not fit."""
         hub, agent_id, seq = self._hub, self._agent_id, row.seq
-        # A message that waits for its retry is not due yet, although it is not handled.
+        # Skip a message that waits for its retry. It is not handled, but it is not due yet.
         if self._is_open and (hub.is_handled(agent_id, seq) or hub.is_deferred(agent_id, seq)):
             return True
         if row.is_damaged:
@@ -136,7 +137,7 @@ def acknowledge(change: ChangeSet, *, seqs: Annotated[list[Seq], Meta(min_length
     durable."""
     agent_id = change.origin.agent_id
     _check_delivered(change, seqs)
-    # Use the stored cursor, not the mailbox in memory, because the report must be durable and ordered in the log.
+    # Use the stored cursor instead of the mailbox in memory, because the report must be durable and ordered in the log.
     cursor = change.state.ack_cursor(agent_id)
     handled = sorted({seq for seq in seqs if not _is_handled(change, seq)})
     if handled:
@@ -161,7 +162,7 @@ def nack(
     if _is_handled(change, seq):
         return {"attempts": 0, "is_dead": False}
     tried, limits = change.state.attempts(change.origin.agent_id), change.rules.limits
-    # Apply the same limit as for the frame `nack`, because each failed message costs a stored attempt and a timer.
+    # Apply the same limit as for the frame `nack`, because each failed message requires a stored attempt and a timer.
     if len(tried) >= limits.max_put_off and seq not in tried:
         raise RateLimited(
             f"{len(tried)} failed messages of {change.origin.agent_id} are not handled yet, the maximum (max_put_off). "
@@ -173,8 +174,8 @@ def nack(
 
 
 def _is_handled(change: ChangeSet, seq: int) -> bool:
-    """Return whether the caller has handled a message. A restored dead letter is not handled, although it is below the
-    ack cursor."""
+    """Return whether the caller has handled a message. A dead letter that was restored is unhandled even if it is below
+    the ack cursor."""
     attempt = change.state.attempts(change.origin.agent_id).get(seq)
     return change.state.ack_cursor(change.origin.agent_id).is_handled(seq) and not (attempt and attempt.is_revived)
 
@@ -184,7 +185,7 @@ def _check_delivered(change: ChangeSet, seqs: Sequence[int]) -> None:
     agent_id = change.origin.agent_id
     for seq in seqs:
         head = change.facts.heads.get(seq)
-        # Report the same error for missing messages, so that an agent cannot find out which seqs are messages.
+        # Use the same error for missing messages, so that an agent cannot find out which seqs are messages.
         if head is None or head.sender_id == agent_id or not is_recipient(change.state, agent_id, head):
             raise UnknownMessage(
                 f"There is no message {seq} that was delivered to {agent_id}. network.receive returns those that were."

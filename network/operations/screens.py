@@ -1,4 +1,4 @@
-"""The operation that lists the screens of a hub's mods. Web pages and terminal UIs draw these screens."""
+"""The operation that lists the screens of a hub's mods. Web pages and terminal UIs display these screens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The operation ``network.search``: messages that contain certain words. Shows only messages that the caller may read,
-or messages that may enter the prompt of a reaction (`views.View`). Only reads."""
+"""The operation ``network.search``: finds messages that contain certain words. It shows only messages that the caller
+may read. With a trigger, it shows only messages that may enter the prompt of the reaction (`views.View`). It changes
+nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ Milliseconds = Annotated[int, Meta(ge=0, le=2**53)]
 MAX_QUERY_CHARS = 1000
 MAX_TERMS = 32
 MAX_EXAMINED = 4000
-"""Maximum number of matching, readable messages that one call examines if few of them may enter a prompt."""
+"""Maximum number of matching messages that one call checks if few of them may enter the prompt."""
 
 
 async def search(
@@ -57,7 +58,7 @@ async def search(
         raise InvalidArguments(f"query has {len(terms)} words. It needs 1 to {MAX_TERMS} words of letters or digits.")
     view = await open_view(reading, trigger, visibility)
     if view.until is not None:
-        # A prompt shows nothing after its trigger, so neither may a search for it.
+        # Search only up to the trigger, because a prompt shows nothing after its trigger.
         before = min(before or view.until + 1, view.until + 1)
     ledger = reading.hub.ledger
     if parsed.said_before is not None:
@@ -67,7 +68,7 @@ async def search(
     origin, state, room = reading.origin, reading.hub.state, reading.hub.limits.max_result_bytes
     participant = state.participant(origin.agent_id)
     sees_all = origin.is_operator and trigger is None
-    # Operator rights do not apply with a trigger: a prompt only shows messages that the agent may read.
+    # Ignore operator rights if there is a trigger, because a prompt shows only messages that the agent itself may read.
     spans = None if sees_all else readable_spans(state, participant) if participant is not None else []
     search = _Search(reading, view, parsed, spans, thread_id, begin, limit)
     if view.trigger is None:
@@ -82,7 +83,7 @@ async def search(
 
 
 class _Search:
-    """Rows that one call has found, oldest first, and the position where the next call continues."""
+    """Rows that one search call has found, oldest first, and the position at which the next call continues."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class _Search:
         return len(self.found) > self._limit or sum(len(row.data) for row in self.found) > self._room
 
     async def find_readable(self, before: int | None) -> None:
-        """Find rows that the caller may read."""
+        """Find matching rows that the caller may read."""
         ledger, agent_id = self._reading.hub.ledger, self._reading.origin.agent_id
         looked, size = 0, self._limit + 1
         self.before = before
@@ -121,33 +122,35 @@ class _Search:
                 limit=min(size, PAGE), max_bytes=self._room,
             )  # fmt: skip
             await self._add(page.rows)
-            # Read more rows each time, because many small reads would be slow if few rows pass the filters.
+            # Read more rows in each round. If few rows pass the filters, many small reads would be slow.
             looked, size = looked + len(page.rows), size * 4
             self.before = page.end if page.end is not None else page.rows[0].seq if page.rows else self.before
             looked = looked if page.end is None else MAX_EXAMINED
             self.has_more = page.has_more and (self.before is None or self.before > self._begin)
 
     async def find_for_prompt(self, trigger: MessageHead, spans: Sequence[Span], before: int) -> None:
-        """Find rows that may enter the prompt for ``trigger``. Heads, mostly from memory, decide which rows are read.
-        An agent may have thousands of messages with these words from conversations with other people."""
+        """Find matching rows that may enter the prompt for ``trigger``. The heads decide which rows are read, and most
+        heads are in memory. Otherwise, the search would read thousands of matching messages from conversations with
+        other people."""
         self.before = before
         if self._view.shows_own_thread_alone and self._thread_id not in (None, trigger.thread_id):
             self.has_more = False
             return
         stream = trigger.thread_id if self._view.shows_own_thread_alone else self._thread_id
         ledger, agent_id = self._reading.hub.ledger, self._reading.origin.agent_id
-        # The same cache as for windows: a tool searches during the reaction whose window has just read these heads.
+        # Use the same cache as `network.window`. A tool usually searches during a reaction whose window has just loaded
+        # these heads.
         recent = await self._reading.hub.recent.inbox(ledger, spans, agent_id, trigger.seq, SCANNED)
         looked, size = 0, self._limit + 1
         while self.has_more and looked < MAX_EXAMINED and not self._is_full:
             size = min(size, PAGE, MAX_EXAMINED - looked)
-            # Read only seqs first. Heads, which are mostly in memory, then decide which rows to read.
+            # Read only seqs first. The heads, most of which are in memory, then decide which rows to read.
             seqs = await ledger.search_seqs(
                 self._query.terms, spans, agent_id, stream=stream, before=self.before, limit=size + 1
             )
             has_more, seqs = len(seqs) > size, seqs[:size]
             looked, size = looked + len(seqs), size * 4
-            # Decide by heads before any row is read: rows may be large, and most of them may be hidden.
+            # Check the heads before reading rows, because rows may be large and most of them may be hidden.
             admitted = await self._admit([candidate for candidate in seqs if candidate >= self._begin], recent)
             while admitted and not self._is_full:
                 chosen, admitted = admitted[:ROWS_AT_ONCE], admitted[ROWS_AT_ONCE:]
@@ -159,13 +162,13 @@ class _Search:
                     if is_within(candidate, spans, agent_id, self._thread_id) and holds(candidate, self._query.terms)
                 )
                 self.before = chosen[-1]
-            # If the page is full in the middle of a batch, the next call has to begin behind the last row that was
+            # If the page is full in the middle of a batch, the next call must continue after the last row that was
             # shown.
             self.before = seqs[-1] if seqs and not admitted else self.before
             self.has_more = bool(admitted) or (has_more and self.before > self._begin)
 
     async def _admit(self, seqs: Sequence[int], recent: NewestHeads) -> list[int]:
-        """Return the messages that may be shown, judged by their heads."""
+        """Return the seqs of the messages that may be shown. Only their heads are checked."""
         oldest = recent.seqs[0] if recent.has_older else 0
         old = [candidate for candidate in seqs if candidate < oldest]
         older = await self._reading.hub.ledger.heads(old) if old else {}
@@ -176,7 +179,8 @@ class _Search:
             if seq >= oldest:
                 group = recent.find_group(seq)
                 is_shown = group is not None and self._view.shows_group(group)
-                head = group.head if group is not None else None  # all messages of a group have the same sender
+                # All messages of a group have the same sender, so the head of the group is sufficient.
+                head = group.head if group is not None else None
             else:
                 head = older.get(seq)
                 is_shown = await self._view.shows(head)
@@ -185,16 +189,17 @@ class _Search:
         return admitted
 
     async def _add(self, rows: Iterable[Row]) -> None:
-        """Add the rows that match the query. All of them are older than the rows of earlier calls."""
+        """Add the rows that match the query. They must be older than the rows of earlier calls."""
         chosen = [row for row in rows if row.seq >= self._begin and is_chosen(self._query, row.actor, row.at)]
-        # Insert in front, because each round finds older messages than the previous round.
+        # Insert the rows at the front, because each round finds older messages than the previous round.
         self.found[:0] = await self._view.choose(chosen)
 
 
 async def _find_seq(ledger: Ledger, head: int, at: int) -> int:
-    """Return the first row that was stored at a time (ms) or later. A binary search works, because times of rows never
-    decrease."""
-    # Use bisection, because there is no index by time: such an index would cost every message a write.
+    """Return the seq of the first row that was stored at a given time (ms) or later. The times of rows never decrease,
+    so a binary search finds it."""
+    # Use a binary search, because there is no index by time. Such an index would require an additional write for every
+    # message.
     low, high = 0, head + 1
     while low < high:
         middle = (low + high) // 2

@@ -1,8 +1,8 @@
-"""The standing of an agent in a conversation: which answers it still owes, whom it waits for, and how much is left of
-the budget. ``network.window`` returns it with the messages of a prompt, if there is anything to say.
+"""The standing of an agent in a conversation: the answers that the agent owes, the participants it waits for, and the
+rest of the budget. ``network.window`` adds the standing to the messages of a prompt if it is not empty.
 
-Everything comes from tables in memory. Heads and the budget are read from the ledger only if there is something to
-show, so that an ordinary prompt costs no more reads.
+The module mainly uses tables in memory. It reads heads and the budget from the ledger only if there is something to
+show, so that an ordinary prompt needs no additional reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 
 
 class PromptAdmission(Protocol):
-    """The messages that may enter the prompt of ``trigger`` (`views.View`)."""
+    """Interface to the rule that decides which messages may enter the prompt for ``trigger`` (implemented by
+    `views.View`)."""
 
     trigger: MessageHead | None
     required: frozenset[str]
@@ -37,21 +38,23 @@ class PromptAdmission(Protocol):
 
 
 MAX_SHOWN = 3
-"""Maximum number of owed answers, of participants that the agent waits for, and of sentences of mods."""
+"""Maximum number of owed answers, of awaited participants, and of sentences from mods. The limit applies to each of the
+three."""
 LOW_SHARE = 4
-"""The remaining messages are shown when at most this part (1/4) of the budget is left."""
+"""Divisor of the budget. The number of remaining messages is shown when at most this part (1/4) of the budget is
+left."""
 
 
 async def describe_standing(reading: Reading, view: PromptAdmission) -> dict[str, Any]:
-    """Return the standing of the caller at the view's trigger. Only messages from before the trigger count, and only
-    those that may enter its prompt."""
+    """Return the standing of the caller at the view's trigger. It includes only messages from before the trigger that
+    may enter the prompt."""
     trigger = view.trigger
     assert trigger is not None, "a standing has a trigger"
     state, caller = reading.hub.state, reading.origin.agent_id
     owed: dict[int, int] = {}
     for reaction in state.reactions_of(caller).values():
         head = reaction.trigger_head
-        # Somebody waits for the answer to a direct message, and to any message of a person.
+        # An answer is owed only for a direct message or a message from a person.
         if head.seq < trigger.seq and (head.kind == "direct" or head.sender_kind == "human"):
             owed[head.seq] = reaction.at
     awaited: dict[int, tuple[int, list[str]]] = {}
@@ -85,7 +88,8 @@ async def describe_standing(reading: Reading, view: PromptAdmission) -> dict[str
     if not view.shows_own_thread_alone and (lines := _ask_mods(reading, trigger, view.required)):
         found["lines"] = lines
     most = reading.hub.limits.max_root_messages
-    # A conversation has at most as many messages as the log has rows since its root.
+    # Read the budget only if it can be nearly used up. A conversation cannot have more messages than the log has rows
+    # since its root.
     if trigger.seq - trigger.root >= most - most // LOW_SHARE:
         budget = await _find_budget(reading, trigger.root)
         if budget is not None and (left := most + budget.extra_messages - budget.messages) <= most // LOW_SHARE:
@@ -101,7 +105,8 @@ def _ask_mods(reading: Reading, trigger: MessageHead, listeners: frozenset[str])
         if mod.overrides("standing"):
             try:
                 lines += mod.standing(msgspec.structs.replace(reading, mod_id=mod.id), trigger, listeners)
-            except Exception:  # A prompt without these sentences is better than none.
+            # Continue without the sentences of this mod, because an incomplete prompt is better than none.
+            except Exception:
                 log.exception("a mod's standing hook failed", extra={"mod": mod.id})
     return lines[:MAX_SHOWN]
 

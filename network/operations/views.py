@@ -1,8 +1,8 @@
-"""Views of a conversation. ``history`` shows a thread, ``window`` the messages of an agent's prompt. ``why`` shows the
-causes of a message, up to the root, and ``impact`` shows its effects.
+"""Operations that show views of a conversation. ``history`` shows a thread, and ``window`` shows the messages of an
+agent's prompt. ``why`` shows the causes of a message up to the root, and ``impact`` shows its effects.
 
-A caller sees the messages that it may read. With a ``trigger``, it sees the messages that may enter the prompt of an
-agent's reaction to that message. Both rules are implemented by `View`. Only reads.
+Without a ``trigger``, a caller sees the messages that the caller may read. With a ``trigger``, the caller sees the
+messages that may enter the prompt of an agent's reaction to this message. `View` implements both rules.
 """
 
 from __future__ import annotations
@@ -30,42 +30,43 @@ from .window_size import WindowSize, is_alone
 
 Limit = Annotated[int, Meta(ge=1, le=500)]
 PAGE = 500
-"""Number of rows read at a time."""
+"""Number of rows that are read from the ledger at once."""
 MAX_WINDOW_THREADS = 100
 SCANNED = 4000
-"""Maximum number of messages, readable by the agent, in which a window looks for threads in addition to the
-trigger's."""
+"""Maximum number of readable messages that a window examines to find threads besides the trigger's thread."""
 THREADS_AT_ONCE = 32
 """Number of threads whose heads a window reads at once."""
 ROWS_AT_ONCE = 16
 """Number of messages that a window reads at once. The number is small because messages may be large."""
 DROPPED = Row(seq=0, at=0, type="message", actor="", data=b"")
-"""Placeholder for a message that is gone by the time its row is read."""
+"""Placeholder for a message that was deleted before its row was read."""
 SCANNED_ROWS = 2000
-"""Maximum number of rows that one call of `impact` scans. There is no index of the messages that follow from a
-message."""
+"""Maximum number of rows that one call of `impact` scans. It has to scan the log, because there is no index of the
+messages that follow from a message."""
 
 
 # --- visibility
 
 
 class View:
-    """Rule of one call that decides what may be shown: everything that the caller may read, or only messages that may
-    enter the prompt of its agent's reaction."""
+    """Visibility rule of one call. It shows either everything that the caller may read, or only messages that may enter
+    the prompt of the caller's reaction."""
 
     def __init__(self, reading: Reading, trigger: MessageHead | None = None, until: int | None = None) -> None:
         self.trigger = trigger
         self.until = until
-        """Newest seq that may be shown: the trigger, or the seq that the call requested. None without a trigger."""
+        """Newest seq that may be shown: the seq of the trigger, or the seq that the call has requested. None without a
+        trigger."""
         self.filters: list[PromptFilter] = []
         self.required: frozenset[str] = frozenset()
-        """People who must be able to read each shown message."""
+        """People who must be able to read every message that is shown."""
         self._reading = reading
         self._labels: dict[int, MessageHead] = {}
-        """Heads of the messages that labels name. Each head is read once per call."""
+        """Heads of the messages to which labels refer, by seq. Each head is read once per call."""
         self._groups: dict[HeadGroup, bool] = {}
         self._own_thread: str | None = None
-        """The trigger's thread, if no other thread may be shown. `_groups` does not distinguish threads."""
+        """Thread of the trigger if no other thread may be shown, otherwise None. It is checked separately, because the
+        decisions in `_groups` do not depend on the thread."""
 
     @property
     def shows_own_thread_alone(self) -> bool:
@@ -73,12 +74,12 @@ class View:
         return any(rule.visibility == "current" for rule in self.filters)
 
     async def load(self, heads: Iterable[MessageHead]) -> None:
-        """Read everything that is needed to decide on these messages, at once."""
+        """Read all data that is needed to decide on these messages, with one read."""
         if self.trigger is None:
             return
         by_seq = {head.seq: head for head in heads}
         self._labels |= by_seq
-        # no set difference with the keys: that would iterate over everything known
+        # Do not use a set difference with the keys, because this would iterate over all known labels.
         missing = {head.label for head in by_seq.values() if head.label not in self._labels}
         if missing:
             self._labels |= await self._reading.hub.ledger.heads(missing)
@@ -89,17 +90,19 @@ class View:
         label = self._labels.get(head.label)
         if label is None and reads_as_itself(self._reading, head):
             label = await _find_label(self._reading, head)
-            if label.seq == head.label:  # otherwise the label is gone or damaged, and each message is its own label
+            # If the seqs differ, the labeled message is gone or damaged. Each message is then its own label.
+            if label.seq == head.label:
                 self._labels[head.label] = label
         return self._admits(head, label or head)
 
     def _admits(self, head: MessageHead, label: MessageHead) -> bool:
-        if not reads_as_itself(self._reading, head):  # operator rights do not widen what an agent sees
+        # Ignore operator rights, because they must not extend what an agent sees in a prompt.
+        if not reads_as_itself(self._reading, head):
             return False
         return all(rule.admits(head, label) for rule in self.filters)
 
     def shows_group(self, group: HeadGroup | None) -> bool:
-        """Return whether the messages of a group may be shown, judged by their heads."""
+        """Return whether the messages of a group may be shown. Only their heads are checked."""
         if self._own_thread is not None and group is not None and group.thread_id != self._own_thread:
             return False
         if group is None or (group.parties is not None and not self.required <= group.parties):
@@ -110,15 +113,15 @@ class View:
         return shown
 
     def excludes_group(self, group: HeadGroup) -> bool:
-        """Return whether no message of a group's thread can be shown."""
+        """Return whether it is certain that no message in the thread of a group can be shown."""
         return group.is_settled and group.parties is not None and not self.required <= group.parties
 
     def excludes(self, thread_id: str) -> bool:
-        """Return whether the id of a thread proves that none of its messages can be shown."""
+        """Return whether the id of a thread is enough to know that none of its messages can be shown."""
         return any(rule.excludes(thread_id) for rule in self.filters)
 
     async def choose(self, rows: Iterable[Row]) -> list[Row]:
-        """Return the rows that are messages and may be shown."""
+        """Return those rows that are messages and may be shown."""
         heads = [(row, row.head) for row in rows if row.head is not None]
         await self.load(head for _, head in heads)
         return [row for row, head in heads if await self.shows(head)]
@@ -127,10 +130,10 @@ class View:
 async def open_view(
     reading: Reading, trigger: int | None, visibility: Visibility | None = None, until: int | None = None
 ) -> View:
-    """Return the view of a call, for the reaction to ``trigger`` if there is one. ``visibility`` can only narrow what
-    the agent's card and the network allow. ``until``: also show later messages up to this seq, to the same audience.
+    """Return the view of a call. With a ``trigger``, it is the view of the reaction to that message.
 
-    Raises `UnknownMessage` for a trigger that the caller may not read.
+    ``visibility`` can only restrict what the agent's card and the network allow. ``until`` also includes later messages
+    up to this seq, for the same audience. Raises `UnknownMessage` for a trigger that the caller may not read.
     """
     if trigger is None:
         return View(reading)
@@ -146,7 +149,8 @@ async def open_view(
 
 async def find_message(reading: Reading, seq: int, field: str, view: View | None = None) -> MessageHead:
     """Return the head of a message that the caller may read, or that ``view`` shows. Raises `UnknownMessage` if the
-    message is missing or hidden. Both cases have the same error text."""
+    message is missing or hidden. The text of the error is the same in both cases, so callers cannot learn which seqs
+    exist."""
     head = (await reading.hub.ledger.heads([seq])).get(seq)
     if head is None or not await (view or View(reading)).shows(head):
         raise UnknownMessage(
@@ -156,11 +160,9 @@ async def find_message(reading: Reading, seq: int, field: str, view: View | None
 
 
 async def find_audience(reading: Reading, trigger: int | None) -> frozenset[str]:
-    """Return the participants who may know everything that a tool reads in the reaction to a message. Empty without a
-    trigger, and under the visibility ``all``.
-
-    Raises `UnknownMessage` for a trigger that the caller may not read.
-    """
+    """Return the participants who may see everything that a tool reads during the reaction to a message. Return an
+    empty set without a trigger, and if the visibility is ``all``. Raises `UnknownMessage` for a trigger that the caller
+    may not read."""
     if trigger is None:
         return frozenset()
     head = await find_message(reading, trigger, "trigger")
@@ -176,7 +178,7 @@ async def _find_label(reading: Reading, head: MessageHead) -> MessageHead:
 
 
 def _visibility(reading: Reading) -> Visibility:
-    """Return the visibility from the agent's card, or else the network's visibility."""
+    """Return the visibility that the agent's card requests. Without a request, return the visibility of the network."""
     participant = reading.hub.state.participant(reading.origin.agent_id)
     if participant is not None and participant.card is not UNSET:
         card = msgspec.json.decode(participant.card)
@@ -188,7 +190,7 @@ def _visibility(reading: Reading) -> Visibility:
 
 
 def _take_newest(rows: list[Row], max_bytes: int) -> list[Row]:
-    """Return the newest of these ascending rows, as many as fit."""
+    """Return the newest of these rows whose total size is at most ``max_bytes``. The rows must be ascending."""
     start, size = len(rows), 0
     while start and (size := size + len(rows[start - 1].data)) <= max_bytes:
         start -= 1
@@ -219,10 +221,10 @@ async def history(
     size, has_more = min(PAGE, limit + 1), True
     while has_more and len(rows) <= limit and sum(len(row.data) for row in rows) <= room:
         read, has_more = await reading.hub.ledger.thread(thread_id, before=before, limit=size, max_bytes=room)
-        # Insert in front: each page is older than the previous one.
+        # Insert the rows at the front, because each page is older than the previous one.
         rows[:0] = await view.choose(read)
         damaged[:0] = [row.seq for row in read if row.is_damaged]
-        # Larger pages each time, because a prompt's view may hide most of a long thread.
+        # Read larger pages in each round, because the view of a prompt may hide most of a long thread.
         before, size = read[0].seq if read else before, min(PAGE, size * 4)
     if not rows and not await _is_open_thread(reading, thread_id):
         raise UnknownMessage(
@@ -232,7 +234,8 @@ async def history(
     shown = _take_newest(rows[-limit:], room) or rows[-1:]
     is_cut = has_more or len(rows) > len(shown)
     value = {"messages": [Raw(row.data) for row in shown], "has_more": is_cut}
-    # Nobody knows who could read damaged rows. Report them to readers of the messages around them, within this answer.
+    # The readers of a damaged row are unknown. Report the row to callers who may read the messages around it, if it is
+    # within the range of this answer.
     missing = [seq for seq in damaged if not is_cut or (shown and seq > shown[0].seq)]
     takeover = describe_takeover(reading.hub.state, reading.origin, thread_id) if trigger is None else None
     return {
@@ -243,8 +246,8 @@ async def history(
 
 
 async def _is_open_thread(reading: Reading, thread_id: str) -> bool:
-    """Return whether an empty history is a valid answer: the thread belongs to an existing place, and the caller is
-    part of it."""
+    """Return whether a thread without visible messages exists and the caller takes part in it. If so, an empty history
+    is the right answer and not an error."""
     kind, _, name = thread_id.partition(":")
     agent_id, state = reading.origin.agent_id, reading.hub.state
     if thread_id == BROADCAST:
@@ -285,7 +288,7 @@ async def window(
     assert view.trigger is not None, "a window has a trigger"
     named = threads if isinstance(threads, list) else None
     most = threads if isinstance(threads, int) else MAX_WINDOW_THREADS if named is not None else 20
-    # Not needed where the threads are named, or where only the trigger's own may be shown.
+    # Scan only if the call names no threads and the window may show other threads than the trigger's.
     scanned = await _scan(reading, view.trigger) if named is None and not view.shows_own_thread_alone else None
     damaged: set[int] = set()
     size = WindowSize(view.trigger, per_thread or 10, per_other, after or 0)
@@ -295,12 +298,12 @@ async def window(
         damaged_now = await _read_chosen(reading, view, chosen)
         if not damaged_now:
             break
-        damaged |= damaged_now  # choose again without the damaged messages
+        damaged |= damaged_now  # Choose the threads and messages again without the damaged messages.
     shown = [
         (await reading.hub.recent.find_begin(reading.hub.ledger, thread.thread_id, thread.tail), thread)
         for thread in chosen
     ]
-    # oldest thread first, so that a thread keeps its position while the conversation continues
+    # Sort by the first message of each thread, so that a thread keeps its position while the conversation continues.
     ordered = [
         thread.describe(damaged) for _, thread in sorted(shown, key=lambda thread: (thread[0], thread[1].thread_id))
     ]
@@ -315,7 +318,7 @@ async def window(
 
 
 async def _scan(reading: Reading, trigger: MessageHead) -> NewestHeads | None:
-    """Return the newest messages up to the trigger that the agent may read."""
+    """Return the newest messages up to the trigger that the agent may read, or None if the agent does not exist."""
     participant = reading.hub.state.participant(reading.origin.agent_id)
     if participant is None:
         return None
@@ -326,36 +329,37 @@ async def _scan(reading: Reading, trigger: MessageHead) -> NewestHeads | None:
 def _order_threads(
     view: View, trigger: MessageHead, named: list[str] | None, scanned: NewestHeads | None
 ) -> Iterator[tuple[str, int]]:
-    """Yield candidate threads, some more than once. First comes the trigger's thread, then the named threads, or those
-    with the newest messages before the trigger. Each thread comes with the seq up to which it must be read. The thread
-    has no messages between that seq and the trigger."""
+    """Yield candidate threads for a window, some of them several times. The trigger's thread comes first. Then follow
+    the named threads, or those with the newest messages before the trigger. Each thread is yielded with the seq up to
+    which it must be read. The thread has no messages between that seq and the trigger."""
     yield trigger.thread_id, trigger.seq
     for thread_id in named or ():
         yield thread_id, trigger.seq
     if scanned is not None:
-        is_damaged = None in scanned.groups  # a damaged row may belong to any thread
+        is_damaged = None in scanned.groups  # A damaged row may belong to any thread.
         seen: set[HeadGroup] = set()
-        # newest first, and only until enough threads are found
+        # Iterate from the newest message. The caller stops when enough threads are found.
         for seq, group in zip(reversed(scanned.seqs), reversed(scanned.groups), strict=True):
             if group is None or group in seen:
                 continue
             seen.add(group)
             if not view.excludes_group(group):
-                # private messages of the agent are all among the scanned messages
+                # All private messages of the agent are among the scanned messages.
                 is_private = group.head.kind in PRIVATE and not is_damaged
                 yield group.thread_id, seq if is_private else trigger.seq
 
 
 def _count_threads(view: View, scanned: NewestHeads, looked: Set[str]) -> int:
-    """Return the number of further threads with messages that may be shown."""
-    alike = {group.alike for group in scanned.groups if group is not None}  # thousands of threads may share a few rules
+    """Return the number of additional threads with messages that may be shown."""
+    # Decide once per rule, because thousands of threads may share a few rules.
+    alike = {group.alike for group in scanned.groups if group is not None}
     shown = {group for group in alike if view.shows_group(group)}
     threads = {group.thread_id for group in scanned.groups if group is not None and group.alike in shown}
     return len(threads) - len(threads & looked)
 
 
 class _ChosenThread:
-    """A thread of a window: its newest messages that may be shown, and the messages that are shown."""
+    """Thread of a window, with its newest messages that may be shown, and the messages that are actually shown."""
 
     def __init__(self, thread_id: str, tail: NewestHeads, view: View, size: WindowSize, damaged: Set[int]) -> None:
         self.thread_id = thread_id
@@ -365,12 +369,12 @@ class _ChosenThread:
         seqs = [seq for seq, group in pairs if group in admitted and seq not in damaged]
         self.seqs = size.limit(thread_id, _since_landmark(seqs) if seqs and tail.has_older else seqs)
         self.wanted = self.seqs[: -size.count_shown(thread_id, admitted) - 1 : -1]
-        """Messages to show if there is room, newest first."""
+        """Seqs of the messages to show if there is room, newest first."""
         self.rows: list[Row] = []
-        """Shown messages, oldest first."""
+        """Rows of the shown messages, oldest first."""
 
     def describe(self, damaged: Set[int]) -> dict[str, Any]:
-        # omitted: earlier messages among the examined ones that could be shown too
+        # Count the earlier messages that were examined and may be shown, but are not shown.
         omitted = len(self.seqs) - len(self.rows)
         entry = {"thread_id": self.thread_id, "messages": [Raw(row.data) for row in self.rows], "omitted": omitted}
         start = self.rows[0].seq if self.rows else SEQ_LIMIT
@@ -382,12 +386,12 @@ class _ChosenThread:
 async def _choose_threads(
     reading: Reading, view: View, order: Iterator[tuple[str, int]], most: int, size: WindowSize, damaged: Set[int]
 ) -> tuple[list[_ChosenThread], set[str]]:
-    """Return the threads of a window, and all threads that were examined to find them."""
+    """Return the threads of a window, and the ids of all threads that were examined to find them."""
     assert view.trigger is not None, "a window has a trigger"
     own, until = view.trigger.thread_id, view.trigger.seq
     chosen: list[_ChosenThread] = []
     examined: set[str] = set()
-    # Read several threads at once: each read waits for the ledger's thread, and some threads show nothing.
+    # Read several threads at once. Each read waits for the ledger's worker thread, and some threads show nothing.
     while len(chosen) < most and (batch := _take_new(order, max(most - len(chosen), THREADS_AT_ONCE), examined)):
         wanted = {name: seq for name, seq in batch.items() if name == own or not view.excludes(name)}
         tails = await reading.hub.recent.threads(reading.hub.ledger, wanted, until, PAGE)
@@ -403,7 +407,7 @@ async def _choose_threads(
 
 
 def _take_new(order: Iterator[tuple[str, int]], limit: int, examined: Set[str]) -> dict[str, int]:
-    """Return the next threads that are not yet known."""
+    """Return the next threads of ``order`` that were not examined yet, at most ``limit``."""
     batch: dict[str, int] = {}
     while len(batch) < limit and (following := next(order, None)) is not None:
         thread_id, seq = following
@@ -413,8 +417,8 @@ def _take_new(order: Iterator[tuple[str, int]], limit: int, examined: Set[str]) 
 
 
 async def _read_chosen(reading: Reading, view: View, chosen: list[_ChosenThread]) -> set[int]:
-    """Read the messages to show of each thread, newest first, while there is room. Returns damaged messages. If there
-    are any, the caller chooses again."""
+    """Read the chosen messages of each thread, newest first, while there is room. Return the seqs of damaged messages.
+    If there are any, the caller chooses again."""
     room = reading.hub.limits.max_result_bytes
     wanted = [seq for thread in chosen for seq in thread.wanted]
     positions = {seq: position for position, seq in enumerate(wanted)}
@@ -435,7 +439,7 @@ async def _read_chosen(reading: Reading, view: View, chosen: list[_ChosenThread]
                     room += len(row.data)
                     break
                 thread.rows.insert(0, row)
-    # check again with whole heads, as they were stored
+    # Check the messages again, now with the complete heads from their rows.
     admitted = {row.seq for row in await view.choose(row for thread in chosen for row in thread.rows)}
     for thread in chosen:
         thread.rows = [row for row in thread.rows if row.seq in admitted]
@@ -443,10 +447,10 @@ async def _read_chosen(reading: Reading, view: View, chosen: list[_ChosenThread]
 
 
 def _since_landmark(seqs: list[int]) -> list[int]:
-    """Return the newest messages of a longer thread, starting at a landmark. The landmark is the message in the older
-    half whose seq is divisible by the highest power of two. The landmark stays the first message for a while. If the
-    window began at the oldest examined message, its start would change with each message, and a model's prompt cache
-    would never match."""
+    """Return the newest messages of a list, starting at a landmark: the message in the older half whose seq is
+    divisible by the highest power of two. The landmark stays the first message for some time. If the window began at
+    the oldest examined message, its start would change with each message, and a model's prompt cache would never
+    match."""
     half = seqs[: max(1, len(seqs) // 2)]
     return seqs[seqs.index(max(half, key=lambda seq: (seq & -seq, seq))) :]
 
@@ -464,14 +468,15 @@ async def why(
     """
     view = await open_view(reading, trigger, visibility)
     chain: list[Any] = []
-    # Limited only by its size: a chain of causes is cut only if the answer would be too large.
+    # Limit only the size, so that a chain of causes is cut only if the answer would be too large.
     messages = ListPage(PAGE * PAGE, reading.hub.limits.max_result_bytes)
     head: MessageHead | None = await find_message(reading, seq, "seq", view)
     while head is not None:
         is_seen = await view.shows(head)
         if is_seen:
             row = (await reading.hub.ledger.messages([head.seq])).get(head.seq)
-            if row is None or row.is_damaged or not messages.add(Raw(row.data)):  # gone, damaged, or no room
+            # Stop at a message that is gone or damaged, or that does not fit.
+            if row is None or row.is_damaged or not messages.add(Raw(row.data)):
                 break
             chain.append(messages.entries[-1])
         if head.cause is None:
@@ -502,7 +507,7 @@ async def impact(
     start = await find_message(reading, seq, "seq", view)
     head, room = reading.hub.state.head, reading.hub.limits.max_result_bytes
     budget: ConversationBudget | None = await reading.hub.ledger.lookup_cold("root", str(start.root))
-    # The budget knows the conversation's last message, so the scan ends there and not at the head of the log.
+    # Scan only up to the conversation's last message, whose seq is in the budget, and not up to the end of the log.
     end = min(budget.last_seq, head) if budget is not None else seq
     position = max(seq, after or seq)
     follows = {seq: True}
@@ -516,7 +521,7 @@ async def impact(
             if row.seq > end:
                 break
             follower = row.head if row.head is not None and row.head.root == start.root else None
-            # a hidden message must not end a page: its position would be visible
+            # A hidden message must not end a page, because the caller would learn its position.
             if follower is not None and await _follows(reading, follower, follows) and await view.shows(follower):
                 if not messages.add(Raw(row.data)):
                     break
@@ -527,7 +532,7 @@ async def impact(
         if not rows or rows[-1].seq > end:
             position = position if messages.has_more else end
     has_more = position < end
-    # do not name the conversation's last message: the caller may not be allowed to read it
+    # Do not return the seq of the last message, because the caller may not be allowed to read that message.
     following = position if has_more else max(head, position)
     return {"messages": messages.entries, "reactions": reactions, "next": following, "has_more": has_more}
 
@@ -535,11 +540,11 @@ async def impact(
 def find_open(
     started: Iterable[ReactionStart], finished: Collection[tuple[str, int]], seq: int
 ) -> ReactionStart | None:
-    """Return the reaction of an agent to one message that was open when the agent wrote ``seq``. If there are several,
-    return the newest; if there is none, return None.
+    """Return the reaction to a message that was open when its agent wrote the row ``seq``. If there are several, return
+    the newest. If there is none, return None.
 
-    ``finished`` contains reactions with the seqs of their ``finished`` records. `roundelay why` uses the same rule for
-    a file.
+    ``started`` contains reactions of the agent to the same message. ``finished`` contains ids of reactions with the
+    seqs of their ``finished`` records. `roundelay why` uses the same rule for recordings in a file.
     """
     is_open = [
         start
@@ -550,7 +555,7 @@ def find_open(
 
 
 async def find_reaction(reading: Reading, head: MessageHead) -> dict[str, Any] | None:
-    """Return the reaction in which a message was sent, or None."""
+    """Return the reaction that sent a message, or None."""
     agent_id, ledger = head.sender_id, reading.hub.ledger
     triggered: TriggeredReactions | None = await ledger.lookup_cold("triggered", f"{agent_id}/{head.cause}")
     started = [start for start in triggered.all if start.seq < head.seq] if triggered is not None else []
@@ -565,15 +570,16 @@ async def find_reaction(reading: Reading, head: MessageHead) -> dict[str, Any] |
 
 
 async def shows_cause(view: View, reading: Reading, head: MessageHead) -> bool:
-    """Return whether the cause of a message may be shown. The cause triggered the reaction that sent the message."""
+    """Return whether the cause of a message may be shown. The cause is the trigger of the reaction that sent the
+    message."""
     if head.cause is None:
         return False
     return await view.shows((await reading.hub.ledger.heads([head.cause])).get(head.cause))
 
 
 async def _follows(reading: Reading, head: MessageHead, results: dict[int, bool]) -> bool:
-    """Return whether a message follows from the first message in ``known``, through its causes. Every step is stored in
-    ``known``."""
+    """Return whether a message follows from the first message in ``results``, through its chain of causes. ``results``
+    stores the result for each message of the chain."""
     path: list[int] = []
     first = min(results)
     answer = results.get(head.seq)

@@ -1,4 +1,4 @@
-"""Size of a window: the number of messages of each thread that it shows. Also determines whether the network has other
+"""The size of a window: how many messages it shows of each thread. The module also checks whether the network has other
 participants."""
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ class WindowSize(NamedTuple):
     trigger: MessageHead
     per_thread: int
     per_other: int | None
-    """Maximum number of messages of threads outside the trigger's direct thread, channel or broadcasts. None means
+    """Maximum number of messages per thread outside the trigger's direct thread, channel or broadcasts. None means
     ``per_thread``."""
 
     after: int
-    """The trigger's thread shows only messages after this seq."""
+    """Seq after which messages of the trigger's thread are shown. 0 means all messages."""
 
     def limit(self, thread_id: str, seqs: list[int]) -> list[int]:
-        """Return the seqs of a thread that the window may show. ``seqs`` must be ascending."""
+        """Return those seqs of a thread that the window may show. ``seqs`` must be ascending."""
         if not self.after or thread_id != self.trigger.thread_id:
             return seqs
         return seqs[bisect_right(seqs, self.after) :]
 
     def count_shown(self, thread_id: str, groups: Iterable[HeadGroup | None]) -> int:
-        """Return the number of messages to show of a thread that has messages of these groups."""
+        """Return the number of messages that the window shows of a thread. ``groups`` are the groups of the thread's
+        messages."""
         own = self.trigger
         if self.per_other is None or thread_id == own.thread_id:
             return self.per_thread
-        # A channel and its reply threads belong together. Each direct thread is separate.
+        # Treat a channel and its reply threads as one place. Each direct thread is a separate place.
         is_near = own.kind in ("channel", "broadcast") and any(
             group is not None and group.head.to == own.to for group in groups
         )
@@ -44,7 +45,8 @@ class WindowSize(NamedTuple):
 
 
 def is_alone(reading: Reading, trigger: MessageHead) -> bool:
-    """Return whether the network had no participants other than the caller and the trigger's sender at the trigger."""
-    # Later registrations do not count, so that a replay gets the same answer.
+    """Return whether, at the time of the trigger, the network had no participants except the caller and the trigger's
+    sender."""
+    # Ignore later registrations, so that a replay gets the same answer.
     registered = reading.hub.state.registered_before(trigger.seq)
     return all(participant.agent_id in (reading.origin.agent_id, trigger.sender_id) for participant in registered)
