@@ -30,7 +30,8 @@ class DurabilityCheck:
 
     @property
     def level(self) -> str:
-        """``full`` if the engine's settings show that acknowledged records are on disk. Otherwise ``replicated``."""
+        """Durability level of acknowledged records: ``full`` if the engine's settings show that they are on disk, else
+        ``replicated``."""
         return "full" if self._risk == "" else "replicated"
 
     @property

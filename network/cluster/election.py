@@ -76,7 +76,7 @@ class Election:
             except LeadershipLost:
                 continue  # Another node has claimed the log first, so follow that node.
             except LogTruncated:
-                # Restore the cursor again. This shows whether the index lacks records that the log no longer contains.
+                # Restore the cursor again, to find out whether the index lacks records that the log no longer contains.
                 has_cursor = False
             except LedgerError as error:
                 failure = self.judge(error)
@@ -111,8 +111,8 @@ class Election:
         # Append the claim after the last record that this node has read. If another node has appended since, the engine
         # refuses the claim, and this node continues to follow.
         await log.append("claim", token, Claim(log.node_name).write())
-        # Remember the token, because this node also receives its own heartbeats. It must not mistake them for another
-        # leader's heartbeats, even after the term.
+        # Remember the token, because this node also receives its own heartbeats. Even after the term, this node must
+        # not mistake them for another leader's heartbeats.
         self._follower.own_token = token
         # If the clocks of this node and the previous leader differ, one of them is wrong, and this node cannot know
         # which. Delete no rows because of their age, because a deletion cannot be undone.
@@ -120,11 +120,11 @@ class Election:
         return Leader(log, self._durability, token, keeps_old_rows=keeps_old_rows)
 
     def judge(self, error: LedgerError) -> LedgerError:
-        """Return the error if a later attempt may succeed. Otherwise, raise it.
+        """Return an error if a later attempt may succeed, and raise the error otherwise.
 
-        A node that has never followed its log usually raises the error, because its configuration may be wrong. It
-        waits only if the engine does not answer. A node that has already followed the log waits, because its clients
-        wait too.
+        A node that has never followed its log usually raises the error, because its configuration may be wrong. Such a
+        node waits only if the engine does not answer. A node that has already followed the log waits, because its
+        clients wait too.
         """
         if isinstance(error, LogIncomplete):
             now = asyncio.get_running_loop().time()
@@ -140,8 +140,8 @@ class Election:
     async def _reopen(self, failure: LedgerError) -> None:
         """Open the log again, and also the index if the index has failed. A full log stays open, so that the read
         replica can continue to serve."""
-        # Do not close a full log. It still answers reads, and closing it would stop the read replica. Only trims of
-        # other nodes can make room.
+        # Do not close a full log, because a full log still answers reads. Closing the log would stop the read replica.
+        # Only trims of other nodes can make room.
         if isinstance(failure, LogFull):
             await self._follower.serve_reads()
             return

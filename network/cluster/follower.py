@@ -236,8 +236,8 @@ class Follower:
         self.leader_name = ""
         """Name of the leader. Empty if the leader is unknown."""
         self.own_token = ""
-        """Fencing token of this node's last term as leader. It identifies late heartbeats of that term, which are
-        ignored."""
+        """Fencing token of this node's last term as leader. The node ignores late heartbeats that contain this
+        token."""
         self._silence = SilenceClock(0.0)
         self._polled_at = 0.0
         self._end = 0
@@ -356,7 +356,7 @@ class Follower:
             await self.applier.apply(stored)
         finally:  # Update the leader even if the index fails, because the record was read.
             if self.log.reader.leader_token != token:
-                # Claims of older releases contain no name. In that case, a heartbeat sets the name later.
+                # The claim of an older release contains no name. A heartbeat then sets the name later.
                 self.leader_name = self.log.reader.leader_name
 
     async def serve_reads(self) -> None:

@@ -118,8 +118,8 @@ class IndexedLog:
                 )
             self.reader = await find_beginning(self.shared)
             return
-        # This condition may be temporary, because a deposed server reports an old end for a moment. The election waits
-        # before it gives up.
+        # The log may seem too short only for a moment, because a deposed server reports an old end for a moment. The
+        # election waits before it gives up.
         if await self.shared.end() < cursor.position:
             raise LogIncomplete(
                 f"{self.index.path} was made from a log of at least {cursor.position} records, and {self.name} has "
@@ -229,7 +229,7 @@ class IndexedLog:
     async def check_first(self) -> None:
         """Raise `UnusableLog` if a new node could not start to read at the beginning of the log.
 
-        Only a node that has read the whole log knows the newest snapshot. Other nodes skip this check.
+        Only a node that has read the whole log knows the newest snapshot. All other nodes skip this check.
         """
         first = await self.shared.first()
         if first > max(1, self.reader.snapshot) and await self.shared.end() == self.reader.end:
@@ -283,8 +283,8 @@ class IndexedLog:
 async def find_beginning(shared: SharedLog) -> LogReader:
     """Return a reader that starts at the first readable record: the first record of the log, or the oldest snapshot.
 
-    Records before the oldest snapshot are skipped. They remain if a node was killed while it dropped old records.
-    Raises `UnusableLog` if neither a first record nor a snapshot exists.
+    Records before the oldest snapshot are skipped. Such records remain if a node was killed while it dropped old
+    records. Raises `UnusableLog` if neither a first record nor a snapshot exists.
     """
     first, end = await shared.first(), await shared.end()
     if first == 1:

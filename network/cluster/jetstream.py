@@ -54,8 +54,8 @@ STILL_STORING = 10158
 NO_LEADER = 10008
 """Error code while the servers are electing their leader."""
 FULL = (10023, 10047, 10077)
-"""Error codes if the stream or the server is full. Their HTTP-like status is 503, as for temporary failures, but
-retrying does not help."""
+"""Error codes if the stream or the server is full. The status of these errors is 503, as for temporary failures, but a
+retry does not help."""
 NOT_ENABLED = (10039, 10076)
 TOO_FEW_SERVERS = (10005, 10074)
 """Error codes if there are fewer servers than the configured number of replicas."""
@@ -293,7 +293,7 @@ class JetStreamLog:
                     metadata = message.metadata
                     position = metadata.sequence.stream
                     # Subscribe again after the last record if a record is missing or repeated, because a follower must
-                    # not miss or repeat records. Records may be lost in transit. They are repeated if the server
+                    # not miss or repeat records. Records may be lost in transit. Records are repeated if the server
                     # restarts before the consumer's first record: the client then creates the consumer again at the
                     # beginning of the stream.
                     if position <= after or (position != after + 1 and not is_first):

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 
 class Leader:
-    """One term of leadership. With ``keeps_old_rows``, the leader deletes no rows because of their age. The option is
-    used if the clocks of this node and the previous leader differ, because one of the clocks is wrong."""
+    """One term of leadership. With ``keeps_old_rows``, the leader deletes no rows because of their age. This is
+    necessary if the clocks of this node and the previous leader differ, because one of the clocks is wrong."""
 
     def __init__(self, indexed: IndexedLog, durability: DurabilityCheck, token: str, *, keeps_old_rows: bool) -> None:
         self.log = indexed
@@ -42,8 +42,9 @@ class Leader:
         self._durability = durability
         self._keeps_old_rows = keeps_old_rows
         self.lock = asyncio.Lock()
-        """Lock for writing to the log. It is held while a record is appended, and as long as the index differs from the
-        log. Records must be written one at a time, because each record contains the digest of the previous one."""
+        """Lock for writing to the log. The leader holds the lock while it appends a record, and until the index
+        contains that record. Records must be written one at a time, because each record contains the digest of the
+        previous one."""
         self._failure: LedgerError | None = None
         """Error that is set if the log may contain records that the index lacks. The ledger must then be opened again.
         None otherwise."""
@@ -180,7 +181,7 @@ class Leader:
         records = write_records(body, self.token, self.log.reader.end_digest, self.log.shared.max_bytes)
         await self._refuse_without_room(sum(map(len, records)) + settings.RECORD_OVERHEAD_BYTES * len(records))
         # The cursor already contains the position of the last record of this commit, although that record does not
-        # exist yet. This is safe, because the engine accepts the record only at this position.
+        # exist yet. Storing the position early is safe, because the engine accepts the record only at this position.
         cursor = self.log.cursor_write_at(self.log.reader.end + len(records), digest(records[-1]), self.token)
         loop = asyncio.get_running_loop()
         # Two futures coordinate the event loop and the index's thread. `is_written` is set when the index has all rows.
@@ -200,8 +201,8 @@ class Leader:
 
         indexing = asyncio.ensure_future(self.log.index.append(rows, [*writes, cursor], before_commit=wait_for_log))
         try:
-            # Wait for either future, because the index may refuse the commit, for example if a key is taken. In that
-            # case, nothing is appended.
+            # Wait for either future. If the index refuses the commit, for example because a key is taken, append
+            # nothing.
             await asyncio.wait((indexing, is_written), return_when=asyncio.FIRST_COMPLETED)
             if not indexing.done():
                 await self._append_records(records)

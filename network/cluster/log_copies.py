@@ -1,9 +1,9 @@
 """Copies between a shared log and databases. A copy keeps all seqs and the epoch.
 
 `compare` compares a database with its log. `fill_log` copies a database into a new log. The first record of that log
-marks the copy as incomplete, and no node leads before the last record marks it as complete. Therefore an interrupted
-copy can be continued. `rebuild_index` and `export_database` create a database from a log. Until an export is complete,
-its database is only an index of the log.
+marks the copy as incomplete, and the last record marks it as complete. Until then, no node can become the leader.
+Therefore an interrupted copy can be continued. `rebuild_index` and `export_database` create a database from a log.
+Until an export is complete, its database is only an index of the log.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ ROW_EXPANSION = 2
 CURSOR = ("followed", "log")
 
 Progress = Callable[[int, int], None]
-"""Function that reports progress. It receives the number of finished rows and the total number of rows, which is 0 if
-unknown."""
+"""Function that receives the progress of a copy: the number of finished rows, and the total number of rows (0 if
+unknown)."""
 
 
 def _no_progress(_done: int, _total: int) -> None:
@@ -70,7 +70,7 @@ def _no_progress(_done: int, _total: int) -> None:
 
 class NodeSeen(Struct, frozen=True):
     """Node whose heartbeat was received. ``ahead_ms`` is the approximate time by which the node's clock is ahead of the
-    local clock. It is 0 for older releases, whose heartbeats contain no time."""
+    local clock. The value is 0 for older releases, whose heartbeats contain no time."""
 
     node: str
     behind: int
@@ -330,7 +330,7 @@ async def fill_log(db: Path, shared: SharedLog, progress: Progress = _no_progres
         await shared.open()
         dropped = TrimStep(first, first_record, is_last=True, stamp=meta.stamp)
         filler = _LogFiller(shared, ledger)
-        # A log that is already complete needs no further records. It is only compared below.
+        # Append nothing to a log that is already complete. Such a log is only compared with the database below.
         if await filler.start(meta.epoch, meta.name):
             await filler.add_rows(meta.head, dropped, progress)
             await filler.add_values([write async for write in _list_values(ledger, loaded)])
@@ -490,7 +490,7 @@ async def export_database(shared: SharedLog, db: Path, progress: Progress = _no_
     try:
         await _refuse_nodes(shared)
         first = await find_beginning(shared)
-        # Read only the first record. It contains the epoch for the database.
+        # Read only the first record, because it contains the epoch for the database.
         async for _ in _read_contents(shared, first, min(first.end + 1, await shared.end())):
             pass
     finally:

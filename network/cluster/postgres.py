@@ -57,7 +57,7 @@ PAGE, PAGE_BYTES = 256, 2 * 1024**2
 DROPPED = 500
 """Maximum number of old records that one transaction deletes."""
 PAGE_S = 10.0
-"""Timeout of reading one page, in seconds. It is long, so that slow connections work too."""
+"""Timeout of reading one page, in seconds. The timeout is long, so that slow connections work too."""
 SETTINGS = {
     "synchronous_commit": "on",  # Set explicitly, because the server's default may differ.
     "default_transaction_isolation": "read committed",
@@ -71,14 +71,14 @@ FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClien
 """Errors that the asyncpg client raises. `OSError` includes `TimeoutError`."""
 PASSING = (
     OSError,
-    asyncpg.InterfaceError,  # the connection was closed
-    asyncpg.InternalClientError,  # the server has just ended the connection, or no server accepts writes
+    asyncpg.InterfaceError,  # The connection was closed.
+    asyncpg.InternalClientError,  # The server has just ended the connection, or no server accepts writes.
     asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,  # the server stops or starts, or a statement took too long
+    asyncpg.OperatorInterventionError,  # The server is stopping or starting, or a statement took too long.
     asyncpg.TransactionRollbackError,
     asyncpg.TooManyConnectionsError,
     asyncpg.LockNotAvailableError,
-    asyncpg.ReadOnlySQLTransactionError,  # a standby was promoted elsewhere
+    asyncpg.ReadOnlySQLTransactionError,  # Another server was promoted to primary.
 )
 ROWS = "position bigint, data bytea, total bigint"
 MAKE = """\
@@ -104,7 +104,7 @@ SELECT position + 1, $2::bytea, total + length($2::bytea) FROM {table}
 WHERE position = $1 AND $1 = (SELECT max(position) FROM {table}) AND $3 = (SELECT data FROM {table} WHERE position = 0)
 RETURNING position"""
 # Use an UPDATE instead of a SELECT: it returns only after the server and its synchronous standbys have stored the
-# update. They then have also stored the earlier record that is checked.
+# update. The earlier record that this statement checks is then stored too.
 IS_OURS = "UPDATE {table} SET total = total WHERE position = $1 AND data = $2 RETURNING position"
 END = "SELECT max(position), (SELECT data FROM {table} WHERE position = 0) AS id FROM {table}"
 FIRST = "SELECT position FROM {table} WHERE position > 0 ORDER BY position LIMIT 1"
@@ -263,8 +263,8 @@ class PostgresLog:
     async def room(self) -> tuple[int, int]:
         async with self._query() as connection:
             row = await connection.fetchrow(self._sql(DESCRIBE), self._address.table)
-        assert row is not None  # row 0 existed when the log was opened
-        total = row["max_bytes"] or 1 << 62  # an operator may have removed the constraint
+        assert row is not None  # Row 0 exists, because opening the log checks or creates it.
+        total = row["max_bytes"] or 1 << 62  # An operator may have removed the size constraint.
         return max(0, total - row["total"]), total
 
     async def append(self, data: bytes, after: int) -> int:
@@ -328,7 +328,7 @@ class PostgresLog:
         async with self._query() as connection:
             row = await connection.fetchrow(self._sql(DESCRIBE), self._address.table)
             standbys = await connection.fetch(STANDBYS)
-        assert row is not None  # row 0 existed when the log was opened
+        assert row is not None  # Row 0 exists, because opening the log checks or creates it.
         return {
             "durability": "replicated" if risk else "full",
             "doubt": risk,
@@ -435,7 +435,7 @@ class PostgresLog:
             if not is_answered:
                 # Terminate the connection. A regular close would wait for the server, which does not answer.
                 connection.terminate()
-            with suppress(asyncpg.InterfaceError):  # the log was closed meanwhile
+            with suppress(asyncpg.InterfaceError):  # Another task may have closed the log meanwhile.
                 await pool.release(connection)
 
     @asynccontextmanager
@@ -482,7 +482,7 @@ class PostgresLog:
                     f"The server of {self.name} shows a certificate that is not trusted ({reason}). Name its issuer with "
                     "sslrootcert=FILE, and the host as the certificate names it."
                 )
-            case ValueError():  # also asyncpg.ClientConfigurationError
+            case ValueError():  # asyncpg.ClientConfigurationError is a ValueError too.
                 return LedgerError(f"The address of {self.name} cannot be used: {reason}.")
             case OSError() | asyncpg.InterfaceError() | asyncpg.PostgresConnectionError():
                 return LogUnavailable(f"No PostgreSQL server of {self.name} can be reached ({reason}); is one running?")
@@ -500,8 +500,8 @@ class PostgresLog:
 
 
 async def _skip_reset(connection: object) -> None:
-    """Replacement for asyncpg's connection reset. It does nothing, because the node never changes settings of an open
-    connection. The original reset would cost a request."""
+    """Do nothing instead of asyncpg's connection reset. The node never changes settings of an open connection, and the
+    original reset would cost a request."""
 
 
 def _describe(error: BaseException) -> str:

@@ -110,11 +110,11 @@ class ReadReplica(Protocol):
         """Remove messages below ``first_seq`` from memory, because the index has deleted them."""
 
     async def stop(self) -> None:
-        """Stop serving reads, because the node no longer follows. Further calls have no effect."""
+        """Stop serving reads, because the node no longer follows. Calling this method again has no effect."""
 
 
 class NoReadReplica:
-    """`ReadReplica` for nodes without a read replica. It never serves reads."""
+    """`ReadReplica` that never serves reads, for nodes without a read replica."""
 
     is_serving = False
 

@@ -43,7 +43,7 @@ RecordKind = Literal["begin", "claim", "release", "commit", "trim", "filled", "b
 
 
 class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Header of a record. It is the first line of the record, and the body follows.
+    """Header of a record, which is the first line of the record. The body follows the header.
 
     ``kind`` is one of these:
 
@@ -80,7 +80,7 @@ def _safe_name(node: str) -> str:
 
 
 class Claim(Struct, frozen=True):
-    """Body of a ``claim`` record. It contains the leader's name. Older releases ignore the body."""
+    """Body of a ``claim`` record, which contains the leader's name. Older releases ignore the body."""
 
     node: str = ""
 
@@ -218,7 +218,7 @@ def write_records(
             f"The server of the shared log takes messages of at most {max_bytes} bytes, which is too small. Raise "
             "max_payload."
         )
-    # Reserve a fixed size for the header. Its real length depends on the digest and on the number of parts.
+    # Reserve a fixed size for the header, because the length of a header depends on the number of parts.
     room = max_bytes - HEADER_ROOM
     parts = [body[start : start + room] for start in range(0, len(body), room)] or [b""]
     records: list[bytes] = []
@@ -250,8 +250,8 @@ class LogReader:
         self.is_filling = False
         """Whether the log begins with a database copy or a snapshot that is still incomplete."""
         self.snapshot = self.snapshot_head = 0
-        """Log position of the newest complete snapshot, and the seq of the newest row before that snapshot. Both are 0
-        without a snapshot."""
+        """Log position of the newest complete snapshot, and the seq of the newest row before that snapshot. Without a
+        snapshot, both numbers are 0."""
         self.open_snapshot: int | None = None if position else 0
         self.open_snapshot_head = 0
         """Log position of the snapshot that the leader is writing (None if unknown), and the seq of the newest row
@@ -272,7 +272,7 @@ class LogReader:
 
     @property
     def end(self) -> int:
-        """Position of the last record that was read. This record may be one part of a longer commit."""
+        """Position of the last record that was read. The record may be only one part of a longer commit."""
         return self._end[0]
 
     @property
@@ -347,7 +347,8 @@ class LogReader:
         if header.kind == "filled":
             self.is_filling = False
         if header.kind in ("claim", "release"):
-            self.open_snapshot = self.open_snapshot_head = 0  # a new leader does not continue a snapshot
+            # A new leader does not continue the snapshot of the previous leader.
+            self.open_snapshot = self.open_snapshot_head = 0
         if header.kind == "claim":
             self.leader_token, self.leader_name = header.writer, Claim.read(body).node
         elif header.kind in ("begin", "release", "filled"):

@@ -1,9 +1,9 @@
 """`ReplicatedLedger`: a `Ledger` that is stored in a shared log. Each node also has a SQLite file, which is its index
 of the log.
 
-One node is the leader. It appends each commit to the log and to its own index (module `leader`). The other nodes apply
-the log to their indexes, and wait in `open` until they become the leader (module `follower`). When there is no leader,
-the first node that claims the log becomes the leader (module `election`).
+One node is the leader. The leader appends each commit to the log and to its own index (module `leader`). The other
+nodes apply the log to their indexes, and wait in `open` until they become the leader (module `follower`). When there is
+no leader, the first node that claims the log becomes the leader (module `election`).
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class ReplicatedLedger(IndexReads):
 
     @property
     def durability(self) -> str:
-        """``full`` if the engine's settings show that acknowledged records are on disk. Otherwise ``replicated``."""
+        """Durability level of acknowledged records: ``full`` if the engine's settings show that they are on disk, else
+        ``replicated``."""
         return self._durability.level
 
     def describe_leader(self) -> Follows:
@@ -107,7 +108,7 @@ class ReplicatedLedger(IndexReads):
     # --- lifetime
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
-        """Follow the log until this node becomes the leader. Then return the content of the index."""
+        """Follow the log until this node becomes the leader, and return the content of the index."""
         try:
             self._leader = None
             await self._log.index.open()
@@ -142,8 +143,8 @@ class ReplicatedLedger(IndexReads):
         try:
             await self._log.open_shared()
         except (LogElectionPending, LogIncomplete) as error:
-            # Other kinds of `LogUnavailable` are not caught: at the first start, they usually mean that the address is
-            # wrong.
+            # Do not catch other kinds of `LogUnavailable`. At the first start of a node, they usually mean that the
+            # address is wrong.
             return self._election.judge(error)
         finally:
             timer.cancel()

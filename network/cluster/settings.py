@@ -1,5 +1,5 @@
-"""Timeouts and sizes of a cluster. Other modules read them as ``settings.NAME``, so that a test can change a value in
-this module."""
+"""Timeouts and sizes of a cluster. Other modules read these constants as ``settings.NAME``, so that a test can change a
+value in this module."""
 
 from __future__ import annotations
 

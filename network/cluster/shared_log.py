@@ -20,7 +20,7 @@ class LogUnavailable(LedgerError):
 
 
 class LogElectionPending(LogUnavailable):
-    """Error while the servers of the engine are electing their leader. They answer again after the election."""
+    """Error while the servers of the engine are electing their leader. The servers answer again after the election."""
 
 
 class LogIncomplete(LogUnavailable):
@@ -80,7 +80,7 @@ class SharedLog(Protocol):
         """Connect to the log. If the log does not exist, create it, or raise `LogIncomplete` if ``create`` is false."""
 
     async def close(self) -> None:
-        """Disconnect from the log. Further calls have no effect."""
+        """Disconnect from the log. Closing a closed log has no effect."""
 
     @property
     def max_bytes(self) -> int:
@@ -116,7 +116,7 @@ class SharedLog(Protocol):
         """Send a text to all connected nodes. Delivery is not guaranteed."""
 
     async def next_broadcast(self) -> str:
-        """Wait for the next broadcast and return its text. It may be a broadcast of this node itself."""
+        """Wait for the next broadcast and return its text. A node also receives its own broadcasts."""
 
     async def find_sync_risk(self) -> str:
         """Return the reason why an acknowledged record may not be on disk. Return an empty string if the engine's

@@ -44,8 +44,8 @@ async def shorten_log(leader: Leader) -> None:
 async def drop_before_snapshot(indexed: IndexedLog, first: int, leader: Leader | None) -> None:
     """Delete the records before the newest snapshot if no node needs them any more.
 
-    If the call fails or the node is killed, the log remains valid, and a later call tries again. A candidate also calls
-    this function to make room for its claim. In that case, ``leader`` is None.
+    If the call fails or the node is killed, the log remains valid, and a later call tries again. A candidate, which has
+    no term yet, also calls this function to make room for its claim, with None as ``leader``.
     """
     reader = indexed.reader
     snapshot, head = reader.snapshot, reader.snapshot_head

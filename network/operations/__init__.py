@@ -2,9 +2,9 @@
 module define who may call it.
 
 The first argument of an operation is its context. Operations that change something receive a `ChangeSet` and run in
-`apply`. Other operations are coroutines and receive a `Reading`. All other arguments are the arguments of the call. The
-first paragraph of the docstring is the operation's description for clients. Operations that show more to operators than
-to other callers check the caller themselves.
+`apply`. All other operations are coroutines and receive a `Reading`. All other arguments are the arguments of the call.
+The first paragraph of the docstring is the operation's description for clients. Operations that show more to operators
+than to other callers check the caller themselves.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Activity of agents, derived from their sessions, their open reactions, and the waits in their records.
 
-`list_agents` shows this activity to people and operators. They see only reactions to messages that they may read.
-Agents do not see activity, because their answers could reveal the work of other agents.
+`list_agents` shows this activity to people and operators, but only for reactions to messages that they may read. Agents
+do not see activity, because their answers could reveal the work of other agents.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def describe_fault(reading: Reading, participant: Participant) -> dict[str, Any]
     state, agent_id = reading.hub.state, participant.agent_id
     fault = participant.fault
     if fault is UNSET:
-        # The agent is connected again, or its session ended without open work. In both cases, there is no fault.
+        # There is no fault if the agent is connected again, or if its session ended without open work.
         if not participant.is_lost or reading.hub.is_online(agent_id):
             return None
         opened = state.reactions_of(agent_id).values()

@@ -1,8 +1,8 @@
 """Operations about participants and threads, about the progress of a message, and operations that stop or resume a
 conversation.
 
-Operations that change something run in `apply`. Operations that only read use the state and the ledger. They show a
-caller only what the caller may read. Operators may read everything.
+Operations that change something run in `apply`. Operations that only read use the state and the ledger. These
+operations show a caller only what the caller may read. Operators may read everything.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MAX_TTL_MS = 30 * 24 * 60 * 60 * 1000
 RECIPIENTS_AT_ONCE = 64
 """Number of recipients whose progress is read at once."""
 THREADS_AT_ONCE = 8
-"""Number of threads whose first and newest messages are read at once. The number is small because messages may be
+"""Number of threads whose first and newest messages are read at once. This number is small because messages may be
 large."""
 FIRST_LOOKED_AT = 8
 """Number of a thread's oldest messages that are searched for a message that the caller may read."""
@@ -439,7 +439,7 @@ class _RecipientProgress(NamedTuple):
     is_handled: bool
     attempts: int
     is_over: bool
-    """Whether the message is handled and its failures are no longer in memory. In that case, only the ledger has the
+    """Whether the message is handled and its failures are no longer in memory. If so, only the ledger contains the
     number of attempts."""
 
 

@@ -16,8 +16,8 @@ from .views import View
 async def shows_thread(reading: Reading, view: View, head: MessageHead, labels: Collection[int] = ()) -> bool:
     """Return whether a view may show data that belongs to a thread.
 
-    ``head`` is the head from `Change.thread`. The audience of the data consists of the people in the threads of all
-    ``labels``. Without labels, it consists of the people in the data's own thread.
+    ``head`` is the thread's head, as returned by `Change.thread`. The audience of the data consists of the people in
+    the threads of all ``labels``. Without labels, the audience consists of the people in the data's own thread.
     """
     now = next_message_head(reading.hub.state, head)
     if view.trigger is None:

@@ -1,9 +1,9 @@
 """Cache for the heads of the newest messages, per reader and per thread.
 
-`network.window` runs for every reaction and examines thousands of messages. It first decides with cached heads, and
-then reads only the rows that it shows. Each call reads only heads that are newer than those of the last call, so the
-cost does not grow with an agent's history. Heads never change, so cached heads stay valid. The cache contains no access
-rules: at each call, the current state decides who may read a message. This module uses no clock.
+`network.window` runs for every reaction and examines thousands of messages. The operation first decides with cached
+heads, and then reads only the rows that it shows. Each call reads only heads that are newer than those of the last
+call, so the cost does not grow with an agent's history. Heads never change, so cached heads stay valid. The cache
+contains no access rules: at each call, the current state decides who may read a message. This module uses no clock.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Heads:
         return _SEQ_BYTES * len(self.seqs) + self._grouping.size
 
     def add(self, newer: Iterable[HeadAt], labels: Mapping[int, MessageHead], upto: int) -> None:
-        """Add heads of newer messages. They must be ascending and newer than all cached heads."""
+        """Add heads of newer messages. The new heads must be ascending, and newer than all cached heads."""
         for seq, head in newer:
             self.seqs.append(seq)
             self.groups.append(self._grouping.find(head, labels) if head is not None else None)

@@ -1,9 +1,9 @@
 """The inbox (``network.inbox``): everything that waits for a participant.
 
 The items are decisions on calls, unanswered questions, failed messages, stopped conversations, exceeded budgets, and
-faults of agents. All of them are already in tables, and this module only collects them. An item about a message
-contains one line of that message. It is shown only to callers who may read the message. Listing the inbox changes
-nothing. The operation `dismiss` hides an item.
+faults of agents. All items are already in tables, and this module only collects them. An item about a message contains
+one line of that message, and is shown only to callers who may read the message. Listing the inbox changes nothing. The
+operation `dismiss` hides an item.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ async def _list_dead_letters(reading: Reading) -> list[WaitingItem]:
         )
         for _, letter in undelivered
     }
-    # These entries come second, so that an operator who sent a message gets the entry with the reason.
+    # List the sent messages second, so that an operator who sent a message gets the entry with the reason.
     for _, letter in stored:
         details = {"attempts": letter.failures, "reason": letter.reason, "may_retry": True}
         items[letter.seq, letter.agent_id] = WaitingItem(letter.seq, "dead_letter", letter.agent_id, letter.at, details)

@@ -1,9 +1,9 @@
 """The operation ``network.memory``: returns summaries of threads that an agent wrote, if they may enter a prompt.
 
-A memory is a record of its agent. It summarizes some messages of a thread and may continue an earlier memory. It covers
-all messages of this chain, and is shown only if every covered message may be shown (`views.View`). Therefore a memory
-reveals nothing that its messages would not reveal. A memory becomes invalid when one of its messages is deleted. The
-operation only reads.
+A memory is a record of its agent. A memory summarizes some messages of a thread, and may continue an earlier memory.
+The memory covers all messages of this chain, and is shown only if every covered message may be shown (`views.View`).
+Therefore a memory reveals nothing that its messages would not reveal. A memory becomes invalid when one of its messages
+is deleted. The operation only reads.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ MAX_SEQS = 1000
 MAX_KNOWN = 4096
 """Maximum number of memories that are cached per thread. The newest memories stay in the cache."""
 MAX_GROUPS = 65_536
-"""Maximum number of channel and broadcast messages that all memories of one thread cover. Further records are
-ignored."""
+"""Maximum number of channel and broadcast messages that all memories of one thread cover. All further memory records
+are ignored."""
 MAX_GROUPS_AT_ONCE = 32
 """Maximum size of a combined set of message groups. If the groups of a memory and of the memory that it continues are
 more, the sets are stored separately."""
@@ -93,7 +93,7 @@ def _key(reading: Reading, thread_id: str) -> Hashable:
 
 
 class _Memory:
-    """Memory without its text. It contains the data that decides whether the memory may be shown."""
+    """Memory without its text, with the data that decides whether the memory may be shown."""
 
     __slots__ = ("earlier", "groups", "messages", "seq", "upto")
 
@@ -188,7 +188,7 @@ async def _read_memories(reading: Reading, thread_id: str) -> _Memories:
         read = []
         for row in rows:
             body = _read(row)
-            # Accept only memories that cover earlier messages. Each of those messages is either stored by now or will
+            # Accept only memories that cover earlier messages. Each earlier message is either stored by now or will
             # never be stored.
             if body is not None and all(covered < row.seq for covered in body.seqs):
                 heads = await ledger.heads(body.seqs)

@@ -2,7 +2,7 @@
 quiet.
 
 The module `core.quiet` decides which items are open, and this module lists them for one caller. Every item is about a
-message and is shown only to callers who may read that message. Other items are only counted.
+message and is shown only to callers who may read that message. All other items are only counted.
 """
 
 from __future__ import annotations

@@ -406,8 +406,9 @@ async def status(reading: Reading) -> dict[str, Any]:
 async def _read_log(reading: Reading, after: int, limit: int) -> tuple[list[Row], dict[str, Any]]:
     """Return rows above ``after``, and the fields `next`, `head` and `damaged` of the answer.
 
-    The ledger commits rows shortly before the hub's state contains them. Such rows are left for the next page.
-    Otherwise, `head` could be lower than `next`, and clients would conclude that an older ledger was restored.
+    The ledger commits rows shortly before the hub's state contains them. Rows that the state does not contain yet are
+    left for the next page. Otherwise, `head` could be lower than `next`, and clients would conclude that an older
+    ledger was restored.
     """
     hub = reading.hub
     stored = await hub.ledger.rows(after, limit, max_bytes=hub.limits.max_result_bytes)

@@ -134,8 +134,8 @@ class ListedRequest(NamedTuple):
 
 def list_requests(reading: Reading, after: int) -> list[ListedRequest]:
     """Return the messages above ``after`` in which open reactions ask a person for a decision, by seq. Only the current
-    waits of open reactions count. Other claims in records are ignored, because an agent may write any number of
-    them."""
+    waits of open reactions count. All other claims in records are ignored, because an agent may write any number of
+    claims."""
     requests: dict[tuple[int, str], ListedRequest] = {}
     for _, opened in reading.hub.state.items("reaction"):
         if not opened.awaits or opened.is_cancelled or is_blocked_by_takeover(reading.hub.state, opened):
@@ -415,8 +415,8 @@ async def usage(
 def _describe_claims(
     reading: Reading, head: MessageHead, claims: Mapping[str, Mapping[str, TokenUsage]]
 ) -> dict[str, Any]:
-    """Return the token counts of each agent. Agents who can read the given message are named. Other agents get a number
-    instead, because the caller must not learn that they take part."""
+    """Return the token counts of each agent. The result names agents who can read the given message. All other agents
+    get a number instead, because the caller must not learn that they take part."""
     state, origin = reading.hub.state, reading.origin
     sums: dict[str, Any] = {}
     for number, (agent_id, spent) in enumerate(claims.items(), 1):

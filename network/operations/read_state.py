@@ -1,8 +1,8 @@
 """The operation that changes read states, and the fields of thread lists that depend on read states.
 
 The last message and the unread messages of a thread include only messages that the caller may read. For operators, a
-message counts as unread only if they could also read it without operator rights. Other conversations are not addressed
-to them.
+message counts as unread only if they could also read it without operator rights. Messages of all other conversations
+are not addressed to them.
 """
 
 from __future__ import annotations

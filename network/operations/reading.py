@@ -39,7 +39,7 @@ class CallSelection(Struct, frozen=True):
 
 
 class AgentSupervisor(Protocol):
-    """Interface to the processes of a node's agents. It starts and stops them."""
+    """Interface that starts and stops the processes of a node's agents."""
 
     def list_agents(self) -> list[dict[str, Any]]: ...
 
@@ -56,8 +56,8 @@ class UsedTokens(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PriceList(Protocol):
-    """Interface to the prices of models. It is called in a worker thread, because the first call reads the whole price
-    table."""
+    """Interface to the prices of models. The hub calls it in a worker thread, because the first call reads the whole
+    price table."""
 
     @property
     def has_table(self) -> bool: ...
@@ -66,8 +66,8 @@ class PriceList(Protocol):
 
 
 Call: TypeAlias = Callable[[str, Mapping[str, object]], Awaitable[Any]]
-"""Function that calls a reading operation of ``network.*`` by its name with arguments. It uses the rights of the caller
-who has called the surrounding operation."""
+"""Function that calls a reading operation of ``network.*`` by its name with arguments. The call has the rights of the
+caller who has called the surrounding operation."""
 
 
 class RunReader(Protocol):
@@ -164,7 +164,7 @@ class HubView(Protocol):
 
 
 class Reading(Struct, frozen=True):
-    """First argument of a reading operation. It contains the caller and the hub."""
+    """First argument of a reading operation, which contains the caller and the hub."""
 
     origin: Origin
     hub: HubView
@@ -194,7 +194,7 @@ class Reading(Struct, frozen=True):
         """Wait until there may be a message for the caller after ``after``, or until the timeout. During the wait,
         other reads may use the slot of this read in the read budget."""
         if self.place is not None:
-            # As in `wait_beyond`: a wait must not hold a slot.
+            # Release the slot during the wait, for the same reason as in `wait_beyond`.
             self.place.release()
         await self.hub.wait_for_message(self.origin, after, timeout_s)
         if self.place is not None:
@@ -204,7 +204,7 @@ class Reading(Struct, frozen=True):
         """Wait until an item of a conversation was opened or closed, or until the timeout. During the wait, other reads
         may use the slot of this read in the read budget."""
         if self.place is not None:
-            # As in `wait_beyond`: a wait must not hold a slot.
+            # Release the slot during the wait, for the same reason as in `wait_beyond`.
             self.place.release()
         await self.hub.wait_for_change(root, timeout_s)
         if self.place is not None:
@@ -265,7 +265,7 @@ def reads(reading: Reading, head: MessageHead | None) -> bool:
 def resolve_owner(origin: Origin, agent_id: str | None, refusal: str) -> str | None:
     """Return the participant whose data a call may read: the caller, or the participant whom an operator names. None
     means all participants. Raises `Forbidden` with the text ``refusal``."""
-    # An operator who names no participant gets the data of all participants. Other callers get their own data.
+    # An operator who names no participant gets the data of all participants. All other callers get their own data.
     if origin.is_operator:
         return agent_id
     if agent_id not in (None, origin.agent_id):

@@ -70,8 +70,8 @@ class _Batch:
         self.seqs: list[int] = []
         self.damaged: list[int] = []
         cursor, self._below = reading.hub.find_ack_cursor(agent_id) if after is None else (after, [])
-        """Seqs of unhandled messages below the cursor. They are read one by one, because most messages between them are
-        handled."""
+        """Seqs of unhandled messages below the cursor. These messages are read one by one, because most messages
+        between them are handled."""
         self.position = self._below[0] - 1 if self._below else cursor
         self._cursor = cursor
         self._hub = reading.hub
@@ -118,7 +118,7 @@ class _Batch:
     def _add(self, row: Row) -> bool:
         """Add a row if it is a message for the caller. Return False if the row does not fit."""
         hub, agent_id, seq = self._hub, self._agent_id, row.seq
-        # Skip a message that waits for its retry. It is not handled, but it is not due yet.
+        # Skip a message that waits for its retry. Such a message is not handled, but it is not due yet.
         if self._is_open and (hub.is_handled(agent_id, seq) or hub.is_deferred(agent_id, seq)):
             return True
         if row.is_damaged:

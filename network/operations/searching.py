@@ -1,6 +1,6 @@
-"""The operation ``network.search``: finds messages that contain certain words. It shows only messages that the caller
-may read. With a trigger, it shows only messages that may enter the prompt of the reaction (`views.View`). It changes
-nothing."""
+"""The operation ``network.search``: finds messages that contain certain words. The search shows only messages that the
+caller may read. With a trigger, the search shows only messages that may enter the prompt of the reaction
+(`views.View`)."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class _Search:
         return admitted
 
     async def _add(self, rows: Iterable[Row]) -> None:
-        """Add the rows that match the query. They must be older than the rows of earlier calls."""
+        """Add the rows that match the query. The rows must be older than those of earlier calls."""
         chosen = [row for row in rows if row.seq >= self._begin and is_chosen(self._query, row.actor, row.at)]
         # Insert the rows at the front, because each round finds older messages than the previous round.
         self.found[:0] = await self._view.choose(chosen)
@@ -197,9 +197,9 @@ class _Search:
 
 async def _find_seq(ledger: Ledger, head: int, at: int) -> int:
     """Return the seq of the first row that was stored at a given time (ms) or later. The times of rows never decrease,
-    so a binary search finds it."""
-    # Use a binary search, because there is no index by time. Such an index would require an additional write for every
-    # message.
+    so a binary search finds the row."""
+    # Use a binary search, because there is no index by time. An index by time would require an additional write for
+    # every message.
     low, high = 0, head + 1
     while low < high:
         middle = (low + high) // 2

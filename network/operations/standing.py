@@ -1,7 +1,7 @@
 """The standing of an agent in a conversation: the answers that the agent owes, the participants it waits for, and the
 rest of the budget. ``network.window`` adds the standing to the messages of a prompt if it is not empty.
 
-The module mainly uses tables in memory. It reads heads and the budget from the ledger only if there is something to
+The module mainly uses tables in memory. Heads and the budget are read from the ledger only if there is something to
 show, so that an ordinary prompt needs no additional reads.
 """
 
@@ -46,8 +46,8 @@ left."""
 
 
 async def describe_standing(reading: Reading, view: PromptAdmission) -> dict[str, Any]:
-    """Return the standing of the caller at the view's trigger. It includes only messages from before the trigger that
-    may enter the prompt."""
+    """Return the standing of the caller at the view's trigger. The standing includes only messages from before the
+    trigger that may enter the prompt."""
     trigger = view.trigger
     assert trigger is not None, "a standing has a trigger"
     state, caller = reading.hub.state, reading.origin.agent_id

@@ -37,20 +37,20 @@ SCANNED = 4000
 THREADS_AT_ONCE = 32
 """Number of threads whose heads a window reads at once."""
 ROWS_AT_ONCE = 16
-"""Number of messages that a window reads at once. The number is small because messages may be large."""
+"""Number of messages that a window reads at once. This number is small because messages may be large."""
 DROPPED = Row(seq=0, at=0, type="message", actor="", data=b"")
 """Placeholder for a message that was deleted before its row was read."""
 SCANNED_ROWS = 2000
-"""Maximum number of rows that one call of `impact` scans. It has to scan the log, because there is no index of the
-messages that follow from a message."""
+"""Maximum number of rows that one call of `impact` scans. Without this limit, a call could scan the whole log, because
+there is no index of the messages that follow from a message."""
 
 
 # --- visibility
 
 
 class View:
-    """Visibility rule of one call. It shows either everything that the caller may read, or only messages that may enter
-    the prompt of the caller's reaction."""
+    """Visibility rule of one call: everything that the caller may read, or only messages that may enter the prompt of
+    the caller's reaction."""
 
     def __init__(self, reading: Reading, trigger: MessageHead | None = None, until: int | None = None) -> None:
         self.trigger = trigger
@@ -65,8 +65,8 @@ class View:
         """Heads of the messages to which labels refer, by seq. Each head is read once per call."""
         self._groups: dict[HeadGroup, bool] = {}
         self._own_thread: str | None = None
-        """Thread of the trigger if no other thread may be shown, otherwise None. It is checked separately, because the
-        decisions in `_groups` do not depend on the thread."""
+        """Thread of the trigger if no other thread may be shown, otherwise None. The thread is checked separately,
+        because the decisions in `_groups` do not depend on it."""
 
     @property
     def shows_own_thread_alone(self) -> bool:
@@ -329,9 +329,9 @@ async def _scan(reading: Reading, trigger: MessageHead) -> NewestHeads | None:
 def _order_threads(
     view: View, trigger: MessageHead, named: list[str] | None, scanned: NewestHeads | None
 ) -> Iterator[tuple[str, int]]:
-    """Yield candidate threads for a window, some of them several times. The trigger's thread comes first. Then follow
-    the named threads, or those with the newest messages before the trigger. Each thread is yielded with the seq up to
-    which it must be read. The thread has no messages between that seq and the trigger."""
+    """Yield candidate threads for a window, some of them several times. The trigger's thread comes first. After it come
+    the named threads, or the threads with the newest messages before the trigger. Each thread is yielded with the seq
+    up to which it must be read. The thread has no messages between that seq and the trigger."""
     yield trigger.thread_id, trigger.seq
     for thread_id in named or ():
         yield thread_id, trigger.seq
