@@ -24,8 +24,8 @@ class DurabilityCheck:
         self._report = report
         self._is_required = is_required
         self._risk: str | None = None
-        """Reason why acknowledged records may not be on disk. Empty if there is no risk. None before the first
-        check."""
+        """Reason why acknowledged records may not be on disk. An empty text means no risk, and None means that no check
+        has run yet."""
         self.checked_at = 0.0
 
     @property

@@ -42,7 +42,7 @@ class Election:
         self._new_id = new_id
         self._network = network
         self._incomplete_since: float | None = None
-        """Time at which the log was first found to lack records. None if it does not."""
+        """Time at which the log was first found to lack records, or None if the log is complete."""
 
     async def win(self, failure: LedgerError | None) -> Leader:
         """Follow the log until this node has claimed it, and return the new term as leader. ``failure`` is an error of
@@ -122,9 +122,9 @@ class Election:
     def judge(self, error: LedgerError) -> LedgerError:
         """Return an error if a later attempt may succeed, and raise the error otherwise.
 
-        A node that has never followed its log usually raises the error, because its configuration may be wrong. Such a
-        node waits only if the engine does not answer. A node that has already followed the log waits, because its
-        clients wait too.
+        For a node that has never followed its log, most errors are raised, because the node's configuration may be
+        wrong. The node waits only if the engine does not answer. A node that has already followed the log waits after
+        more kinds of errors, because its clients wait too.
         """
         if isinstance(error, LogIncomplete):
             now = asyncio.get_running_loop().time()

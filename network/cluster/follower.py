@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class SilenceClock:
-    """Clock that measures how long the leader has been silent. Between two checks, it counts at most
+    """Clock that measures how long the leader has been silent. Between two checks, the clock counts at most
     `MAX_SILENCE_STEP_S`, because a node that was paused could not receive heartbeats."""
 
     def __init__(self, now_s: float) -> None:
@@ -110,7 +110,7 @@ def _last_of_each(writes: Sequence[TableWrite]) -> list[TableWrite]:
 
 
 class ReplicaFeed:
-    """Starts and stops the read replica. Also records the time up to which the index is complete."""
+    """Starts and stops the read replica, and records the time up to which the index is complete."""
 
     def __init__(self, replica: ReadReplica) -> None:
         self._replica = replica
@@ -153,7 +153,7 @@ class LeaderComparison:
         self._reported: set[str] = set()
         self._differing_since: float | None = None
         self.clock_offset_ms = 0
-        """Time by which this node's clock is ahead of the last leader's clock, in ms. 0 while the clocks agree."""
+        """Time by which this node's clock is ahead of the last leader's clock, in ms, or 0 while the clocks agree."""
 
     def restart(self) -> None:
         self._differing_since = None
@@ -229,19 +229,19 @@ class Follower:
         self.leader_check = LeaderComparison(indexed)
         self.wait = WaitReason(indexed.report)
         self.behind: int | None = None
-        """Number of records that the node had not read at its last check. None before the first check."""
+        """Number of records that the node had not read at its last check, or None before the first check."""
         self.has_caught_up = False
         """Whether this node has ever reached the end of the log. If so, the node waits after a temporary failure of the
         log instead of giving up."""
         self.leader_name = ""
-        """Name of the leader. Empty if the leader is unknown."""
+        """Name of the leader, or an empty text if the leader is unknown."""
         self.own_token = ""
         """Fencing token of this node's last term as leader. The node ignores late heartbeats that contain this
         token."""
         self._silence = SilenceClock(0.0)
         self._polled_at = 0.0
         self._end = 0
-        """End of the log at the last query. 0 before the first query of each run of `follow_until_leaderless`."""
+        """End of the log at the last query. `follow_until_leaderless` resets this value to 0 when it starts."""
         self._is_led = self._is_led_reported = False
         """Whether a heartbeat of the leader was received since this node began to follow, and whether this was
         reported."""

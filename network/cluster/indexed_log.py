@@ -51,7 +51,7 @@ class EngineContact:
 
     def __init__(self) -> None:
         self.answered_at = 0.0
-        """Event-loop time of the engine's last answer. 0 before the first answer."""
+        """Event-loop time of the engine's last answer, or 0 before the first answer."""
         self._is_waiting = False
 
     def note_request(self) -> None:
@@ -86,8 +86,8 @@ class IndexedLog:
         the token."""
         self._clock = clock
         self._short_since: float | None = None
-        """Time at which the log was first found to end before the last record that this node has read. None if it does
-        not."""
+        """Time at which the log was first found to end before the last record that this node has read, or None if the
+        log is not too short."""
 
     @property
     def name(self) -> str:
@@ -229,7 +229,7 @@ class IndexedLog:
     async def check_first(self) -> None:
         """Raise `UnusableLog` if a new node could not start to read at the beginning of the log.
 
-        Only a node that has read the whole log knows the newest snapshot. All other nodes skip this check.
+        Nodes that have not read the whole log skip this check, because they do not know the newest snapshot.
         """
         first = await self.shared.first()
         if first > max(1, self.reader.snapshot) and await self.shared.end() == self.reader.end:
@@ -283,8 +283,8 @@ class IndexedLog:
 async def find_beginning(shared: SharedLog) -> LogReader:
     """Return a reader that starts at the first readable record: the first record of the log, or the oldest snapshot.
 
-    Records before the oldest snapshot are skipped. Such records remain if a node was killed while it dropped old
-    records. Raises `UnusableLog` if neither a first record nor a snapshot exists.
+    Records before the oldest snapshot are skipped. A node that was killed while it dropped old records may have left
+    some of them. Raises `UnusableLog` if neither a first record nor a snapshot exists.
     """
     first, end = await shared.first(), await shared.end()
     if first == 1:

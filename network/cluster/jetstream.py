@@ -83,7 +83,7 @@ MONITOR_S = 1.0
 """Timeout of a request to a server's monitoring port, in seconds."""
 MAX_ANSWER_BYTES = 1 << 20
 MAX_BROADCASTS = 64
-"""Maximum number of unread broadcasts in memory. If there are more, the oldest are dropped."""
+"""Maximum number of unread broadcasts in memory. The oldest broadcasts beyond this number are dropped."""
 MIN_RECORD_BYTES = 64 * 1024
 UNBOUNDED = 1 << 62
 ALWAYS = "always"

@@ -38,7 +38,7 @@ class Leader:
     def __init__(self, indexed: IndexedLog, durability: DurabilityCheck, token: str, *, keeps_old_rows: bool) -> None:
         self.log = indexed
         self.token = token
-        """Fencing token of this term. Empty after leadership was lost or released."""
+        """Fencing token of this term, or an empty text after leadership was lost or released."""
         self._durability = durability
         self._keeps_old_rows = keeps_old_rows
         self.lock = asyncio.Lock()
@@ -46,8 +46,8 @@ class Leader:
         contains that record. Records must be written one at a time, because each record contains the digest of the
         previous one."""
         self._failure: LedgerError | None = None
-        """Error that is set if the log may contain records that the index lacks. The ledger must then be opened again.
-        None otherwise."""
+        """Error that ends this term because the log may contain records that the index lacks, or None. The ledger must
+        be opened again after such an error."""
         self._heartbeats: asyncio.Task[None] | None = None
         self._trimmed_at = -settings.SMALL_TRIM_INTERVAL_S
         self._room_checked_at = 0.0

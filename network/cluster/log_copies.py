@@ -330,7 +330,7 @@ async def fill_log(db: Path, shared: SharedLog, progress: Progress = _no_progres
         await shared.open()
         dropped = TrimStep(first, first_record, is_last=True, stamp=meta.stamp)
         filler = _LogFiller(shared, ledger)
-        # Append nothing to a log that is already complete. Such a log is only compared with the database below.
+        # Append nothing to a log that is already complete. The comparison below checks a complete log.
         if await filler.start(meta.epoch, meta.name):
             await filler.add_rows(meta.head, dropped, progress)
             await filler.add_values([write async for write in _list_values(ledger, loaded)])

@@ -50,7 +50,7 @@ LISTENING_S = 1.0
 itself."""
 CLOSE_S = 2.0
 MAX_BROADCASTS = 64
-"""Maximum number of unread broadcasts in memory. If there are more, the oldest are dropped."""
+"""Maximum number of unread broadcasts in memory. The oldest broadcasts beyond this number are dropped."""
 RECORD_BYTES = 512 * 1024
 PAGE, PAGE_BYTES = 256, 2 * 1024**2
 """Limits of one page: the maximum number of records, and the number of bytes after which no further record is added."""
@@ -68,7 +68,7 @@ SETTINGS = {
 SYNCING = ("fsync", "full_page_writes", "synchronous_commit")
 """Server settings on which the durability of acknowledged records depends."""
 FAILURES = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
-"""Errors that the asyncpg client raises. `OSError` includes `TimeoutError`."""
+"""Exceptions of the asyncpg client. `OSError` includes `TimeoutError`."""
 PASSING = (
     OSError,
     asyncpg.InterfaceError,  # The connection was closed.
@@ -166,7 +166,7 @@ class PostgresLog:
                 self._address.dsn,
                 min_size=0,  # With a minimum above 0, creating the pool would fail while a server is away.
                 max_size=CONNECTIONS,
-                # 0 means that idle connections stay open. Opening a new connection would delay a commit.
+                # With 0, idle connections stay open. Opening a new connection would delay a commit.
                 max_inactive_connection_lifetime=0,
                 reset=_skip_reset,
                 **self._connect_options(),

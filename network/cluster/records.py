@@ -244,9 +244,9 @@ class LogReader:
         self.head = head if position else 0
         self.epoch = self.name = ""
         self.leader_token = ""
-        """Fencing token of the last claim. Empty after the leader has released its claim."""
+        """Fencing token of the last claim, or an empty text after the leader has released its claim."""
         self.leader_name = ""
-        """Name of the current leader. Empty if this reader has not read the claim, or if the claim contains no name."""
+        """Name of the current leader, or an empty text if this reader has read no claim with a name."""
         self.is_filling = False
         """Whether the log begins with a database copy or a snapshot that is still incomplete."""
         self.snapshot = self.snapshot_head = 0
@@ -383,8 +383,8 @@ class LogReader:
             return commit
 
     def _check_seqs(self, seqs: list[int]) -> None:
-        """Refuse rows whose seqs do not directly follow the newest row. Such rows would overwrite or skip rows in every
-        index."""
+        """Refuse rows whose seqs do not directly follow the newest row, because they would overwrite or skip rows in
+        every index."""
         first = seqs[0] if self.head is None else self.head + 1
         if self.is_filling:  # A copied database may lack deleted rows, so gaps are allowed here.
             is_next = seqs[0] >= first and seqs == sorted(set(seqs))

@@ -65,7 +65,7 @@ class ReplicatedLedger(IndexReads):
         self._follower = Follower(self._log, self.replica)
         self._election = Election(self._log, self._follower, self._durability, new_id=new_id, network=name)
         self._leader: Leader | None = None
-        """Last term in which this node was the leader. The term may have ended. None before the first term."""
+        """Last term in which this node was the leader, or None before the first term. The term may have ended."""
 
     def set_identity(self, node: str, owner: str = "") -> None:
         """Set the name of this node (HOST:PORT), and a digest of its owner's token. Nodes compare the digests to detect
@@ -76,7 +76,7 @@ class ReplicatedLedger(IndexReads):
 
     @property
     def leader_node(self) -> str:
-        """Name of the leader. Empty if the leader is unknown."""
+        """Name of the leader, or an empty text if the leader is unknown."""
         return self._follower.leader_name
 
     @property
@@ -161,7 +161,7 @@ class ReplicatedLedger(IndexReads):
             # Release leadership before closing the log. Followers then learn immediately that the term has ended, and
             # do not wait for missing heartbeats.
             await self._leader.release()
-        self._follower.behind = None  # until its next check, this node follows nobody
+        self._follower.behind = None  # This node follows no leader until its next check.
         # Stop the read replica. Otherwise, it would show clients an index that is no longer updated.
         await self._follower.feed.stop()
         await self._log.shared.close()

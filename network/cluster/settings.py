@@ -11,8 +11,8 @@ running."""
 LEADER_TIMEOUT_S = 1.0
 """Time without a heartbeat of the leader after which a follower runs for election, in seconds."""
 MAX_SILENCE_STEP_S = 2 * HEARTBEAT_S
-"""Maximum silence of the leader that is counted between two checks, in seconds. The limit protects the leader when the
-follower itself was paused and could not receive heartbeats."""
+"""Maximum silence of the leader that a follower counts between two checks, in seconds. Without a limit, a follower that
+was paused, and could not receive heartbeats, would depose a healthy leader."""
 POLL_END_S = 1.0
 """Interval at which a follower without new records queries the end of the log, in seconds."""
 RETRY_S = 1.0
@@ -20,7 +20,7 @@ RETRY_S = 1.0
 RELEASE_TIMEOUT_S = 1.0
 """Maximum time that a stopping leader spends on writing its release into the log, in seconds."""
 DURABILITY_CHECK_S = 10.0
-"""Interval at which a leader checks whether the engine keeps acknowledged records on disks, in seconds."""
+"""Interval at which a leader checks whether the engine keeps acknowledged records on disk, in seconds."""
 UNREACHABLE_S = 5.0
 """Time without an answer of the engine after which an idle leader gives up leadership, in seconds."""
 READY_TIMEOUT_S = 1.0

@@ -137,15 +137,15 @@ class LogStatus(NamedTuple):
 
     leads: bool
     leader: str
-    """Address of the leader. Empty if this node is the leader, or if the address is unknown."""
+    """Address of the leader, or an empty text if this node is the leader or the address is unknown."""
     behind: int | None
-    """Number of records that the node had not read at its last check. None before the first check."""
+    """Number of records that the node had not read at its last check, or None before the first check."""
     answered_s: float | None
-    """Seconds since the last answer of the log. None before the first answer."""
+    """Seconds since the last answer of the log, or None before the first answer."""
     log: str
     durability: str
     waits: str = ""
-    """Reason why the node is neither leader nor follower. Empty if there is no such reason."""
+    """Reason why the node is neither leader nor follower, or an empty text."""
 
     def __str__(self) -> str:
         if self.waits and not self.leads:

@@ -30,8 +30,8 @@ ORDER: tuple[Activity, ...] = ("works", "stopping", "waits", "queued", "held")
 """States in the order of their priority. If an agent has several reactions, the agent's activity is the first of these
 states that one of the reactions has."""
 MAX_EXAMINED = 1000
-"""Maximum number of open reactions that are examined per agent, oldest first. The limit is needed because an agent may
-start any number of reactions."""
+"""Maximum number of open reactions that are examined per agent, oldest first. Without this limit, an agent with very
+many open reactions would slow down every list."""
 MAX_SHOWN = 16
 """Maximum number of reactions that are listed per agent, oldest first."""
 

@@ -130,7 +130,7 @@ def _list_sources() -> dict[str, Operation]:
 
 
 def _fit(value: dict[str, Any], max_bytes: int) -> dict[str, Any]:
-    """Return the value. If it is larger than ``max_bytes``, truncate its long texts."""
+    """Return a value, and truncate its long texts if the value is larger than ``max_bytes``."""
     # Truncate texts only as much as needed. Keep the structure, because clients use the ids in it.
     for max_chars in (None, 20_000, 2000, 200):
         fitted = value if max_chars is None else _cut_texts(value, max_chars)

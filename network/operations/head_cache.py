@@ -52,7 +52,7 @@ class HeadGroup:
         self.thread_id = head.thread_id
         self.alike = alike or self
         self.parties = frozenset(parties(label)) if label.kind in _PAIRS else None
-        """The only participants who can ever read these messages. None if the readers can change."""
+        """Participants who alone can ever read these messages, or None if the readers can change."""
         self.is_settled = is_settled
         """Whether all past and future messages of the thread have the same parties."""
 
@@ -112,7 +112,7 @@ class Heads:
         self.is_cut = False
         """Whether the thread or inbox may have older messages that are not cached."""
         self.begin: int | None = None
-        """Seq of the thread's first message. None if it was never requested."""
+        """Seq of the thread's first message, or None if this seq was never requested."""
         self._at_most = at_most
         self._grouping = Grouping(is_person)
 
@@ -245,7 +245,8 @@ class RecentHeads:
                     self._kept.move_to_end(key)
                 return newest
             newer = await read(after, at_most + 1)
-            if heads is None or len(newer) > at_most:  # So many new heads would replace the whole cached list.
+            # With so many new heads, nothing of the cached list would be left.
+            if heads is None or len(newer) > at_most:
                 new_heads = await self._make(ledger, newer, at_most, until)
                 # Store the new value only if no concurrent call has replaced the old one during the read.
                 if self._kept.get(key) is heads:

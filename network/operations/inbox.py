@@ -56,13 +56,13 @@ class WaitingItem(NamedTuple):
     kind: ItemKind
     agent_id: str
     at: int
-    """Time at which the item was created, in ms. 0 means the time of its message."""
+    """Time at which the item was created, in ms, or 0 for the time of its message."""
     details: Mapping[str, Any]
     text: str | None = None
-    """Text of the item. None means the text of the message."""
+    """Text of the item, or None for the text of its message."""
     spent: BudgetStop | None = None
     request: ListedRequest | None = None
-    """Approval request of the item. None for items that are not about an approval."""
+    """Approval request of the item, or None if the item is not about an approval."""
 
     @property
     def place(self) -> tuple[int, str, str]:

@@ -3,7 +3,7 @@
 A memory is a record of its agent. A memory summarizes some messages of a thread, and may continue an earlier memory.
 The memory covers all messages of this chain, and is shown only if every covered message may be shown (`views.View`).
 Therefore a memory reveals nothing that its messages would not reveal. A memory becomes invalid when one of its messages
-is deleted. The operation only reads.
+is deleted. The operation changes nothing.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class Reading(Struct, frozen=True):
 
     @property
     def blobs(self) -> BlobStore:
-        """Blob store of the node. Raises `Forbidden` if the node has none."""
+        """Blob store of the node. Raises `Forbidden` if the node has no blob store."""
         if self.hub.blobs is None:
             raise Forbidden("This node follows and has no files. Read them from the node that leads.")
         return self.hub.blobs
@@ -263,8 +263,8 @@ def reads(reading: Reading, head: MessageHead | None) -> bool:
 
 
 def resolve_owner(origin: Origin, agent_id: str | None, refusal: str) -> str | None:
-    """Return the participant whose data a call may read: the caller, or the participant whom an operator names. None
-    means all participants. Raises `Forbidden` with the text ``refusal``."""
+    """Return the participant whose data a call may read: the caller, or the participant whom an operator names. The
+    result None means all participants. Raises `Forbidden` with the text ``refusal``."""
     # An operator who names no participant gets the data of all participants. All other callers get their own data.
     if origin.is_operator:
         return agent_id

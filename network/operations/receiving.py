@@ -118,7 +118,7 @@ class _Batch:
     def _add(self, row: Row) -> bool:
         """Add a row if it is a message for the caller. Return False if the row does not fit."""
         hub, agent_id, seq = self._hub, self._agent_id, row.seq
-        # Skip a message that waits for its retry. Such a message is not handled, but it is not due yet.
+        # Skip a message that waits for its retry. The message is not handled, but its retry is not due yet.
         if self._is_open and (hub.is_handled(agent_id, seq) or hub.is_deferred(agent_id, seq)):
             return True
         if row.is_damaged:

@@ -38,8 +38,7 @@ class PromptAdmission(Protocol):
 
 
 MAX_SHOWN = 3
-"""Maximum number of owed answers, of awaited participants, and of sentences from mods. The limit applies to each of the
-three."""
+"""Maximum number of entries in each part of a standing: owed answers, awaited participants, and sentences from mods."""
 LOW_SHARE = 4
 """Divisor of the budget. The number of remaining messages is shown when at most this part (1/4) of the budget is
 left."""

@@ -55,8 +55,8 @@ class View:
     def __init__(self, reading: Reading, trigger: MessageHead | None = None, until: int | None = None) -> None:
         self.trigger = trigger
         self.until = until
-        """Newest seq that may be shown: the seq of the trigger, or the seq that the call has requested. None without a
-        trigger."""
+        """Newest seq that may be shown: the seq of the trigger, or the seq that the call has requested. The value is
+        None without a trigger."""
         self.filters: list[PromptFilter] = []
         self.required: frozenset[str] = frozenset()
         """People who must be able to read every message that is shown."""
@@ -190,7 +190,7 @@ def _visibility(reading: Reading) -> Visibility:
 
 
 def _take_newest(rows: list[Row], max_bytes: int) -> list[Row]:
-    """Return the newest of these rows whose total size is at most ``max_bytes``. The rows must be ascending."""
+    """Return as many of the newest rows as fit into ``max_bytes``. The rows must be ascending."""
     start, size = len(rows), 0
     while start and (size := size + len(rows[start - 1].data)) <= max_bytes:
         start -= 1
@@ -418,7 +418,7 @@ def _take_new(order: Iterator[tuple[str, int]], limit: int, examined: Set[str]) 
 
 async def _read_chosen(reading: Reading, view: View, chosen: list[_ChosenThread]) -> set[int]:
     """Read the chosen messages of each thread, newest first, while there is room. Return the seqs of damaged messages.
-    If there are any, the caller chooses again."""
+    The caller chooses again if this set is not empty."""
     room = reading.hub.limits.max_result_bytes
     wanted = [seq for thread in chosen for seq in thread.wanted]
     positions = {seq: position for position, seq in enumerate(wanted)}
@@ -540,8 +540,8 @@ async def impact(
 def find_open(
     started: Iterable[ReactionStart], finished: Collection[tuple[str, int]], seq: int
 ) -> ReactionStart | None:
-    """Return the reaction to a message that was open when its agent wrote the row ``seq``. If there are several, return
-    the newest. If there is none, return None.
+    """Return the reaction to a message that was open when its agent wrote the row ``seq``. Return the newest of several
+    open reactions, or None if no reaction was open.
 
     ``started`` contains reactions of the agent to the same message. ``finished`` contains ids of reactions with the
     seqs of their ``finished`` records. `roundelay why` uses the same rule for recordings in a file.

@@ -19,11 +19,11 @@ class WindowSize(NamedTuple):
     trigger: MessageHead
     per_thread: int
     per_other: int | None
-    """Maximum number of messages per thread outside the trigger's direct thread, channel or broadcasts. None means
-    ``per_thread``."""
+    """Maximum number of messages per thread outside the trigger's direct thread, channel or broadcasts. The default
+    None means ``per_thread``."""
 
     after: int
-    """Seq after which messages of the trigger's thread are shown. 0 means all messages."""
+    """Seq after which messages of the trigger's thread are shown, or 0 for all messages."""
 
     def limit(self, thread_id: str, seqs: list[int]) -> list[int]:
         """Return those seqs of a thread that the window may show. ``seqs`` must be ascending."""
