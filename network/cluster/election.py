@@ -65,7 +65,7 @@ class Election:
                     await self._durability.run()
                 # Write the first record before any claim, because the first record contains the epoch.
                 if await self._log.shared.end() == 0:
-                    # If two nodes try this, the engine accepts only one of the records, and the other node follows.
+                    # If two nodes begin the log, the engine accepts only one first record, and the other node follows.
                     await self._begin_log()
                     continue
                 await self._follower.follow_until_leaderless()
@@ -112,7 +112,7 @@ class Election:
         # refuses the claim, and this node continues to follow.
         await log.append("claim", token, Claim(log.node_name).write())
         # Remember the token, because this node also receives its own heartbeats. Even after the term, this node must
-        # not mistake them for another leader's heartbeats.
+        # not mistake its own heartbeats for those of another leader.
         self._follower.own_token = token
         # If the clocks of this node and the previous leader differ, one of them is wrong, and this node cannot know
         # which. Delete no rows because of their age, because a deletion cannot be undone.

@@ -81,7 +81,7 @@ class RecordApplier:
             self._pending.rows.extend(content.rows)
             self._pending.writes.extend(content.writes)
             self._pending_bytes += len(stored.data)
-        # If this condition is false, the commit has further parts that were not read yet.
+        # `is_whole` is false while some parts of the commit were not read yet.
         is_whole = reader.position == stored.position or self.has_pending
         is_enough = (
             len(self._pending.rows) + len(self._pending.writes) >= settings.APPLY_ROWS
@@ -260,8 +260,8 @@ class Follower:
         self._end, self._is_led, self._is_led_reported = 0, False, False
         is_at_end = False
         self.leader_check.restart()
-        # Keep one read and one wait for a broadcast in progress all the time. `asyncio.wait` does not cancel them, so
-        # no record is lost.
+        # Keep one read and one wait for a broadcast in progress all the time. `asyncio.wait` does not cancel the tasks,
+        # so no record is lost.
         async with self.log.follow(self.log.reader.end) as records:
             next_record = asyncio.ensure_future(anext(records))
             next_broadcast = asyncio.ensure_future(self.log.shared.next_broadcast())
@@ -356,7 +356,7 @@ class Follower:
             await self.applier.apply(stored)
         finally:  # Update the leader even if the index fails, because the record was read.
             if self.log.reader.leader_token != token:
-                # The claim of an older release contains no name. A heartbeat then sets the name later.
+                # The claim of an older release contains no name. The next heartbeat of the leader sets the name.
                 self.leader_name = self.log.reader.leader_name
 
     async def serve_reads(self) -> None:
@@ -376,8 +376,8 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
 
 
 async def catch_up(indexed: IndexedLog, replica: ReadReplica) -> LogReader:
-    """Apply the current content of the log to the index, and close both. The node does not become the leader. Return
-    the reader at the position that the index has reached."""
+    """Apply the current content of the log to the index, and then close the log and the index. The node does not become
+    the leader. Return the reader at the position that the index has reached."""
     applier = RecordApplier(indexed, replica)
     try:
         await indexed.index.open()

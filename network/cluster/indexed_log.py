@@ -119,7 +119,7 @@ class IndexedLog:
             self.reader = await find_beginning(self.shared)
             return
         # The log may seem too short only for a moment, because a deposed server reports an old end for a moment. The
-        # election waits before it gives up.
+        # election therefore waits for some time before it reports the error.
         if await self.shared.end() < cursor.position:
             raise LogIncomplete(
                 f"{self.index.path} was made from a log of at least {cursor.position} records, and {self.name} has "
@@ -167,7 +167,7 @@ class IndexedLog:
         return follow_records(self.shared, after)
 
     async def append(self, kind: RecordKind, token: str, body: bytes = b"", **fields: Any) -> None:
-        """Append a record of the given kind. ``fields`` are additional fields of its header."""
+        """Append a record of the given kind. ``fields`` are additional fields of the record's header."""
         header = Header(kind=kind, writer=token, previous=self.reader.end_digest, **fields)
         await self.append_record(write_record(header, body))
 
@@ -208,8 +208,7 @@ class IndexedLog:
         """Raise `LogIncomplete` if the log ends before the last record that this node has read, and this lasts longer
         than `STALE_END_GRACE_S`.
 
-        A shorter time is no error: a server of the engine that was deposed, and does not know this yet, reports an old
-        end.
+        A server of the engine that was deposed, but does not know this yet, reports an old end for a shorter time.
         """
         now = asyncio.get_running_loop().time()
         if end >= self.reader.end:
@@ -283,8 +282,8 @@ class IndexedLog:
 async def find_beginning(shared: SharedLog) -> LogReader:
     """Return a reader that starts at the first readable record: the first record of the log, or the oldest snapshot.
 
-    Records before the oldest snapshot are skipped. A node that was killed while it dropped old records may have left
-    some of them. Raises `UnusableLog` if neither a first record nor a snapshot exists.
+    Records before the oldest snapshot are skipped. If a node was killed while it dropped old records, the log may still
+    contain some of these records. Raises `UnusableLog` if neither a first record nor a snapshot exists.
     """
     first, end = await shared.first(), await shared.end()
     if first == 1:

@@ -54,8 +54,8 @@ STILL_STORING = 10158
 NO_LEADER = 10008
 """Error code while the servers are electing their leader."""
 FULL = (10023, 10047, 10077)
-"""Error codes if the stream or the server is full. The status of these errors is 503, as for temporary failures, but a
-retry does not help."""
+"""Error codes if the stream or the server is full. A retry does not help, although the server reports status 503, as
+for temporary failures."""
 NOT_ENABLED = (10039, 10076)
 TOO_FEW_SERVERS = (10005, 10074)
 """Error codes if there are fewer servers than the configured number of replicas."""
@@ -97,8 +97,8 @@ class _NotEncryptedError(NatsError):
 
 
 class _EncryptedClient(Client):
-    """NATS client that never sends credentials over an unencrypted connection. The original client would send them if
-    the server does not ask for TLS."""
+    """NATS client that never sends credentials over an unencrypted connection. The original client sends credentials
+    unencrypted if the server does not ask for TLS."""
 
     def _connect_command(self) -> bytes:
         # If the server requires TLS, the connection is already encrypted here.
@@ -422,9 +422,9 @@ class JetStreamLog:
         ]
         # More replicas than configured are allowed, because an operator may have scaled the stream.
         wrong += ["num_replicas"] if (config.num_replicas or 1) < self._address.replicas else []
-        # A stream in this mode acknowledges records before it writes them.
+        # In ASYNC mode, a stream acknowledges records before it writes them.
         wrong += ["persist_mode"] if config.persist_mode == PersistMode.ASYNC else []
-        # Each of these limits would make the stream drop or refuse records.
+        # Each limit in this list would make the stream drop or refuse records.
         limits = ("max_age", "max_msgs", "max_msgs_per_subject", "max_msg_size")
         wrong += [name for name in limits if (getattr(config, name) or 0) > 0]
         if wrong:

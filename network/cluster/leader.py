@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 
 class Leader:
-    """One term of leadership. With ``keeps_old_rows``, the leader deletes no rows because of their age. This is
-    necessary if the clocks of this node and the previous leader differ, because one of the clocks is wrong."""
+    """One term of leadership. With ``keeps_old_rows``, the leader deletes no rows because of their age. This option is
+    for a leader whose clock differs from the previous leader's clock, because one of the two clocks is wrong."""
 
     def __init__(self, indexed: IndexedLog, durability: DurabilityCheck, token: str, *, keeps_old_rows: bool) -> None:
         self.log = indexed
@@ -123,8 +123,8 @@ class Leader:
         """
         if self._failure is not None:
             raise self._failure
-        # Check the index first, because this needs no engine. A deleted database file must be reported even while the
-        # log does not answer.
+        # Check the index before the engine. A deleted database file must be reported even while the log does not
+        # answer.
         await self.log.index.verify()
         # Check durability before the test of the lock. Under load, a commit nearly always holds the lock, so the check
         # would never run.
@@ -220,8 +220,8 @@ class Leader:
                 await self.log.append_record(record)
             except LogFull as error:
                 if number:
-                    # The log already contains the first parts of the commit. Readers discard them only after another
-                    # claim.
+                    # The log already contains the first parts of the commit. Readers discard an incomplete commit only
+                    # after another claim.
                     self._failure = LedgerError(str(error))
                     raise self._failure from error
                 raise

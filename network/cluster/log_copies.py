@@ -1,9 +1,9 @@
 """Copies between a shared log and databases. A copy keeps all seqs and the epoch.
 
 `compare` compares a database with its log. `fill_log` copies a database into a new log. The first record of that log
-marks the copy as incomplete, and the last record marks it as complete. Until then, no node can become the leader.
-Therefore an interrupted copy can be continued. `rebuild_index` and `export_database` create a database from a log.
-Until an export is complete, its database is only an index of the log.
+marks the copy as incomplete, and the last record marks it as complete. While the copy is incomplete, no node can become
+the leader. Therefore an interrupted copy can be continued. `rebuild_index` and `export_database` create a database from
+a log. Until an export is complete, its database is only an index of the log.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class CopyResult(NamedTuple):
 
 
 async def list_nodes(shared: SharedLog) -> list[NodeSeen]:
-    """Listen for heartbeats on an open log. Return the nodes that sent one, with the leader first."""
+    """Listen for heartbeats on an open log. Return the nodes that sent a heartbeat, with the leader first."""
     heard: dict[str, tuple[Heartbeat, int]] = {}
     try:
         async with asyncio.timeout(settings.PRESENCE_S + settings.LEADER_TIMEOUT_S / 2):
@@ -134,7 +134,7 @@ async def _read_contents(shared: SharedLog, reader: LogReader, until: int) -> As
 
 async def compare(shared: SharedLog, db: Path, progress: Progress = _no_progress) -> CopyResult:
     """Compare a database with its log, up to the last record that the database contains. A node may use the database
-    meanwhile.
+    during the comparison.
 
     A database with a cursor is compared up to the cursor. A database with rows but without a cursor is compared with
     the whole log: it was exported from the log, or was copied into the log. An empty database is compared with nothing.
@@ -334,8 +334,8 @@ async def fill_log(db: Path, shared: SharedLog, progress: Progress = _no_progres
         if await filler.start(meta.epoch, meta.name):
             await filler.add_rows(meta.head, dropped, progress)
             await filler.add_values([write async for write in _list_values(ledger, loaded)])
-            # Append this record last. Nodes do not lead before they have read it, so no node serves an incomplete
-            # history.
+            # Append the record ``filled`` last. Nodes do not lead before they have read this record, so no node serves
+            # an incomplete history.
             await filler.append(Header(kind="filled", writer=filler.token, previous=filler.reader.end_digest))
     finally:
         await shared.close()

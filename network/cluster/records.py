@@ -45,7 +45,7 @@ RecordKind = Literal["begin", "claim", "release", "commit", "trim", "filled", "b
 class Header(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """Header of a record, which is the first line of the record. The body follows the header.
 
-    ``kind`` is one of these:
+    The record kinds are:
 
     - ``begin``: the first record of a log. If ``is_filled_later`` is set, a database is being copied into the log. No
       node leads before the record ``filled``.

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 class ReplicatedLedger(IndexReads):
     """`Ledger` that is stored in a shared log and indexed in a SQLite file. ``open`` returns when this node becomes the
-    leader. Until then, the node follows another leader.
+    leader. Before that, the node follows another leader.
 
     ``new_id`` creates fencing tokens, and the epoch of a new log. ``report`` receives messages for the operator. With
     ``requires_full``, the node acknowledges a message only if the engine's settings show that the message is on disk.
@@ -143,8 +143,8 @@ class ReplicatedLedger(IndexReads):
         try:
             await self._log.open_shared()
         except (LogElectionPending, LogIncomplete) as error:
-            # Do not catch other kinds of `LogUnavailable`. At the first start of a node, they usually mean that the
-            # address is wrong.
+            # Do not catch other kinds of `LogUnavailable`. At the first start of a node, these errors usually mean that
+            # the address is wrong.
             return self._election.judge(error)
         finally:
             timer.cancel()
@@ -162,7 +162,7 @@ class ReplicatedLedger(IndexReads):
             # do not wait for missing heartbeats.
             await self._leader.release()
         self._follower.behind = None  # This node follows no leader until its next check.
-        # Stop the read replica. Otherwise, it would show clients an index that is no longer updated.
+        # Stop the read replica. Otherwise, the replica would show clients an index that is no longer updated.
         await self._follower.feed.stop()
         await self._log.shared.close()
         await self._log.index.close()
@@ -184,7 +184,7 @@ class ReplicatedLedger(IndexReads):
     async def forget_dropped(self) -> None:
         """Like `Ledger.forget_dropped`. A leader also removes the oldest records from the log if they are no longer
         needed."""
-        # Clean up the index first, because this works even while the engine does not answer.
+        # Clean up the index first, because the index can be cleaned up even while the engine does not answer.
         await self._log.index.forget_dropped()
         if self._leader is not None and self._leader.token:
             await shorten_log(self._leader)

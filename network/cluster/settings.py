@@ -24,8 +24,8 @@ DURABILITY_CHECK_S = 10.0
 UNREACHABLE_S = 5.0
 """Time without an answer of the engine after which an idle leader gives up leadership, in seconds."""
 READY_TIMEOUT_S = 1.0
-"""Maximum time without an answer of the engine during which a leader still counts as ready, in seconds. After this
-time, another node may already be the leader."""
+"""Maximum time without an answer of the engine during which a leader still counts as ready, in seconds. After a longer
+silence, another node may already be the leader."""
 SUCCESSOR_TIMEOUT_S = 1.0
 """Maximum time that a stopping leader waits for its successor, in seconds. The leader tells its clients the successor's
 name."""
@@ -43,8 +43,8 @@ CLOCK_OFFSET_S = 2.0
 """Time for which the clocks of two nodes must differ before the difference counts, in seconds. A shorter difference may
 be an error: a node that was paused receives old heartbeats for a moment."""
 INCOMPLETE_LOG_GRACE_S = 10.0
-"""Time that a node waits for a log that seems to be missing or shortened, in seconds. The engine's servers may report
-this wrongly during an election."""
+"""Time that a node waits for a log that seems to be missing or shortened, in seconds. During an election, the engine's
+servers may wrongly report a missing or shortened log."""
 RESERVE_BYTES = 8 * 1024 * 1024
 """Number of bytes in the log that commits must leave free. The next claim, trims and snapshots need this reserve, and
 trims and snapshots make new room. The reserve is at most 1/64 of the log. A node does not claim a log in which less

@@ -25,7 +25,7 @@ class LogElectionPending(LogUnavailable):
 
 class LogIncomplete(LogUnavailable):
     """Error if the engine reports that records are missing. The report may be wrong shortly after an election of the
-    engine's servers. If the engine repeats it, the records are lost."""
+    engine's servers. If the engine repeats the report, the records are lost."""
 
 
 class LogTruncated(LedgerError):
@@ -33,7 +33,7 @@ class LogTruncated(LedgerError):
 
 
 class UnusableLog(LedgerError):
-    """Error if the log belongs to another network, is damaged, or has an unknown format. Retrying does not help."""
+    """Permanent error: the log belongs to another network, is damaged, or has an unknown format."""
 
 
 def missing_log(name: str) -> LogIncomplete:
@@ -94,8 +94,8 @@ class SharedLog(Protocol):
         have."""
 
     async def drop(self, before: int) -> bool:
-        """Delete records below a position, oldest first. One call may delete only some of them. Return whether all of
-        them are deleted. Only the leader may call this method."""
+        """Delete records below a position, oldest first. One call may delete only some of these records. Return whether
+        all records below the position are deleted. Only the leader may call this method."""
 
     async def room(self) -> tuple[int, int]:
         """Return the number of free bytes in the log, and the maximum size of the log in bytes."""
@@ -104,8 +104,8 @@ class SharedLog(Protocol):
         """Append a record directly after position ``after``. Return the new record's position after the engine has
         stored it.
 
-        Raises `LeadershipLost` if another record is already there, or `LogFull`. After any other error, the record may
-        or may not be stored.
+        Raises `LeadershipLost` if another record already has the new position, or `LogFull` if the log has no room.
+        After any other error, the record may or may not be stored.
         """
 
     def follow(self, after: int) -> AsyncIterator[LogRecord]:

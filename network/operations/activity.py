@@ -60,8 +60,8 @@ def describe_activity(reading: Reading, participant: Participant, *, is_online: 
     elif answers.is_reported and not has_person_written(state, participant.agent_id, answers.since):
         activity = "stopped"
     else:
-        # An agent that works on one reaction and waits in another is shown as working. If it were shown as waiting, it
-        # would look stuck.
+        # An agent that works on one reaction and waits in another is shown as working. An agent that is shown as
+        # waiting would look stuck.
         activity = next((reaction for reaction in ORDER if reaction in {at for _, at in work}), "idle")
     entry: dict[str, Any] = {"activity": activity}
     if (fault := describe_fault(reading, participant)) is not None:

@@ -82,7 +82,7 @@ def cancel(change: ChangeSet, *, reaction: str | None = None, thread_id: str | N
 
 
 def _ask_to_stop(change: ChangeSet, reactions: Mapping[str, OpenReaction]) -> list[str]:
-    """Ask the agents of these reactions to stop them. Return the ids of those reactions that the caller may know of."""
+    """Ask the agents to stop these reactions. Return the ids of those reactions that the caller may know of."""
     stopped = []
     for key, reaction in reactions.items():
         change.set_value("reaction", key, msgspec.structs.replace(reaction, is_cancelled=True))
@@ -389,7 +389,7 @@ def _is_quoted(reading: Reading, thread_id: str) -> bool:
 
 async def _first_words(reading: Reading, thread_id: str, first: Row | None) -> str:
     """Return the first text of a thread that the caller may read. In a reply thread, this is the text of the message
-    that was replied to. Otherwise, it is the text of the thread's first message."""
+    that was replied to. In any other thread, this is the text of the thread's first message."""
     row = first if first is not None and reads(reading, first.head) else None
     if row is None:  # Read further messages only if the first one may not be shown, because messages may be large.
         page = await reading.hub.ledger.thread(thread_id, limit=FIRST_LOOKED_AT, newest=False)

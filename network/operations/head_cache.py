@@ -18,7 +18,7 @@ from roundelay.network.core.visibility import parties
 from roundelay.network.ledger import HeadAt, Ledger
 
 MAX_BYTES = 64 * 1024 * 1024
-"""Maximum estimated memory of all cached heads, in bytes. If it is exceeded, the least recently used lists are
+"""Maximum estimated memory of all cached heads, in bytes. Beyond this maximum, the least recently used lists are
 evicted."""
 _SEQ_BYTES, _GROUP_BYTES = 48, 700
 _PAIRS = frozenset({"direct", "mod"})
@@ -276,8 +276,8 @@ class RecentHeads:
         return self._kept.get(key)
 
     def discard(self, key: Hashable) -> None:
-        """Remove the value of a key from the cache, if there is one. To change a value in place, remove it first and
-        store it again afterwards. Otherwise, the cache counts a wrong size."""
+        """Remove the value of a key from the cache, if there is one. To change a value in place, remove the value first
+        and store it again afterwards. Without these steps, the cache would count a wrong size."""
         gone = self._kept.pop(key, None)
         self.bytes -= gone.size if gone is not None else 0
 

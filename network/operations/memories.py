@@ -35,8 +35,8 @@ MAX_GROUPS = 65_536
 """Maximum number of channel and broadcast messages that all memories of one thread cover. All further memory records
 are ignored."""
 MAX_GROUPS_AT_ONCE = 32
-"""Maximum size of a combined set of message groups. If the groups of a memory and of the memory that it continues are
-more, the sets are stored separately."""
+"""Maximum number of message groups in a set that a memory shares with the memory that it continues. Larger sets are
+stored separately for each memory."""
 _MEMORY_BYTES = 400
 MEMORY = "memory"
 """Kind of the records that contain memories."""
@@ -143,8 +143,8 @@ class _Memories:
         if memory.messages:
             self._known[seq] = memory
         if len(self._known) > MAX_KNOWN:
-            # Remove the oldest memory. Memories that continue it still work, because each one refers directly to its
-            # predecessor.
+            # Remove the oldest memory. Memories that continue the removed memory still work, because each memory refers
+            # directly to its predecessor.
             self._known.popitem(last=False)
 
     def _find_group(self, head: MessageHead, labels: Mapping[int, MessageHead]) -> HeadGroup:

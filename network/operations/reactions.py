@@ -109,8 +109,8 @@ class ListedRequest(NamedTuple):
     details: Mapping[str, Any]
 
     def may_be_shown(self, reading: Reading, head: MessageHead) -> bool:
-        """Return whether the caller may see the request. Approvers who cannot read the reaction's trigger see it too,
-        because the agent has sent them a copy of the request."""
+        """Return whether the caller may see the request. Approvers who cannot read the reaction's trigger see the
+        request too, because the agent has sent them a copy."""
         if head.sender_id != self.agent_id:
             return False
         if (reading.origin.agent_id, self.seq) in self.wait.copies:

@@ -51,8 +51,8 @@ def mark(
     # A thread without a stored entry counts as read up to the position of the entries that were evicted.
     before = marks.get(thread_id) or ReadState(read_upto=_upto_without(marks))
     fields = {"is_pinned": is_pinned, "is_muted": is_muted, "is_archived": is_archived, "title": title}
-    # Never move the position back, because devices report in any order. Never move it beyond the newest row, because
-    # later messages would then count as read.
+    # Never move the position back, because devices report in any order. Never move the position beyond the newest row,
+    # because later messages would then count as read.
     read_upto_now = max(before.read_upto, min(read_upto or 0, change.state.head))
     changed = msgspec.structs.replace(
         before, read_upto=read_upto_now, **{name: value for name, value in fields.items() if value is not None}
@@ -140,6 +140,6 @@ def describe_thread_message(row: Row) -> dict[str, Any]:
 
 def format_line(text: str) -> str:
     """Return a text as one line of at most `MAX_LINE_CHARS`."""
-    # Split only the beginning of the text, because it may have megabytes. The beginning is longer than the line,
-    # because it may contain much white space.
+    # Split only the beginning of the text, because the text may have megabytes. Keep much more than one line, because
+    # the beginning may contain much white space.
     return shorten(text[: 64 * MAX_LINE_CHARS], MAX_LINE_CHARS, "…")

@@ -40,8 +40,7 @@ class PromptAdmission(Protocol):
 MAX_SHOWN = 3
 """Maximum number of entries in each part of a standing: owed answers, awaited participants, and sentences from mods."""
 LOW_SHARE = 4
-"""Divisor of the budget. The number of remaining messages is shown when at most this part (1/4) of the budget is
-left."""
+"""Divisor of the budget: a prompt shows the number of remaining messages when at most 1/4 of the budget is left."""
 
 
 async def describe_standing(reading: Reading, view: PromptAdmission) -> dict[str, Any]:

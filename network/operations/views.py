@@ -329,9 +329,9 @@ async def _scan(reading: Reading, trigger: MessageHead) -> NewestHeads | None:
 def _order_threads(
     view: View, trigger: MessageHead, named: list[str] | None, scanned: NewestHeads | None
 ) -> Iterator[tuple[str, int]]:
-    """Yield candidate threads for a window, some of them several times. The trigger's thread comes first. After it come
-    the named threads, or the threads with the newest messages before the trigger. Each thread is yielded with the seq
-    up to which it must be read. The thread has no messages between that seq and the trigger."""
+    """Yield candidate threads for a window, some of them several times. The trigger's thread comes first. The named
+    threads follow, or the threads with the newest messages before the trigger. Each thread is yielded with the seq up
+    to which it must be read. The thread has no messages between that seq and the trigger."""
     yield trigger.thread_id, trigger.seq
     for thread_id in named or ():
         yield thread_id, trigger.seq
