@@ -69,9 +69,9 @@ def hash_token(token: str) -> str:
 #   new reactor           none            1               2 is issued: the session with token 1 is superseded
 #   reconnect             2               2               3 is issued
 #   absent for too long   1               3               close code 4409: another session has taken over meanwhile
-#   welcome was lost      2               3, issued for   4 is issued: token 3 was issued in exchange for this token 2,
-#                                         token 2         and no live session holds token 3
-#                                        held by nobody
+#   welcome was lost      2               3               4 is issued, if token 3 was issued in exchange for token 2 and
+#                                                         no live session holds token 3
+#   ledger was replaced   5               3               Forbidden: this ledger never issued token 5
 
 
 def apply_join(rules: Rules, state: State, facts: Facts, entry: Join) -> Outcome:
@@ -284,9 +284,9 @@ def _use_token(agent_id: str, kind: str, token: Token) -> Identity:
 #
 #   the login is          new_token is    result
 #   unused                unknown         accepted: the login is used up, and the token is bound to the id
-#   used or deleted       the id's own    accepted like any token: the welcome was lost, or the page was reloaded
+#   used, expired, none   the id's own    accepted like any token: the welcome was lost, or the page was reloaded
 #   unused                known           refused: each token needs its own login
-#   used, expired, none   unknown         refused: another page used the login first, or the login has expired
+#   used, expired, none   unknown         refused: another page used the login first, or the login is expired or unknown
 
 
 def _use_login(state: State, join: Join, new_hash: str) -> Identity:
@@ -298,7 +298,8 @@ def _use_login(state: State, join: Join, new_hash: str) -> Identity:
     login: Login | None = state.get("login", join.token_hash)
     is_open = login is not None and not login.used_by and state.stamp < login.expires_at
     token: Token | None = state.get("token", new_hash)
-    # This same token used the login before: its welcome was lost, or the page was reloaded.
+    # The token was bound to its id before. Most likely this login bound it, and the welcome was lost or the page was
+    # reloaded.
     if token is not None and not is_open:
         return _use_token(hello.agent_id, hello.joins_as, token)
     if token is not None:

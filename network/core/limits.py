@@ -1,10 +1,10 @@
-"""Rates and quotas of participants. A rate limits how fast a participant may send. A quota limits how much the hub
-stores for a participant per day. Part of step 6. Pure.
+"""Rates and quotas of participants, checked in step 6. A rate limits how fast a participant may send. A quota limits
+how much the hub stores for a participant per day. Pure.
 
 Rates and quotas are counted in memory, in the participant's `Bucket`, so counting a message adds no row. A day is a UTC
 day of the entry's timestamp. Only stored messages count against the quota, not refused messages. Whenever the day's sum
 passes a step, the sum is stored (`DayStored`) in the same transaction. A restart therefore loses less than one step.
-The steps of a small quota are single bytes and messages, and the steps of a large quota are a ten-thousandth of it.
+The size of a step is a ten-thousandth of the quota, but at least 1 byte or message, and at most 1 MiB or 256 messages.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ size of the ids, the head and the index entries in the database."""
 MAX_STEP_BYTES, MAX_STEP_MESSAGES = 1 << 20, 256
 STEPS = 10_000
 NEAR = 0.9
-"""Share of a quota from which on a participant counts as near its limit."""
+"""Used share of a quota above which a participant counts as near the limit."""
 UNLIMITED = 1 << 62
 
 

@@ -51,59 +51,61 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Incoming(Struct, frozen=True):
-    """A message that is not yet stored, as the hook ``before`` sees it."""
+    """A message that is not stored yet. Argument of the hook ``before``."""
 
     origin: Origin
     frame: SendFrame
 
 
 class Undelivered(Struct, frozen=True):
-    """A message that has become a dead letter of its recipient, as the hook ``undelivered`` sees it."""
+    """A message that has become a dead letter of its recipient. Argument of the hook ``undelivered``."""
 
     agent_id: str
     seq: int
     reactions: tuple[str, ...] = ()
-    """Reactions to the message that were open. They are closed without a last record, so ``ended`` does not run."""
+    """Open reactions to the message. They are closed without a final record, so the hook ``ended`` does not run for
+    them."""
     message: MessageHead | None = None
     """Head of the message. None if the message is deleted."""
 
 
 class Change(Protocol):
-    """Actions of synchronous hooks and operations. Either all actions are stored in one commit, or none. `ChangeSet`
-    implements this class.
+    """Actions available to synchronous hooks and operations. Either all actions are stored in one commit, or none.
+    `ChangeSet` implements this class.
 
-    The methods raise `RequestError`. The caller gets every such error, and nothing is changed.
+    A method that refuses its action raises a `RequestError`. The caller of the operation gets the error, and nothing is
+    changed.
     """
 
     origin: Origin
     state: State
     stamp: int
     absent_ms: int
-    """In a ``due`` hook: the time in ms since the last session of the watched participant ended. 0 while it has one.
-    After a restart of the hub the time counts from that restart."""
+    """In a ``due`` hook: time in ms since the last session of the watched participant ended. The value is 0 while the
+    participant has a session. After a restart of the hub, the time counts from the restart."""
     prepared: Any
-    """Result of the operation's ``prepare``, or None."""
+    """Result of the operation's ``prepare`` method, or None."""
 
     def get(self, key: str) -> Any:
-        """Return the mod's own JSON value under a key, or None."""
+        """Return the JSON value that the mod has stored under a key, or None."""
 
     def items(self, prefix: str) -> list[tuple[str, Any]]:
-        """Return the mod's own keys that begin with ``prefix``, ascending, with their values. Looks at the values of all
-        mods, so it is for rare hooks such as ``removed``."""
+        """Return the mod's keys that begin with ``prefix``, ascending, with their values. This call scans the values of
+        all mods, so use it only in rare hooks such as ``removed``."""
 
     def put(self, key: str, value: object) -> None:
         """Store a JSON value under a key of the mod. None deletes the value."""
 
     def schedule(self, key: str, at_ms: int, *, cause: int | None = None, watched: str = "") -> None:
-        """Call the mod's ``due`` hook with this key at a time of the hub's clock (ms). An earlier time under the same
-        key is replaced.
+        """Schedule a call of the mod's ``due`` hook with this key at ``at_ms``, a time in ms of the hub's clock. A new
+        time replaces an earlier time with the same key.
 
-        ``cause`` is a message that the hook may name as a cause. ``watched`` is a participant whose `absent_ms` the
-        hook gets.
+        ``cause`` is a message that the hook may use as a cause. ``watched`` is a participant; the hook can read the
+        participant's absence in `absent_ms`.
         """
 
     def unschedule(self, key: str) -> None:
-        """Remove a due time. Does nothing if there is none."""
+        """Remove a due time. Do nothing if there is no due time with this key."""
 
     def create_channel(
         self, name: str, *, topic: str = "", history: History = "since_join", access: Access = "open"
@@ -124,81 +126,82 @@ class Change(Protocol):
     def invite_to_channel(self, name: str, agent_id: str) -> None: ...
 
     def remove_from_channel(self, name: str, agent_id: str) -> None:
-        """Remove a member or an invitation. Afterwards only a new invitation lets the participant join again."""
+        """Remove a member or withdraw an invitation. Afterwards, only a new invitation lets the participant join
+        again."""
 
     def join_channel(self, name: str, agent_id: str) -> None:
-        """Add a participant to a channel. Callers who join themselves must own the channel, be invited or be an
+        """Add a participant to a channel. Callers who join by themselves must own the channel, be invited or be an
         operator, unless the channel is open."""
 
     def leave_channel(self, name: str, agent_id: str) -> None: ...
 
     def post(self, to: str, content: object, *, reply_to: int | None = None, cause: int | None = None) -> Row:
-        """Send a message as the calling participant. ``reply_to`` and ``cause`` must be messages that this change knows
-        (`head`)."""
+        """Send a message as the calling participant. ``reply_to`` and ``cause`` must be messages that are known to this
+        change (`head`)."""
 
     def answer(self, agent_id: str, content: object, *, cause: int | None = None, conversation: str = "") -> Row:
-        """Send a message from the mod to one participant. An agent reacts to it. With a ``cause``, the message is
-        charged to the budget of the cause's conversation. With a ``conversation`` (an id), the message has a thread of
-        its own."""
+        """Send a message from the mod to one participant. An agent reacts to this message. With a ``cause``, the
+        message is charged to the budget of the cause's conversation. With a ``conversation`` (an id), the message gets
+        its own thread."""
 
     def open_item(
         self, root: int, key: str, kind: str, who: str = "", note: str = "", *, seq: int | None = None
     ) -> None:
-        """Report that something of a conversation is open, such as a task or a timer. The conversation is not quiet
-        until `close_item` is called with the same key.
+        """Report that a conversation has an open item, such as a task or a timer. The conversation is not quiet until
+        `close_item` is called with the same key.
 
-        ``root`` is the conversation's first message (`MessageHead.root`), and ``key`` is any text that the mod
-        chooses. ``who`` is the participant whose turn it is. Participants who may read the message ``seq``
-        (default: the root) see the item, its kind and its note. An open item with this key is replaced.
+        ``root`` is the conversation's first message (`MessageHead.root`), and ``key`` is any text chosen by the mod.
+        ``who`` is the participant who has to act next. Participants who may read the message ``seq`` (default: the
+        root) see the item, its kind and its note. A new item replaces an open item with the same key.
         """
 
     def close_item(self, root: int, key: str) -> None:
-        """Report that an item is no longer open. Does nothing if it is not open."""
+        """Report that an item is no longer open. Do nothing if the item is not open."""
 
     def notify(self, agent_id: str, content: object, *, cause: int | None = None, conversation: str = "") -> Row | None:
-        """Send a message like `answer`, if possible. An unknown cause is omitted. Returns None, and sends nothing, if
-        the participant was removed or the budget of the conversation is exceeded."""
+        """Send a message like `answer`, if possible. An unknown cause is omitted. If the participant was removed or the
+        budget of the conversation is exceeded, send nothing and return None."""
 
     def head(self, seq: int) -> MessageHead:
-        """Return the head of a message that the caller may read. Raises `UnknownMessage`.
+        """Return the head of a message that the caller may read. Raise `UnknownMessage` for any other message.
 
-        A change knows these messages: those in the operation's arguments of type `Seq`, the message that a hook
-        receives, the message for which ``after`` submitted a payload, and messages that the change itself sends.
+        A change knows only these messages: messages in the operation's arguments of type `Seq`, the message passed to a
+        hook, the message for which ``after`` submitted a payload, and messages sent by the change itself.
         """
 
     def cold(self, key: str) -> Any:
-        """Return the mod's own cold JSON value under a key, or None. Cold values stay in the ledger, not in memory. The
-        operation must list the key in ``needs``."""
+        """Return the JSON value that the mod has stored as cold under a key, or None. Cold values are kept in the
+        ledger, not in memory. The operation must list the key in ``needs``."""
 
     def put_cold(self, key: str, value: object) -> None:
-        """Store a cold JSON value under a key of the mod. None deletes the value."""
+        """Store a cold JSON value under a key of the mod. The value None deletes the key."""
 
     def log(self, event: dict[str, object], *, hides_args: bool = False) -> Row:
-        """Add a row of type ``mod`` to the log, with this event and the call with its arguments. Nobody receives the
-        row. Exports contain it, a replay repeats its call, and it identifies a late repeat of the call. With
-        ``hides_args`` the row has no trace of the arguments, and a late repeat is not identified."""
+        """Add a row of type ``mod`` to the log. The row contains this event, and the call with its arguments. Nobody
+        receives the row, but exports contain it, a replay repeats its call, and it identifies a late repeat of the
+        call. With ``hides_args`` the row contains no trace of the arguments, and a late repeat is not identified."""
 
     def thread(self, of: str | MessageHead) -> MessageHead:
-        """Return the head of the next message in a thread that the caller may read now: by its id, or that of a
-        message. Raises `UnknownMessage`. Store the head with data that belongs to the thread, and check it with
-        `reads_now`.
+        """Return the head of the next message in a thread that the caller may read now. The thread is given by its id
+        or by the head of one of its messages. Raise `UnknownMessage` if the caller may not read it. Store the returned
+        head with data that belongs to the thread, and check the head with `reads_now`.
 
         For a reply thread (``thread:SEQ``), list the seq in ``needs`` of the operation.
         """
 
     def reads_now(self, head: MessageHead) -> bool:
-        """Return whether the caller would receive the next message in the thread of ``head``, or is an operator."""
+        """Return whether the caller is an operator or would receive the next message in the thread of ``head``."""
 
     def message_head(self, seq: int) -> MessageHead:
-        """Return the head of a message like `head`. An operator gets the head of every message."""
+        """Return the head of a message like `head`, but let operators get the head of every message."""
 
     def edit(self, seq: int, content: object, *, text: str | None = None, before: object) -> Row:
-        """Replace the content of the caller's own message, and return the row of the edit. ``before`` is the content
-        until now, which a ``prepare`` function reads. The row keeps it."""
+        """Replace the content of the caller's own message and return the row of the edit. ``before`` is the content
+        before the edit, read by a ``prepare`` function. The row stores ``before``."""
 
     def delete(self, seq: int, edits: Iterable[int]) -> Row:
-        """Delete the caller's own message, or any message for an operator. ``edits`` are the rows of its edits. The
-        ledger removes the text from all of these rows."""
+        """Delete the caller's own message. Operators may delete any message. ``edits`` are the seqs of the message's
+        edit rows. The ledger removes the text from the message and from these rows."""
 
     def check_may_write(self, head: MessageHead) -> None:
         """Raise `Forbidden` unless the node's rights let the caller send to the thread of ``head``."""
@@ -207,12 +210,12 @@ class Change(Protocol):
         self, head: MessageHead, body: dict[str, object], agent_ids: Iterable[str] | None = None
     ) -> None:
         """Send the notice ``mod`` to operators, and to people and services who may read a message or a thread.
-        ``agent_ids`` narrows the readers. A notice is not stored."""
+        ``agent_ids`` restricts the readers. The notice is not stored."""
 
 
 def run_before_hooks(mods: Iterable[Mod], incoming: Incoming) -> RoundelayError | None:
     """Step 3: return the first refusal of the mods' ``before`` hooks. A hook that fails also refuses the message,
-    because its purpose is to guard."""
+    because such hooks exist to guard."""
     for mod in mods:
         try:
             mod.before(incoming)
@@ -243,7 +246,8 @@ class Upkeep(Struct, frozen=True):
 
 
 class Operation(Struct, frozen=True):
-    """One operation: its wire name, the type of its arguments, whether it changes anything, and who may call it."""
+    """One operation: its wire name, the type of its arguments, whether it changes anything, and whether only operators
+    may call it."""
 
     op: str
     description: str
@@ -252,14 +256,17 @@ class Operation(Struct, frozen=True):
     is_change: bool
     is_for_operators: bool = False
     prepare: Callable[..., Awaitable[Any]] | None = None
-    """Does the IO of a changing operation before the change. Called with a `Reading` and the arguments."""
+    """Method that does the IO of a changing operation before the change. It is called with a `Reading` and the
+    arguments."""
     is_tool: bool = True
     """Whether agents get the operation as a tool."""
     needs: Callable[[Any], Iterable[str | int]] | None = None
-    """Returns the keys of cold values (str) and the seqs of messages (int) that a call with these arguments requires."""
+    """Function that returns the keys of cold values (str) and the seqs of messages (int) that a call with these
+    arguments reads."""
 
     def decode(self, args: Raw) -> Struct:
-        """Decode the arguments. Raises `InvalidArguments`, which names the wrong field and all valid fields."""
+        """Decode the arguments. Raise `InvalidArguments` with an error text that names the wrong field and all valid
+        fields."""
         try:
             return msgspec.json.decode(args, type=self.args_type)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -270,13 +277,13 @@ class Operation(Struct, frozen=True):
             raise InvalidArguments(f"{self.op}: {problem}. Its arguments are {{{names}}}.") from error
 
     def list_needs(self, args: Struct) -> tuple[str | int, ...]:
-        """Return what a call requires from the ledger."""
+        """Return the keys and seqs that a call needs from the ledger."""
         return tuple(self.needs(args)) if self.needs is not None else ()
 
     def call(self, context: Any, args: Struct) -> Any:
-        """Run the operation with a `Change` or a `Reading`, and decoded arguments. A reading operation returns an
+        """Run the operation with decoded arguments and a `Change` or a `Reading`. A reading operation returns an
         awaitable."""
-        # Check here, where every call passes, instead of in each operation.
+        # Check operators here, because every call passes through this method.
         if self.is_for_operators and not context.origin.is_operator:
             raise Forbidden(
                 "Only operators may call this operation. Use the owner's token, or a token made by: roundelay token create "
@@ -295,7 +302,7 @@ class Operation(Struct, frozen=True):
         )
 
     async def run_prepare(self, reading: Any, args: Struct) -> Any:
-        """Do the operation's IO and return its result, which the change gets as ``change.prepared``."""
+        """Do the operation's IO and return its result. The change gets this result as ``change.prepared``."""
         assert self.prepare is not None
         return await self.prepare(reading, **_as_keywords(args))
 
@@ -314,13 +321,14 @@ def operation(
 ) -> Callable[[F], F]:
     """Mark a method of a mod as an operation.
 
-    A ``change`` is ``def method(self, change, *, arg: type, ...)``, synchronous and without IO. A ``read`` is ``async
-    def method(self, reading, *, arg: type, ...)``. Models see the first paragraph of the docstring as the description.
+    A ``change`` operation is ``def method(self, change, *, arg: type, ...)``, synchronous and without IO. A ``read``
+    operation is ``async def method(self, reading, *, arg: type, ...)``. Models see the first paragraph of the docstring
+    as the description.
 
-    ``prepare`` is a method ``async def method(self, reading, *, arg: type, ...)`` that does IO before a change. It runs
-    again if the client repeats its call, so it must be idempotent. The change gets its result as ``change.prepared``.
-    With ``is_tool=False`` agents do not get the operation as a tool.
-    ``needs`` gets the arguments of a ``change`` and returns the cold keys and seqs that it reads (`Change.cold`).
+    ``prepare`` is a method ``async def method(self, reading, *, arg: type, ...)`` that does IO before a change. The
+    method must be idempotent, because it runs again when the client repeats its call. The change gets its result as
+    ``change.prepared``. With ``is_tool=False`` agents do not get the operation as a tool. ``needs`` is a function that
+    gets the arguments of a ``change`` and returns the cold keys and seqs that the change reads (`Change.cold`).
     """
 
     def mark(function: F) -> F:
@@ -332,50 +340,51 @@ def operation(
 
 
 class Mod:
-    """Base class of mods; the module's docstring lists the hooks. ``id`` names the mod, its address ``mod:ID`` and its
-    operations ``ID.name``."""
+    """Base class of mods. The module's docstring lists the hooks. ``id`` names the mod, its address is ``mod:ID``, and
+    its operations are called ``ID.name``."""
 
     id: ClassVar[str] = ""
     screens: ClassVar[Sequence[ModScreen]] = ()
     """Screens of the page and the terminal UI, described as data."""
     stores_blobs: ClassVar[bool] = False
-    """Whether the mod uses the node's blob store. Such a mod keeps a key ``blob/SHA256`` for each blob that it needs, and
-    the hub deletes blobs without a key. Nodes with a shared log refuse such a mod."""
+    """Whether the mod uses the node's blob store. Such a mod must store a key ``blob/SHA256`` for each blob that it
+    needs: the hub deletes blobs without a key. Nodes with a shared log refuse such a mod."""
 
     def before(self, incoming: Incoming) -> None:
         """Refuse a message by raising a `RequestError`."""
 
     def apply(self, change: Change, message: Row) -> None:
-        """React to an accepted message in its commit. ``message.target`` is ``mod:ID`` if the message is addressed to
-        this mod."""
+        """React to an accepted message, in the message's commit. ``message.target`` is ``mod:ID`` if the message is
+        addressed to this mod."""
 
     def ended(self, change: Change, reaction: OpenReaction) -> None:
-        """React to the end of an agent's reaction, in the commit of its last record. Messages of the change are sent as
-        that agent. If the hook raises, its change is dropped and the reaction still ends."""
+        """React to the end of an agent's reaction, in the commit of the reaction's final record. Messages of the change
+        are sent as this agent. If the hook raises, its change is discarded and the reaction still ends."""
 
     def undelivered(self, change: Change, failed: Undelivered) -> None:
-        """React to a dead letter, in the commit of the recipient's fifth failure. Messages of the change are sent as the
-        mod. If the hook raises, its change is dropped and the message is still a dead letter."""
+        """React to a dead letter, in the commit of the recipient's fifth failure. Messages of the change are sent as
+        the mod. If the hook raises, its change is discarded and the message is still a dead letter."""
 
     def deleted(self, change: Change, message: MessageHead) -> None:
-        """React to the deletion of a message, in its commit. If the hook raises, the deletion is refused."""
+        """React to the deletion of a message, in the same commit. If the hook raises, the deletion is refused."""
 
     def removed(self, change: Change, agent_id: str) -> None:
-        """React to the removal of a participant, in its commit. If the hook raises, its change is dropped and the
-        participant is still removed."""
+        """React to the removal of a participant, in the same commit. If the hook raises, its change is discarded and
+        the participant is still removed."""
 
     def due(self, change: Change, key: str) -> None:
-        """React to a due time, which is removed before the call. If the hook raises, its changes are dropped and the
-        due time stays removed."""
+        """React to a due time. The due time is removed before this call. If the hook raises, its changes are discarded
+        and the due time stays removed."""
 
     def apply_entry(self, change: Change, payload: Any) -> None:
         """Apply a payload that ``after`` submitted."""
 
     def after(self, context: AfterContext, message: Row) -> Awaitable[None] | None:
-        """React to a stored message after the commit. May do IO. Not repeated if the hub stops meanwhile."""
+        """React to a stored message after the commit. This hook may do IO. The hub does not repeat the call if it stops
+        meanwhile."""
 
     async def maintain(self, context: Upkeep) -> None:
-        """Do periodic work, once a minute on the node that decides. May do IO."""
+        """Do periodic work. The node that decides calls this hook once a minute. The hook may do IO."""
 
     def standing(self, reading: Any, trigger: MessageHead, listeners: Collection[str]) -> list[str]:
         """Return sentences for the end of an agent's prompt about ``trigger``: what the agent should know of the
@@ -412,7 +421,7 @@ def make_operation(
     is_for_operators: bool = False,
     needs: Callable[[Any], Iterable[str | int]] | None = None,
 ) -> Operation:
-    """Return the operation ``OWNER.name`` of a function or of a mod's method. ``name`` defaults to the function's
+    """Build the operation ``OWNER.name`` from a function or from a mod's method. ``name`` defaults to the function's
     name."""
     name = name or function.__name__
     declared = getattr(function, "__func__", function)
@@ -420,10 +429,10 @@ def make_operation(
     return Operation(f"{owner}.{name}", description, args_type, function, is_change, is_for_operators, needs=needs)
 
 
-@cache  # Without the cache each hub of a process would create about 50 types, which takes 12 ms.
+@cache  # Without the cache, each hub in a process would create about 50 types, which takes 12 ms.
 def _read_declaration(mod: str, name: str, method: Callable[..., Any], skipped: int) -> tuple[str, type[Struct]]:
-    """Return the description and the argument type of an operation. The first ``skipped`` parameters of its method are
-    not arguments."""
+    """Return the description and the argument type of an operation. The first ``skipped`` parameters of ``method`` are
+    not arguments of the operation."""
     description = inspect.cleandoc(method.__doc__ or "").split("\n\n")[0].replace("\n", " ")
     if not description:
         raise ModError(f"The operation {mod}.{name} has no docstring. Add one: models read its first paragraph.")
@@ -448,7 +457,7 @@ def _seq_fields(args_type: type[Struct]) -> tuple[str, ...]:
 
 
 def list_named_seqs(args: Struct) -> list[int]:
-    """Return the seqs that an operation's arguments name, in fields of type `Seq` or lists of `Seq`."""
+    """Return the seqs in an operation's arguments, from fields of type `Seq` and from lists of `Seq`."""
     seqs: list[int] = []
     for name in _seq_fields(type(args)):
         value = getattr(args, name)
@@ -474,10 +483,11 @@ def list_blobs_in_use(state: State) -> set[str]:
 
 
 def load_mods(wanted: Sequence[str | Mod], known: Mapping[str, type[Mod]]) -> list[Mod]:
-    """Load mods by name. A name is looked up in ``known``, then as the import path ``module:Class``, then among the
+    """Load mods by name. A name is looked up in ``known``, then as an import path ``module:Class``, then among the
     entry points ``roundelay.mods``. A `Mod` object is returned unchanged.
 
-    Raises `ModError` with the mod and the reason, because a node must not start without one of its mods.
+    Raise `ModError` with the mod and the reason if a mod cannot be loaded, because a node must not start without one of
+    its mods.
     """
     mods: list[Mod] = []
     for item in wanted:
@@ -493,7 +503,7 @@ def _load_mod(item: str | Mod, known: Mapping[str, type[Mod]], taken: Collection
     name = item.id if isinstance(item, Mod) else item
     try:
         mod = item if isinstance(item, Mod) else (known.get(item) or _find_mod(item))()
-        # Read the declarations now, so that a wrong one refuses the start and not the first call.
+        # Read the declarations now, so that a wrong declaration fails at the start and not at the first call.
         types = {operation.op: operation.args_type for operation in mod.operations()}
         arguments = {op: args_type.__struct_fields__ for op, args_type in types.items()}
         check_screens(mod.id, mod.screens, arguments, lambda op: args_schema(types[op])["properties"])
@@ -509,10 +519,9 @@ def _load_mod(item: str | Mod, known: Mapping[str, type[Mod]], taken: Collection
 
 
 def add_mod_folder(folder: Path | None) -> None:
-    """Let mods be imported from the folder of the node's file. This folder has the lowest priority on the import
-    path."""
+    """Let mods be imported from the folder of the node's file. The folder is searched last on the import path."""
     if folder is not None and str(folder.resolve()) not in sys.path:
-        # At the end: a file in the node's folder must not replace a module of the same name.
+        # Append at the end: a file in the node's folder must not replace another module of the same name.
         sys.path.append(str(folder.resolve()))
 
 
@@ -521,14 +530,14 @@ def _find_mod(name: str) -> Callable[[], Mod]:
 
 
 def _import_mod(name: str) -> Callable[[], Mod]:
-    """Import the object that ``module:Class`` names. Raises `ModError`."""
+    """Import the object that ``module:Class`` names. Raise `ModError` if it does not exist."""
     module_name, _, attribute = name.partition(":")
     if not all(part.isidentifier() for part in (*module_name.split("."), attribute)):
         raise ModError(f"The mod {name!r} is not an import path. Write module:Class, such as polls:Polls for polls.py.")
     try:
         target: object = getattr(importlib.import_module(module_name), attribute)
     except ModuleNotFoundError as error:
-        # The mod exists, but one of its own imports fails. That error is more useful than "not found".
+        # The mod exists, but one of its own imports fails. The original error is more useful than "not found".
         if error.name != module_name:
             raise
         raise ModError(

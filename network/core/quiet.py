@@ -6,9 +6,8 @@ mods. `State` groups these values by the root of their conversation, so a conver
 Each write updates one group, and nothing is scanned.
 """
 
-# Example of one conversation. As in the termination detection of Dijkstra and Scholten, an agent opens the items that
-# it
-# causes before it closes the item that it works on.
+# Example of one conversation. As in the termination detection of Dijkstra and Scholten, an agent first opens the items
+# that it causes, and then closes the item that it works on.
 #
 #   entry                            delivery       reaction     open in the conversation
 #   10 ann asks bob                  10: bob                     1
@@ -21,10 +20,9 @@ Each write updates one group, and nothing is scanned.
 #   16 bob answers ann, 17 finishes  -              -            0: quiet
 #
 # The commit that starts a reaction also handles its trigger. A message without a reaction is handled when the ack
-# cursor
-# is stored, up to half a second after the ack. For a person, only a required response is an open item: people do not
-# acknowledge that they handled a message. The same applies to programs that are not reactors, such as coding agents
-# with hooks and clients over HTTP.
+# cursor is stored, up to half a second after the ack. People do not acknowledge that they have handled a message, so
+# only a required response is an open item for them. The same applies to programs that are not reactors, such as coding
+# agents with hooks and clients over HTTP.
 
 from __future__ import annotations
 
@@ -181,8 +179,8 @@ def _is_revived(state: State, agent_id: str, seq: int) -> bool:
 def close_answered(
     state: State, head: MessageHead, parent: MessageHead | None, cause: MessageHead | None
 ) -> list[TableWrite]:
-    """Return the writes that close the messages answered by a new message: its parent and its cause. A direct message
-    also answers all earlier messages in its thread that its sender had to answer."""
+    """Return the writes that record a new message as the sender's answer to the message's parent and cause. A direct
+    message also answers all earlier messages in the same thread that required an answer from the sender."""
     sender = head.sender_id
     if not state.may_have_answers(sender):  # almost every message returns here
         return []

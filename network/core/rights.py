@@ -1,9 +1,11 @@
-"""Roles and rights: the section ``rights`` of a node's file, compiled once, and its decisions (docs/rights.md).
+"""Decisions about the rights of participants, compiled from the section ``rights`` of a node's file (docs/rights.md).
 
-The section defines roles. A participant has every role that names its id or its kind. It may do what at least one of
-its roles allows, and nothing else. A node without the section has no `Rights` object. No IO, no clock. Only its own
-decisions are cached. `access.check_right` asks before anything is stored, `visibility` before anything is read, and the
-command `roundelay rights` for explanations.
+The section defines roles. A participant has every role that names the participant's id or kind. The participant may do
+what at least one of these roles allows, and nothing else. A node without the section has no `Rights` object.
+
+`access.check_right` uses `Rights` before anything is stored, and `visibility` uses `Rights` before anything is read.
+The command `roundelay rights` explains the decisions to operators. No IO, no clock. The only state is a cache of
+decisions.
 """
 
 from __future__ import annotations
@@ -32,14 +34,15 @@ VERB_PHRASES: Mapping[str, str] = {
     "call": "call",
     "administer": "administer",
 }
-"""Beginning of a sentence for each verb. The object of the verb follows."""
+"""Text for each verb in error messages. The object of the verb follows the text."""
 CACHE_SIZE = 16_384
 """Maximum number of cached decisions."""
 
 
 class Ruling(NamedTuple):
-    """A decision. ``rule`` is the rule that allows the action, or, as the end of a sentence, the change that would
-    allow it."""
+    """Decision of `Rights` about one action. If the action is allowed, ``rule`` is the rule that allows it. Otherwise
+    ``rule`` is a clause for the error message: the reason, and how to allow the action. ``roles`` are the roles of the
+    participant."""
 
     allowed: bool
     rule: str
@@ -47,7 +50,8 @@ class Ruling(NamedTuple):
 
 
 class WrongRuleError(Exception):
-    """A rule names something unknown. ``role``, ``field`` and ``index`` are the position of the rule in the section."""
+    """Error for an invalid rule in the section ``rights``, such as a rule that names an unknown role. ``role``,
+    ``field`` and ``index`` are the position of the rule in the section."""
 
     def __init__(self, message: str, role: str, field: str, index: int) -> None:
         super().__init__(message)
@@ -55,11 +59,11 @@ class WrongRuleError(Exception):
 
 
 class Rights:
-    """The compiled rights of one node. Repeated calls of ``decide`` are answered from a cache."""
+    """Compiled rights of one node. The results of ``decide`` and ``roles_of`` are cached."""
 
     def __init__(self, page: Mapping[str, Role]) -> None:
         self._page = page
-        # Compiled once, since patterns are matched for every new participant and every new address.
+        # Compile the patterns once, because they are matched for every new participant and every new address.
         self._ids = {name: tuple(map(_compile, role.ids)) for name, role in page.items()}
         self._rules: dict[tuple[str, Verb], list[tuple[str, re.Pattern[str]]]] = {
             (name, verb): [(text, _compile(text)) for text in getattr(role, verb)]
@@ -67,12 +71,12 @@ class Rights:
             for verb in VERBS
             if isinstance(getattr(role, verb), tuple)
         }
-        # Cached: every message asks, and the rights never change while the node runs.
+        # Cache the results, because every message needs them. The rights never change while the node runs.
         self.roles_of = lru_cache(CACHE_SIZE)(self._roles_of)
         """Roles of a participant, by id and kind, in the order of the section."""
         self.decide = lru_cache(CACHE_SIZE)(self._decide)
-        """Decision whether a participant (id, kind) may do something (verb) to an object: an address, a channel's name,
-        an operation, or nothing. The fifth argument is the kind of the recipient."""
+        """Return the decision whether a participant may do an action. The arguments are the verb, the participant's id
+        and kind, the object (an address, a channel's name, an operation or nothing), and the recipient's kind."""
 
     def has_role(self, name: str) -> bool:
         """Return whether a role of this name exists."""
@@ -89,11 +93,11 @@ class Rights:
         roles = self.roles_of(agent_id, kind)
         matches = {short_address(thing)} if verb == "send" else {thing}
         if verb == "send" and thing.startswith("agent:"):
-            # A rule may name the recipient's roles too, so that agents need not be listed one by one.
+            # A rule may also name a role of the recipient, so that nobody has to list all recipients in the rule.
             matches |= {f"role:{name}" for name in self.roles_of(name_of(thing), to_kind)}
         # Rules only allow, so the first match decides, and the order of the roles does not matter.
         for name in roles:
-            if verb == "administer" and kind == "agent":  # the first client that uses an agent's id owns it
+            if verb == "administer" and kind == "agent":  # any new client can register an unused id of an agent
                 break
             if verb in ("broadcast", "administer"):
                 if getattr(self._page[name], verb):
@@ -105,7 +109,8 @@ class Rights:
         return Ruling(False, self._missing(verb, thing, kind, roles), roles)
 
     def list_rules(self, verb: Verb, agent_id: str, kind: str) -> list[str]:
-        """Return the rules of all roles that allow a participant this action."""
+        """Return the rules about a verb in all roles of a participant. For ``broadcast`` and ``administer``, return
+        only the rule that allows the action, if there is one."""
         roles = self.roles_of(agent_id, kind)
         if verb in ("broadcast", "administer"):
             decision = self.decide(verb, agent_id, kind)
@@ -127,8 +132,8 @@ class Rights:
 
 
 def compile_rights(page: Mapping[str, Role], operations: Collection[str], mods: Collection[str]) -> Rights:
-    """Compile a node's rights. Raises `WrongRuleError` for the first rule that names an unknown role, operation or
-    mod."""
+    """Compile the rights of a node. Raise `WrongRuleError` for the first rule that names an unknown role, operation or
+    mod, or that lets every agent administer the node."""
     for name, role in page.items():
         for index, text in enumerate(role.call):
             if not any(map(_compile(text).fullmatch, operations)):
@@ -138,8 +143,8 @@ def compile_rights(page: Mapping[str, Role], operations: Collection[str], mods: 
             names = {"role": page, "mod": mods}.get(sort, ()) if colon else None
             if names is not None and not any(map(_compile(wanted).fullmatch, names)):
                 raise WrongRuleError(f'"{wanted}" is no {sort}{_suggest(wanted, names)}', name, "send", index)
-        # The first client that uses an agent's id owns it. A right by the kind `agent` would make any new client an
-        # operator.
+        # The first client that uses an unused id of an agent owns this id. If all agents could administer the node, any
+        # new client would be an operator.
         if role.administer and set(role.kinds) == {"agent"} and not role.ids:
             raise WrongRuleError(
                 "is for people and services, because the first client that uses an agent's id owns it",
@@ -151,8 +156,8 @@ def compile_rights(page: Mapping[str, Role], operations: Collection[str], mods: 
 
 
 def _compile(text: str) -> re.Pattern[str]:
-    """Return the pattern of a rule. A ``*`` alone matches anything. Inside a longer pattern ``*`` matches no colon, so
-    that ``r*`` matches ids but not ``role:...``."""
+    """Return the regular expression for a rule. The rule ``*`` matches any text. In a longer rule, ``*`` matches any
+    characters except colons. Without this exception, ``r*`` would also match ``role:...``."""
     return re.compile((".*" if text == "*" else "[^:]*").join(map(re.escape, text.split("*"))))
 
 

@@ -1,4 +1,5 @@
-"""The part of a change that schedules the due times of a mod. `due_times` reaches them. Pure."""
+"""Methods of a change that schedule due times: times at which the hub calls the ``due`` hook of a mod. `due_times`
+finds the times that have come. Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from .state import State
 from .tables import Table
 
 MAX_DUE_TIMES = 10_000
-"""Maximum number of due times of one mod."""
+"""Maximum number of scheduled due times of one mod."""
 
 
 class DueTimeChanges:
-    """The part of `ChangeSet` that schedules due times."""
+    """Methods of `ChangeSet` that schedule and remove due times of a mod."""
 
     state: State
     mod_id: str
@@ -32,7 +33,7 @@ class DueTimeChanges:
             raise InvalidArguments(
                 f"The mod {self.mod_id} has {MAX_DUE_TIMES} due times, which is the maximum. Remove some first."
             )
-        # Count the first time only: a hook that moves its own due time must not use up anybody's quota.
+        # Charge bytes only for a new key: a hook that moves its own due time must not use up anybody's quota.
         if state.get("due", path) is None:
             self._unpaid_bytes += len(key.encode()) + ROW_BYTES
         self.set_value("due", path, DueTime(at_ms, cause, watched, self.payer))

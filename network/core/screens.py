@@ -1,8 +1,9 @@
-"""Screens that a mod describes as data. The page and the terminal UI draw them without code of the mod.
+"""Screens that a mod describes as data. The page and the terminal UI draw these screens without any code of the mod.
 
-A screen reads its items with one operation of the mod and shows them in one of four views: a list, a board with columns,
-a document with its text, or a timeline. Actions are further operations, with a form for their arguments. The clients
-call every operation as their own user, so a screen shows nobody more than the operations do.
+A screen reads its items with one operation of the mod. There are four views of the items: a list, a board with columns,
+a document with its text, and a timeline. The actions of a screen are other operations of the mod, with forms for their
+arguments. Clients call all operations with the rights of their own user, so a screen never shows more than this user
+may read.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ FactKind: TypeAlias = Literal["text", "people", "time", "size", "thread", "messa
 
 
 class Fact(Struct, frozen=True, omit_defaults=True):
-    """A field of an item that is shown with a label. ``kind`` says how: ``time`` is in ms, ``size`` in bytes,
-    ``message`` is a seq, ``file`` the id of a stored file."""
+    """Field of an item that a screen shows with a label. ``kind`` is the type of the field's value: a ``time`` is in
+    ms, a ``size`` is in bytes, a ``message`` is a seq, and a ``file`` is the id of a stored file."""
 
     field: str
     label: str = ""
@@ -28,21 +29,22 @@ class Fact(Struct, frozen=True, omit_defaults=True):
 
 
 class Input(Struct, frozen=True, omit_defaults=True):
-    """One argument that a person enters. With ``choices`` the person chooses one of them."""
+    """Argument of an operation that a person enters in a form. If ``choices`` is not empty, the person selects one of
+    the choices."""
 
     argument: str
     label: str
     is_long: bool = False
     choices: tuple[str, ...] = ()
     choices_from: str = ""
-    """``LIST.FIELD``: the choices are this field of the entries of the item's list."""
+    """Source of the choices as ``LIST.FIELD``: the values of ``FIELD`` in the entries of the item's list ``LIST``."""
     field: str = ""
-    """Field of the item, or of the opened item, with the present value."""
+    """Field of the item, or of the opened item, that contains the current value of the argument."""
 
 
 class Action(Struct, frozen=True, omit_defaults=True):
-    """A changing operation as a button. ``args`` maps arguments to fields of the item. ``when`` maps fields to the values
-    with which the button is shown."""
+    """Button that calls a changing operation. ``args`` maps arguments of the operation to fields of the item. ``when``
+    maps fields of the item to values. The button is shown only if each field has one of its values."""
 
     op: str
     label: str
@@ -52,8 +54,8 @@ class Action(Struct, frozen=True, omit_defaults=True):
 
 
 class DetailList(Struct, frozen=True, omit_defaults=True):
-    """A list inside an opened item, such as its events or versions: the field ``items`` of the opened item, or of the
-    result of ``op``. ``args`` maps arguments to fields of the item."""
+    """List in an opened item, such as the item's events or versions. ``items`` is a field of the opened item or, if
+    ``op`` is set, of the result of this operation. ``args`` maps arguments of ``op`` to fields of the item."""
 
     title: str
     items: str
@@ -61,14 +63,15 @@ class DetailList(Struct, frozen=True, omit_defaults=True):
     op: str = ""
     args: Mapping[str, str] = {}
     open_op: str = ""
-    """Operation whose field ``open_text`` is shown when an entry is opened, such as a difference. ``open_args`` maps its
-    arguments to fields of the entry, or else of the item."""
+    """Operation that is called when a person opens an entry. The field ``open_text`` of its result is shown, such as a
+    diff. ``open_args`` maps arguments of the operation to fields of the entry or, if the entry has no such field, of
+    the item."""
     open_args: Mapping[str, str] = {}
     open_text: str = ""
 
 
 class Detail(Struct, frozen=True, omit_defaults=True):
-    """The opened item: the result of ``op``. ``text`` is its field with Markdown."""
+    """View of an opened item. The operation ``op`` returns the item. ``text`` is the field that contains Markdown."""
 
     op: str
     args: Mapping[str, str]
@@ -78,8 +81,11 @@ class Detail(Struct, frozen=True, omit_defaults=True):
 
 
 class ModScreen(Struct, frozen=True, omit_defaults=True):
-    """One screen. ``op`` returns the items in its field ``items``, and takes ``more`` for the next page: arguments by the
-    field of the last item, or of the result for fields that start with ``.``."""
+    """Description of one screen. The operation ``op`` returns the items in the field ``items`` of its result.
+
+    ``more`` maps arguments for the next page to fields of the last item. A field that starts with ``.`` is a field of
+    the operation's result.
+    """
 
     id: str
     title: str
@@ -90,18 +96,18 @@ class ModScreen(Struct, frozen=True, omit_defaults=True):
     """Field that identifies an item."""
     heading: str
     args: Mapping[str, str | int | bool] = {}
-    """Fixed arguments."""
+    """Arguments of ``op`` with fixed values."""
     more: Mapping[str, str] = {}
     facts: tuple[Fact, ...] = ()
     column: str = ""
-    """For a board: the field with the column's value."""
+    """Field that contains the column of an item. Set only for a board."""
     columns: tuple[str, ...] = ()
     at: str = ""
-    """For a timeline: the field with the time in ms, by which items are sorted."""
+    """Field that contains the time of an item in ms. Items are sorted by this field. Set only for a timeline."""
     detail: Detail | None = None
     actions: tuple[Action, ...] = ()
     create: Action | None = None
-    """The button that makes a new item."""
+    """Button that creates an item."""
 
 
 def check_screens(
@@ -110,8 +116,8 @@ def check_screens(
     known: Mapping[str, Collection[str]],
     read_schemas: Callable[[str], Mapping[str, Any]],
 ) -> None:
-    """Check that each screen names operations of the mod, with arguments that they have. ``known`` has the arguments of
-    each operation, and ``read_schemas`` returns their JSON schemas. Raises `ModError`."""
+    """Raise `ModError` if a screen names an unknown operation of the mod or an unknown argument. ``known`` contains
+    the argument names of each operation. ``read_schemas`` returns the JSON schemas of an operation's arguments."""
     seen: set[str] = set()
     for screen in screens:
         if screen.id in seen:
@@ -143,7 +149,7 @@ def check_screens(
 
 
 def _is_text(schema: Mapping[str, Any]) -> bool:
-    """Return whether an argument takes a text, which is all that a form sends."""
+    """Return whether an argument accepts a text. Forms send only texts."""
     if "anyOf" in schema:
         return any(_is_text(each) for each in schema["anyOf"])
     return bool(schema.get("type", "string") == "string")
@@ -154,7 +160,7 @@ def _list_actions(screen: ModScreen) -> Iterable[Action]:
 
 
 def _list_calls(screen: ModScreen) -> Iterable[tuple[str, set[str]]]:
-    """Yield each operation that a screen calls, with the arguments that it passes."""
+    """Yield each operation that a screen calls, with the names of the arguments that the screen passes."""
     yield screen.op, {*screen.args, *screen.more}
     if screen.detail is not None:
         yield screen.detail.op, {*screen.detail.args}

@@ -1,8 +1,9 @@
-"""Search queries: words, a sender and a time. web/page/core/query.js implements the same rules in JavaScript.
+"""Parser for search queries, which contain words and filters for the sender and the time.
 
-A word matches all words that begin with its stem: ``teapot`` finds ``teapots``, and ``teapots`` finds ``teapot``.
-Numbers, words of one or two letters, and quoted words match exactly. ``from:ID``, ``after:DATE`` and ``before:DATE``
-filter by person and time (UTC). Pure.
+A search word matches all words that begin with its stem: ``teapot`` finds ``teapots``, and ``teapots`` finds
+``teapot``. Numbers, words of one or two letters, and quoted words match exactly. The filters ``from:ID``,
+``after:DATE`` and ``before:DATE`` select messages by sender and time (UTC). web/page/core/query.js implements the same
+rules in JavaScript. Pure.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 MIN_STEM_CHARS = 4
-"""Minimum length of a stem."""
+"""Minimum number of characters that remain after an ending is removed from a word. For the ending ``s``, one character
+less is enough."""
 _PART = re.compile(r'"([^"]*)"|(\S+)')
 _FILTER = re.compile(r"(from|before|after):(\S+)", re.IGNORECASE)
 _ENDINGS = ("ings", "ing", "ies", "ed", "es", "s")
 
 
 class Query(NamedTuple):
-    """A parsed query. ``terms`` are words; a term that ends in ``*`` matches every word with that beginning. Times are
-    in ms. ``wrong`` is a filter with an invalid date."""
+    """Parsed search query. ``terms`` are words. A term that ends in ``*`` matches every word that begins with the text
+    before the ``*``. Times are in ms. ``wrong`` is a filter of the query with an invalid date, or None."""
 
     terms: list[str]
     sender_id: str | None = None
@@ -31,7 +33,7 @@ class Query(NamedTuple):
 
 
 def read_query(text: str, list_words: Callable[[str], list[str]]) -> Query:
-    """Parse a user's query. ``list_words`` splits a text into words like the index does."""
+    """Parse a user's search query. ``list_words`` splits a text into words in the same way as the search index."""
     terms: dict[str, None] = {}
     query = Query([])
     for quoted, part in _PART.findall(text):
@@ -50,7 +52,7 @@ def read_query(text: str, list_words: Callable[[str], list[str]]) -> Query:
 
 
 def stem(word: str) -> str:
-    """Return the search term that also finds other forms of a word."""
+    """Return a search term that finds a word and its other forms, such as the plural."""
     if len(word) < 3 or not word.isalpha() or any("\u3040" <= char <= "\u9fff" for char in word):
         return word
     ending = next((suffix for suffix in _ENDINGS if word.endswith(suffix)), "") if word.isascii() else ""
@@ -71,7 +73,7 @@ def _choose(query: Query, name: str, value: str) -> Query:
 
 
 def read_date(text: str) -> int | None:
-    """Return the time (ms) of a date, or of a date and time, in UTC. None for any other text."""
+    """Return the time in ms of a date, or of a date with a time, in UTC. Return None if the text is neither."""
     if re.fullmatch(r"\d{4}-\d{2}-\d{2}(T\d{2}:\d{2}(:\d{2})?)?", text) is None:
         return None
     try:
@@ -81,7 +83,7 @@ def read_date(text: str) -> int | None:
 
 
 def is_chosen(query: Query, sender_id: str, at: int) -> bool:
-    """Return whether a message matches the sender and the times of the query."""
+    """Return whether a message matches the query's filters for sender and time."""
     return (
         query.sender_id in (None, sender_id)
         and (query.said_after is None or at >= query.said_after)
