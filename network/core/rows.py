@@ -1,7 +1,7 @@
-"""Rows of the log, and the head of a message: the fields that rules need.
+"""Rows of the log, and heads of messages.
 
-Rules decide by a `MessageHead` and never see content. The ledger stores a `Row` and returns it unchanged. No IO, no
-clock.
+A `MessageHead` contains the fields of a message that the hub's rules need. The rules never see the content of a
+message. The ledger stores a `Row` and returns it unchanged. No IO, no clock.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from msgspec import Struct
 class MessageHead(Struct, frozen=True, kw_only=True, gc=False):
     """The fields of a stored message that rules may use, without its content.
 
-    ``label`` is a seq. The people in that message's thread are the audience of this message. It is the message's own
-    seq, or the label of its cause if no person reads the thread. ``excluded`` are the ids that a broadcast left out. A
-    reply has the ids that the first message of its thread left out.
+    ``label`` is the seq of a message: the people in the thread of that message are the audience of this message. The
+    label is the message's own seq or, if no person reads the message's thread, the label of the cause. ``excluded`` are
+    the ids that a broadcast excludes. A reply also has the excluded ids of its parent.
     """
 
     seq: int
@@ -33,7 +33,8 @@ class MessageHead(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoredKey(Struct, frozen=True, gc=False):
-    """Data stored under an idempotency key: enough to distinguish a repeat from a conflict. `Row` adds the other fields."""
+    """Fields of a row that are stored under its idempotency key. They are sufficient to distinguish a repeat from a
+    conflict. The subclass `Row` adds the other fields."""
 
     seq: int
     stream: str = ""
@@ -66,12 +67,12 @@ RowType: TypeAlias = Literal[
 
 
 class Row(StoredKey, frozen=True, kw_only=True, gc=False):
-    """One entry of the log.
+    """One row of the log.
 
-    ``actor`` and ``key`` form the idempotency key. ``key`` is a prefix (``m:``, ``r:`` or ``c:``) and the client's id,
-    or empty. ``target`` is the address whose readers receive the row. ``stream`` is the thread of a message or the
-    reaction of a record, and empty for other rows. ``data`` is JSON: a message as it is delivered, or a record's body.
-    A row of type ``damaged`` is never stored (`damaged_row`).
+    ``actor`` and ``key`` form the idempotency key. ``key`` is empty, or a prefix (``m:``, ``r:`` or ``c:``) and the id
+    that the client chose. ``target`` is the address whose readers receive the row. ``stream`` is the thread of a
+    message or the reaction of a record, and empty for other rows. ``data`` is JSON: a message as it is delivered, or a
+    record's body. A row of type ``damaged`` is never stored (`damaged_row`).
     """
 
     at: int

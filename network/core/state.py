@@ -1,14 +1,14 @@
-"""The state of a network: all loaded tables, with indexes over them.
+"""State of a network: all loaded tables, and indexes over these tables.
 
-A `State` looks up values in its own tables, then in its parent's. The hub's committed state is the bottom level. Each
-batch works on a draft on top, which is merged after the commit or dropped. Changes are `TableWrite`s. The ledger stores
-these writes in the transaction of the rows that caused them. So a start only loads tables and replays nothing. No IO,
-no clock.
+A `State` looks up a value in its own tables first, and then in the tables of its parent. The committed state of the hub
+is the bottom level. Each batch changes a draft on top of the committed state. After the commit the draft is merged into
+the committed state. If the commit fails, the draft is discarded. The ledger stores each `TableWrite` in the transaction
+of the rows that caused the write, so a start only loads tables and replays no rows. No IO, no clock.
 
 Each level also records its changes to two kinds of indexes. A *group* contains the values of one owner, such as the
 members of a channel. An *order* contains ids sorted by a number, such as participants by registration. The cost of an
 update depends on the size of the change, not on the size of the index. The cost of a query for one owner depends on the
-number of that owner's values.
+number of the owner's values.
 """
 
 from __future__ import annotations
@@ -45,37 +45,40 @@ from .tables import (
 
 
 class State:
-    """Tables over an optional parent (see the module's docstring). Reads never copy a table. `apply_writes` changes
-    only this level."""
+    """One level of tables on top of an optional parent level. Reads never copy a table. `apply_writes` changes only
+    this level."""
 
     def __init__(
         self, parent: State | None = None, *, head: int = 0, stamp: int = 0, rights: Rights | None = None
     ) -> None:
         self.rights: Rights | None = parent.rights if parent is not None else rights
-        """The node's rights. No entry changes them. None if the node has no section `rights`."""
+        """Rights of the node, which no entry changes. None if the node's file has no section ``rights``."""
         self._parent = parent
         self.tables: defaultdict[str, dict[str, Any]] = defaultdict(dict)
-        """Values of this level, by table and key. The committed state has all values. A draft has only the values that
-        it changed (None: deleted)."""
+        """Values of this level, by table and key. The committed state contains all values. A draft contains only
+        changed values, with None for a deleted value."""
         self.durable_writes: dict[tuple[Table, str], TableWrite] = {}
-        """A draft's writes for the ledger: the last value of each key."""
+        """Writes of a draft that the ledger stores: the last write of each key."""
         self.everyone: Mapping[str, Participant] = self.tables["participant"] if parent is None else parent.everyone
-        """All participants ever registered, by id. This is the committed table itself until a draft changes a
+        """All participants ever registered, by id. A draft uses the table of its parent until the draft changes a
         participant."""
         self.takeovers: Mapping[str, Takeover] = self.tables["hold"] if parent is None else parent.takeovers
-        """The newest takeover of each thread, active or ended. Almost always empty."""
+        """Newest takeover of each thread, active or ended. This mapping is almost always empty."""
         self._groups: dict[Group, dict[Any, Any]] = {}
-        """By key. None for a value that this level removed."""
+        """Groups of this level, by name and owner. A value of None was removed by this level."""
         self._orders: dict[str, Order] = {}
         self._ascending: dict[str, list[str]] = {}
-        """Sorted keys of the tables that were listed. The first listing builds them, and each write updates them."""
+        """Sorted keys of tables that were listed at least once. The first listing of a table builds the list, and each
+        write updates it."""
         self.recent_messages: RecentMessages = parent.recent_messages if parent is not None else RecentMessages()
-        """Shared by all drafts, because it covers only stored messages."""
+        """Newest stored messages by destination. All drafts share this object, because it covers only stored
+        messages."""
         self.head: int = parent.head if parent is not None else head
         self.stamp: int = parent.stamp if parent is not None else stamp
 
     def draft(self, stamp: int | None = None) -> State:
-        """Return an empty state on top of this one, at the same or a later time."""
+        """Return an empty draft on top of this state. ``stamp`` is the time of the draft, and defaults to the time of
+        this state."""
         draft = State(self)
         if stamp is not None:
             draft.stamp = stamp
@@ -84,16 +87,16 @@ class State:
     # --- reading
 
     def get(self, table: Table, key: str, absent: Any = None) -> Any:
-        """Return the value under a key (`VALUE_TYPES` has its type). Returns None if the value was deleted, and
-        ``absent`` if the key is unknown."""
+        """Return the value of a key. `VALUE_TYPES` lists the type of each table's values. Return ``absent`` if the key
+        is unknown, and None if a draft has deleted the value."""
         values = self.tables[table]
         if key in values:
             return values[key]
-        # None in a level means deleted, so only a missing key asks the parent.
+        # None in a level means that the value was deleted, so ask the parent only if the key is missing.
         return absent if self._parent is None else self._parent.get(table, key, absent)
 
     def items(self, table: Table) -> Iterator[tuple[str, Any]]:
-        """Yield every key and value of a loaded table. Values of newer levels hide older ones."""
+        """Yield all keys and values of a loaded table. A value in a newer level hides the value in an older level."""
         seen: set[str] = set()
         for level in self._levels():
             for key, value in level.tables[table].items():
@@ -103,18 +106,19 @@ class State:
                         yield key, value
 
     def ascending(self, table: Table, after: str = "") -> Iterator[tuple[str, Any]]:
-        """Yield the keys above ``after`` with their values, in ascending order. Only for the committed state, which
-        must not change during the iteration."""
+        """Yield the keys above ``after`` and their values, in ascending order. Call this method only on the committed
+        state, and do not change the state during the iteration."""
         values = self.tables[table]
         keys = self._ascending.get(table)
         if keys is None:
             keys = self._ascending[table] = sorted(values)
-        # By index, not from an iterator over a copy: a page starts in the middle of a long list.
+        # Use indexes instead of a copied slice: a page usually needs only a few keys of a long list.
         for index in range(bisect_right(keys, after), len(keys)):
             yield keys[index], values[keys[index]]
 
     def count(self, table: Table) -> int:
-        """Return the number of values in a loaded table. A draft counts them one by one."""
+        """Return the number of values in a loaded table. This call is slow in a draft, which iterates over all
+        values."""
         return len(self.tables[table]) if self._parent is None else sum(1 for _ in self.items(table))
 
     # --- reading: participants
@@ -154,16 +158,16 @@ class State:
         return bool(self.tokens(agent_id)) or bool(self.logins(agent_id))
 
     def look_alikes(self, agent_id: str) -> Iterable[str]:
-        """Return the ids that look like this id, including the id itself: all that were ever registered or had a
-        token."""
+        """Return the known ids that look like ``agent_id``, possibly including ``agent_id`` itself. An id is known if
+        it was ever registered or had a token."""
         return self._group("looks", skeleton(agent_id))
 
     def tokens(self, agent_id: str) -> Mapping[str, Token]:
-        """Return a participant's tokens by hash, revoked ones included."""
+        """Return the tokens of a participant by hash, including revoked tokens."""
         return self._group("tokens", agent_id)
 
     def logins(self, agent_id: str) -> Mapping[str, Login]:
-        """Return the logins to an id by hash, used and expired ones included."""
+        """Return the one-time logins of an id by hash, including used and expired logins."""
         return self._group("logins", agent_id)
 
     def near_quota(self) -> Mapping[str, DayStored]:
@@ -175,12 +179,13 @@ class State:
         return self._group("faults", "")
 
     def bucket(self, agent_id: str) -> Bucket:
-        """Return a participant's counters. After a start they contain the amounts that were stored for its day."""
+        """Return the counters of a participant. After a start, the counters begin with the sums that were stored in the
+        ledger."""
         bucket: Bucket | None = self.get("bucket", agent_id)
         if bucket is not None:
             return bucket
         stored: DayStored | None = self.get("stored", agent_id)
-        # Without the stored sum a restart would give everybody a fresh quota.
+        # Use the stored sums: otherwise each restart would reset the quotas.
         return Bucket(0.0, 0.0, stored.day, stored.bytes, stored.messages) if stored is not None else _IDLE
 
     def ack_cursor(self, agent_id: str) -> AckCursor:
@@ -188,7 +193,8 @@ class State:
         return cursor
 
     def attempts(self, agent_id: str) -> Mapping[int, Attempt]:
-        """Return the failures of a participant's messages that are neither handled nor given up, by seq."""
+        """Return the failed deliveries to a participant, by seq. Messages that were handled or given up are not
+        included."""
         return self._group("attempts", agent_id)
 
     # --- reading: channels
@@ -271,8 +277,8 @@ class State:
         return self._group("questions of", agent_id)
 
     def may_have_questions(self, agent_id: str) -> bool:
-        """Return False if a person certainly has no questions. Cheaper than `questions_of`, because every message needs
-        this check."""
+        """Return False if a person certainly has no questions. This check runs for every message, so it is cheaper than
+        `questions_of`."""
         return self._may_have("questions of", agent_id)
 
     def _may_have(self, name: str, owner: str) -> bool:
@@ -291,7 +297,8 @@ class State:
     # --- reading: conversations
 
     def open_in(self, root: int) -> Mapping[str, Any]:
-        """Return what is open in a conversation: values of several tables, by table and key (`quiet`)."""
+        """Return the open items of a conversation, which are values of several tables (`quiet`). Each key contains the
+        name of the table."""
         return self._group("open in", str(root))
 
     def list_changed_conversations(self) -> list[int]:
@@ -307,12 +314,13 @@ class State:
         return self._group("deliveries to", agent_id)
 
     def count_deliveries(self, agent_id: str) -> int:
-        """Return about how many messages a reactor has not handled. Exact for the committed state."""
+        """Return the number of messages that a reactor has not handled. The number is exact in the committed state and
+        approximate in a draft."""
         group = ("deliveries to", agent_id)
         return sum(len(level._groups[group]) for level in self._levels() if group in level._groups)
 
     def answers_of(self, agent_id: str) -> Mapping[int, OpenDelivery]:
-        """Return the messages that require an answer from a program that is no reactor, by seq."""
+        """Return the messages that require an answer from a program that is not a reactor, by seq."""
         return self._group("answers of", agent_id)
 
     def answers_in(self, agent_id: str, thread_id: str) -> Mapping[int, OpenDelivery]:
@@ -320,7 +328,8 @@ class State:
         return self._group("answers in", f"{agent_id}/{thread_id}")
 
     def may_have_answers(self, agent_id: str) -> bool:
-        """Return False if nothing certainly requires an answer from this program. Cheaper than `answers_of`."""
+        """Return False if certainly no message requires an answer from a program. This check is cheaper than
+        `answers_of`."""
         return self._may_have("answers of", agent_id)
 
     def open_items_of(self, mod_id: str) -> Mapping[str, Any]:
@@ -334,7 +343,7 @@ class State:
         for write in writes:
             name, value = write.table, write.value
             if name not in VOLATILE_TABLES:
-                # Before the value is written: the indexes need the old value to leave their old groups.
+                # Update the indexes first: they need the old value to remove it from its groups.
                 self._update_indexes(write)
             # The bottom level deletes the value. A draft keeps None, which hides the value of its parent.
             if value is None and self._parent is None:
@@ -350,17 +359,18 @@ class State:
             self.apply_writes(outcome.writes)
 
     def merge(self, draft: State) -> None:
-        """Merge a draft into this state: step 8, after the commit. Cold tables stay in the ledger only."""
+        """Merge a draft into this state after the commit (step 8). Values of cold tables are not merged, because they
+        are kept only in the ledger."""
         # Apply only the last value of each key: intermediate values of the batch were never stored.
         self.apply_writes(write for write in draft.durable_writes.values() if write.table not in COLD_TABLES)
         for name in VOLATILE_TABLES:
             self.tables[name].update(draft.tables[name])
-        # After the writes. Nothing runs between them (no await), so readers never see a head without its values.
+        # This method has no await, so other tasks never see the new head without the new values.
         self.head = draft.head
         self.stamp = draft.stamp
 
     def _update_indexes(self, write: TableWrite) -> None:
-        """Update everything that is derived from the tables, just before a write is made."""
+        """Update all data that is derived from the tables. Called just before a write is applied."""
         name, key, value = write.table, write.key, write.value
         if name in INDEXED:
             self._index(write)
@@ -389,7 +399,7 @@ class State:
     # --- indexes
 
     def _index(self, write: TableWrite) -> None:
-        """Update groups and orders, just before a write is made."""
+        """Update the groups and orders of a table. Called just before a write is applied."""
         table, key, value = write.table, write.key, write.value
         before = self.get(table, key)
         if table == "delivery":
@@ -398,7 +408,7 @@ class State:
         entries = groups_of(table, key, value) if value is not None else ()
         if before is not None:
             for group, name in groups_of(table, key, before):
-                # Left groups only: a value that stays in a group is overwritten below, not removed and added.
+                # Remove the value only from groups that it leaves: in other groups it is overwritten below.
                 if (group, name) not in entries:
                     self._set(group, name, None)
         for group, name in entries:
@@ -416,14 +426,15 @@ class State:
                 self._index_person_in(channel, agent_id, before, value)
 
     def _index_delivery(self, key: str, before: OpenDelivery | None, now: OpenDelivery | None) -> None:
-        """Update the groups of an open delivery. Written out, because each message to an agent needs it twice."""
+        """Update the groups of an open delivery. This method does not use `groups_of`, because it runs twice for each
+        message to an agent and must be fast."""
         known = now or before
         if known is None:
             return
         seq = int(key)
         self._set(("open in", str(known.root)), f"delivery {key}", now)
         was_waiting, waiting = before.waiting if before is not None else (), now.waiting if now is not None else ()
-        # Sets: a broadcast may wait for a thousand agents.
+        # Compare sets, because a thousand agents may have to handle one broadcast.
         for agent_id in waiting if not was_waiting else set(waiting).difference(was_waiting):
             self._set(("deliveries to", agent_id), seq, key)
         for agent_id in was_waiting if not waiting else set(was_waiting).difference(waiting):
@@ -452,7 +463,7 @@ class State:
         self._reorder(f"people in {channel}", arrival_entry(agent_id, before), arrival_entry(agent_id, now))
 
     def _group(self, name: str, owner: str) -> Mapping[Any, Any]:
-        """Return all values of a group. Copies only if a draft changed the group."""
+        """Return all values of a group. The values are copied only if a draft has changed the group."""
         group = (name, owner)
         levels: list[dict[Any, Any]] = []
         level: State | None = self
@@ -479,7 +490,7 @@ class State:
             values[key] = value
         elif values is not None:
             values.pop(key, None)
-            if not values:  # drop the group of an owner that has nothing left
+            if not values:  # delete an empty group
                 del self._groups[group]
 
     def _reorder(self, name: str, before: tuple[int, str] | None, now: tuple[int, str] | None) -> None:

@@ -1,9 +1,9 @@
-"""Values of the state tables, and the data that a batch looks up in the ledger.
+"""Types of the values in the state tables, and of the data that a batch looks up in the ledger.
 
-Each value is frozen and replaced as a whole. A change is a `TableWrite`, stored in the transaction of the rows that
-caused it. Older databases contain the table names and field names, so these never change, even where the code uses
-another word. Table ``floor`` holds ack cursors, ``hold`` holds takeovers, and ``mark`` holds read states. No IO, no
-clock.
+Values are immutable, and a `TableWrite` replaces a value as a whole. The ledger stores the write in the transaction of
+the rows that caused the write. Databases contain the names of tables and fields, so these names never change, even if
+the code uses another word: the table ``floor`` contains ack cursors, ``hold`` contains takeovers, and ``mark`` contains
+read states. Pure.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ LoadedTable: TypeAlias = Literal[
     "due",
     "delivery",
 ]
-"""Tables that are loaded at start and kept in memory."""
+"""Name of a table whose values are loaded at start and kept in memory."""
 ColdTable: TypeAlias = Literal[
     "root", "call", "dead", "tried", "triggered", "given_up", "stopped", "undelivered", "spent_out", "followed",
     "mod_cold",
 ]  # fmt: skip
-"""Tables that stay in the ledger. A batch looks up their values (`LookupRequest`)."""
+"""Name of a table whose values stay in the ledger. A batch looks up values of these tables with a `LookupRequest`."""
 Table: TypeAlias = LoadedTable | ColdTable | Literal["bucket"]
-"""Any table. ``bucket`` exists in memory only."""
+"""Name of any table. The table ``bucket`` exists only in memory."""
 
 LOADED_TABLES: tuple[Table, ...] = get_args(LoadedTable)
 COLD_TABLES: frozenset[str] = frozenset(get_args(ColdTable))
@@ -57,16 +57,16 @@ VOLATILE_TABLES: frozenset[str] = frozenset({"bucket"})
 
 
 FaultCause: TypeAlias = Literal["model", "error", "dead_letter", "ended"]
-"""Why an agent cannot work: its model does not reply, its code raises, its deliveries fail too often, or its process
-has ended."""
+"""Reason why an agent cannot work. ``model``: its model does not reply. ``error``: its code raises an exception.
+``dead_letter``: its deliveries fail too often. ``ended``: its process has ended."""
 
 
 class AgentFault(Struct, frozen=True, omit_defaults=True):
-    """A problem that keeps an agent from its work (`faults`). It is deleted when the agent works again.
+    """Problem that prevents an agent from working (`faults`). The fault is deleted when the agent works again.
 
     ``since`` and ``at`` are the times in ms of the first and the newest occurrence, and ``count`` is the number of
-    occurrences. ``seq`` and ``reaction`` describe the newest occurrence. Each agent has at most one fault, so repeats
-    take no more space.
+    occurrences. ``seq`` and ``reaction`` describe the newest occurrence. Each agent has at most one fault, so
+    repeated problems need no additional space.
     """
 
     cause: FaultCause
@@ -81,13 +81,13 @@ class AgentFault(Struct, frozen=True, omit_defaults=True):
 
 
 class Participant(Struct, frozen=True):
-    """A registered id.
+    """Participant of the network, registered under an id that is never reused.
 
     ``fence`` is the newest fencing token of a reactor session. ``fence_shown`` is the token that this session presented
     when it joined. Sessions that joined before ``cut_seq`` have ended, because the tokens were revoked at that seq.
-    ``instance`` is the name that the reactor's process gave itself, or empty. ``life`` is the first fencing token of
-    that process. ``is_lost``: its session ended without a ``bye`` while reactions were open, and no reactor has joined
-    since.
+    ``instance`` is the name that the reactor's process has chosen, or empty. ``life`` is the first fencing token of
+    this process. ``is_lost`` is true if the process was lost: its session ended without a ``bye`` while reactions were
+    open, and no reactor has joined since.
     """
 
     agent_id: str
@@ -105,8 +105,7 @@ class Participant(Struct, frozen=True):
 
 
 class Token(Struct, frozen=True):
-    """The permission that a token gives. The key is the hash of the token. A revoked token stays, so that it is never
-    bound again."""
+    """Permission to join with a token. The key is the token's hash. Revoked tokens stay, so they are never bound again."""
 
     agent_id: str
     kind: Kind
@@ -127,15 +126,17 @@ class Login(Struct, frozen=True):
 
 
 Access: TypeAlias = Literal["open", "invite", "closed"]
-"""Rule for joining a channel: everybody (open) or only invited participants (invite). A closed channel is also hidden
-from everybody else."""
+"""Rule for joining a channel. Everybody may join an ``open`` channel. Only invited participants may join an ``invite``
+or ``closed`` channel. A ``closed`` channel is also hidden from everybody else."""
 History: TypeAlias = Literal["since_join", "members"]
 
 
 class Channel(Struct, frozen=True):
-    """A channel. ``history`` defines what late joiners may read.
+    """Properties of a channel. ``history`` defines which messages members may read: only messages since their join, or
+    all messages.
 
-    ``owner`` is None for channels of versions without owners. It is empty if the owner was removed from the channel.
+    ``owner`` is None if the channel was created by a release without owners, and empty if the owner was removed from
+    the channel.
     """
 
     name: str
@@ -152,16 +153,16 @@ class Channel(Struct, frozen=True):
 MAX_NOTIFIED_THREADS = 256
 """Maximum number of threads of one conversation whose readers are notified that the budget is exceeded."""
 MAX_SPANS = 4096
-"""Maximum number of times a participant may rejoin a channel after missing messages. Each membership is stored, because
-it decides what the participant may read."""
+"""Maximum number of times that a participant may rejoin a channel after missing messages. The span of each membership
+is stored, because the spans decide which messages the participant may read."""
 
 
 class Member(Struct, frozen=True):
-    """One participant's membership in one channel: spans of seqs (from, until), both exclusive. ``until`` is None while
-    the participant is a member.
+    """Membership of one participant in one channel. A span (from, until) contains the seqs between its ends, without
+    the ends. ``until`` is None in the last span while the participant is a member.
 
-    ``standing`` applies to participants who are not members: invited, removed by the owner, or neither. Joining uses up
-    an invitation.
+    ``standing`` applies to participants who are not members: they are invited, removed by the owner, or neither. An
+    invitation ends when the participant joins.
     """
 
     spans: tuple[tuple[int, int | None], ...] = ()
@@ -179,8 +180,8 @@ class Member(Struct, frozen=True):
         return Member((*self.spans, (seq, None)))
 
     def left(self, seq: int) -> Member:
-        """Return the membership after a leave at ``seq``. A span without any stored row is dropped, unless it is the
-        only span."""
+        """Return the membership after the participant leaves at ``seq``. A span without any stored row is dropped,
+        unless it is the only span."""
         start = self.spans[-1][0]
         if start == seq - 1 and len(self.spans) > 1:
             return Member(self.spans[:-1])
@@ -199,9 +200,10 @@ def _start(span: tuple[int, int | None]) -> int:
 
 
 class Attempt(Struct, frozen=True):
-    """Failures of one message at one recipient. ``due_at`` (ms) is the earliest time of the next delivery.
+    """Failed deliveries of one message to one recipient. ``due_at`` (ms) is the earliest time of the next delivery.
 
-    ``is_revived``: the message is a restored dead letter, so the ack cursor already counts it as handled.
+    ``is_revived`` is true if the message is a restored dead letter. The ack cursor already counts such a message as
+    handled.
     """
 
     failures: int
@@ -211,8 +213,8 @@ class Attempt(Struct, frozen=True):
 
 
 class TokenUsage(Struct, frozen=True, omit_defaults=True):
-    """Sum of the tokens of model calls. ``prompt_tokens`` include ``cached_tokens``, and ``completion_tokens`` include
-    ``reasoning_tokens``."""
+    """Sums of the tokens used by model calls. ``prompt_tokens`` include ``cached_tokens``, and ``completion_tokens``
+    include ``reasoning_tokens``."""
 
     calls: int = 0
     prompt_tokens: int = 0
@@ -222,15 +224,16 @@ class TokenUsage(Struct, frozen=True, omit_defaults=True):
 
 
 class DayUsage(Struct, frozen=True):
-    """Tokens of one agent (the key) by model, on the newest day with any usage (UTC, in days since the epoch)."""
+    """Tokens that one agent used on the newest day with any usage, by model. The key is the agent's id. ``day`` is a
+    UTC day in days since the epoch."""
 
     day: int
     spent: dict[str, TokenUsage]
 
 
 class DayStored(Struct, frozen=True):
-    """Amount that one participant (the key) stored on a day (UTC, in days since the epoch). `limits` restores it after
-    a restart."""
+    """Amount of data that one participant has stored on one day. The key is the participant's id. ``day`` is a UTC day
+    in days since the epoch. `State.bucket` uses this amount after a restart."""
 
     day: int
     bytes: int
@@ -240,14 +243,14 @@ class DayStored(Struct, frozen=True):
 
 
 class CallWait(Struct, frozen=True, omit_defaults=True):
-    """What a tool call waits for until ``until`` (ms): answers from the participants in ``to``, or the decision on
-    ``request`` (a seq)."""
+    """Event for which a tool call waits until ``until`` (ms). The event is answers from the participants in ``to``, or
+    the decision on ``request`` (a seq)."""
 
     to: tuple[str, ...] = ()
     request: int | None = None
     until: int = 0
     copies: tuple[tuple[str, int], ...] = ()
-    """Copies of the request: the seq of the message to each approver, by the approver's id."""
+    """Seqs of the copies of the request, each with the id of the approver who received the copy."""
 
     deciders: tuple[str, ...] | None = None
     """Ids of the people who may decide. None means every reader of the request, and operators."""
@@ -257,11 +260,11 @@ class CallWait(Struct, frozen=True, omit_defaults=True):
     voters: tuple[str, ...] = ()
 
     def find_request(self, agent_id: str) -> int | None:
-        """Return the seq of the message that asks this person: the person's own copy, or the request."""
+        """Return the seq of the request's copy to a person, or the seq of the request if the person got no copy."""
         return next((seq for name, seq in self.copies if name == agent_id), self.request)
 
     def may_decide(self, agent_id: str, *, is_reader: bool, is_operator: bool) -> bool:
-        """Return whether a person may decide now. ``is_reader``: the person may read the request."""
+        """Return whether a person may decide now. ``is_reader`` is true if the person may read the request."""
         if agent_id in self.voters:
             return False
         if self.deciders is None:
@@ -270,8 +273,8 @@ class CallWait(Struct, frozen=True, omit_defaults=True):
 
 
 class OpenReaction(Struct, frozen=True):
-    """A reaction that has started and not finished (key ``AGENT/REACTION``). ``seq`` is the seq of its ``started``
-    record."""
+    """Reaction that has started and has not finished. The key is ``AGENT/REACTION``. ``seq`` is the seq of the
+    reaction's ``started`` record."""
 
     reaction: str
     agent_id: str
@@ -279,7 +282,7 @@ class OpenReaction(Struct, frozen=True):
     seq: int
     trigger_head: MessageHead
     oldest: int
-    """Oldest seq of the reaction's prompt. Retention keeps all messages from this seq on."""
+    """Seq of the oldest message in the reaction's prompt. Retention deletes neither this message nor newer messages."""
     is_cancelled: bool = False
     spent: dict[str, TokenUsage] = {}
     """Tokens that the reaction's records have reported so far, by model."""
@@ -288,7 +291,8 @@ class OpenReaction(Struct, frozen=True):
     """`Participant.life` of the process that wrote the reaction's newest record."""
 
     calls: dict[str, bool] = {}
-    """Calls that have started and have no result, and whether each call waits for somebody (`call_progress`)."""
+    """Tool calls that have started and have no result. The value is true if the call waits for a participant
+    (`call_progress`)."""
 
     awaits: dict[str, CallWait] = {}
 
@@ -297,10 +301,11 @@ class OpenReaction(Struct, frozen=True):
 
 
 class Takeover(Struct, frozen=True):
-    """A person's control of a thread (the key). ``by`` is empty after the takeover has ended.
+    """Takeover of a thread by a person. The key is the thread's id. ``by`` is the person, or empty after the takeover
+    has ended.
 
-    ``taken`` and ``given`` are the seqs of the newest start and end. ``at`` is the time of the start in ms. ``head`` is
-    the head of a message that would go to the thread now.
+    ``taken`` and ``given`` are the seqs of the newest start and the newest end. ``at`` is the time of the start in ms.
+    ``head`` is the head of a message that would be sent to the thread now (`takeovers.find_place`).
     """
 
     by: str
@@ -313,10 +318,10 @@ class Takeover(Struct, frozen=True):
 
 
 class ReadState(Struct, frozen=True, omit_defaults=True):
-    """A participant's read state and preferences for one thread, under the key ``ID/THREAD`` (`read_state`). Everything
-    up to ``read_upto`` is read.
+    """Read state and preferences of a participant for one thread. The key is ``ID/THREAD`` (`read_state`). All messages
+    up to the seq ``read_upto`` are read.
 
-    The value under ``ID/`` applies to all threads without an entry, because old entries are evicted.
+    Old read states are evicted. The value under the key ``ID/`` applies to all threads without a value of their own.
     """
 
     read_upto: int = 0
@@ -327,7 +332,7 @@ class ReadState(Struct, frozen=True, omit_defaults=True):
 
 
 class Question(Struct, frozen=True):
-    """A message that requires a response from a person and has none yet, under the key ``ID/SEQ`` (`questions`)."""
+    """Message that requires a response from a person and has no response yet. The key is ``ID/SEQ`` (`questions`)."""
 
     sender_id: str
     thread_id: str
@@ -337,13 +342,14 @@ class Question(Struct, frozen=True):
 
 
 class DismissedItems(Struct, frozen=True):
-    """Inbox items that a participant (the key) dismissed: kind, seq and time (ms) of each item, newest last."""
+    """Inbox items that a participant has dismissed, newest last. Each item has a kind, a seq and a time in ms. The key
+    is the participant's id."""
 
     items: tuple[tuple[str, int, int], ...] = ()
 
 
 class UndeliveredMessage(Struct, frozen=True):
-    """A dead letter as its sender sees it, under the key ``SENDER/NEWEST_FIRST/RECIPIENT``."""
+    """Dead letter in the form that its sender sees. The key is ``SENDER/NEWEST_FIRST/RECIPIENT`` (`descending_key`)."""
 
     agent_id: str
     seq: int
@@ -352,11 +358,11 @@ class UndeliveredMessage(Struct, frozen=True):
 
 
 class BudgetStop(Struct, frozen=True):
-    """A reaction that ended at its agent's own token or money budget, under the key ``NEWEST_FIRST/AGENT``. ``seq`` is
-    the seq of its trigger.
+    """Reaction that was stopped because its agent's own budget for tokens or money was used up. The key is
+    ``NEWEST_FIRST/AGENT`` (`descending_key`). ``seq`` is the seq of the reaction's trigger.
 
-    The stop no longer counts after the conversation is resumed, or after the agent starts another reaction to the same
-    trigger.
+    The stop is no longer shown after the conversation is resumed, or after the agent starts another reaction to the
+    same trigger.
     """
 
     agent_id: str
@@ -369,13 +375,13 @@ class BudgetStop(Struct, frozen=True):
 
 
 class IndexPosition(Struct, frozen=True):
-    """Position in the shared log up to which this database is complete. It names the record at ``position`` and the
-    ``digest`` of this record.
+    """Position in the shared log up to which this database is complete. ``position`` is the position of a record, and
+    ``digest``, ``leader`` and ``epoch`` are values of this record.
 
-    ``leader`` and ``epoch`` are also from that record. ``is_filling``: the database contains only part of the rows up
-    to that record. ``base`` is the record from which the log could begin (0: none). It takes effect after the log has
-    dropped the rows up to ``base_head``. ``begun`` and ``begun_head`` describe a snapshot that is being written.
-    ``begun`` is None in databases of older releases.
+    ``is_filling`` is true if the database contains only a part of the rows up to the record. ``base`` is the position
+    of a record at which the log may begin, or 0. This base takes effect after the log has dropped the rows up to
+    ``base_head``. ``begun`` and ``begun_head`` describe a snapshot that is being written. ``begun`` is None in
+    databases of older releases.
     """
 
     position: int
@@ -391,8 +397,8 @@ class IndexPosition(Struct, frozen=True):
 
 
 class ConversationBudget(Struct, frozen=True, omit_defaults=True):
-    """Usage of a conversation's budget, in total and by participant (`conversation_budgets`). The key is the root's
-    seq."""
+    """Used part of the budget of one conversation, in total and by participant (`conversation_budgets`). The key is the
+    seq of the root."""
 
     messages: int
     last_seq: int
@@ -406,10 +412,10 @@ class ConversationBudget(Struct, frozen=True, omit_defaults=True):
     resumed: int = 0
 
     began_by: str = ""
-    """Sender of the root. Empty if unknown, because an earlier budget was damaged."""
+    """Sender of the root. Empty if the sender is unknown, because the stored budget was damaged."""
 
     first: tuple[str, ...] = ()
-    """First parties: the root's sender, and the participants that the root names."""
+    """First parties of the conversation: the sender of the root, and the participants named by the root."""
 
     parties: dict[str, int] = {}
     """Number of messages of each party."""
@@ -426,8 +432,9 @@ class ConversationBudget(Struct, frozen=True, omit_defaults=True):
 
 
 class StoppedConversation(Struct, frozen=True):
-    """A conversation that exceeded a limit and was not resumed. It names the newest message and its time, the limit,
-    the participant who used most of it, and that participant's number of messages."""
+    """Conversation that exceeded a limit and was not resumed. ``seq`` and ``at`` are the seq and the time of the newest
+    message. ``used_by`` is the participant who used most of the limit, and ``used`` is this participant's number of
+    messages."""
 
     root: int
     seq: int
@@ -440,7 +447,7 @@ class StoppedConversation(Struct, frozen=True):
 
 
 class CallResult(Struct, frozen=True):
-    """First result of a changing call. A repeat with the same ``call_id`` within 24 hours gets this result."""
+    """Result of a changing call. A repeated call with the same ``call_id`` gets this result for 24 hours."""
 
     digest: str
     at: int
@@ -448,7 +455,7 @@ class CallResult(Struct, frozen=True):
 
 
 class DeadLetter(Struct, frozen=True):
-    """A message that its recipient failed to handle too often."""
+    """Message that its recipient has failed to handle too often."""
 
     agent_id: str
     seq: int
@@ -456,15 +463,15 @@ class DeadLetter(Struct, frozen=True):
     failures: int
     at: int
     reactions: tuple[str, ...] = ()
-    """Reactions to the message that were open when it became a dead letter. They are closed."""
+    """Reactions that were closed because their message became a dead letter."""
 
     sender_id: str = ""
-    """Sender who sees the message as undelivered. Empty if unknown."""
+    """Sender who sees the message as undelivered. Empty if the sender is unknown."""
 
 
 class AbandonedReaction(Struct, frozen=True):
-    """Link from a reaction (second half of the key) to the dead letter that it was started for. Kept until the
-    dead letter is deleted."""
+    """Link from a reaction to the dead letter for which the reaction was started. The id of the reaction is the second
+    half of the key. The link is deleted together with the dead letter."""
 
     trigger: int
     sender_id: str
@@ -472,25 +479,25 @@ class AbandonedReaction(Struct, frozen=True):
 
 
 class AttemptCount(Struct, frozen=True):
-    """Number of attempts of a message that failed at least once and is now either handled or given up."""
+    """Number of delivery attempts for a message that failed at least once and is now either handled or given up."""
 
     attempts: int
 
 
 class ReactionStart(Struct, frozen=True):
-    """A reaction and the seq of its ``started`` record."""
+    """Id of a reaction, and seq of the reaction's ``started`` record."""
 
     reaction: str
     seq: int
 
 
 MAX_KNOWN_STARTS = 64
-"""Maximum number of stored reactions to one message: the first reaction, and the newest ones."""
+"""Maximum number of stored reactions of one agent to one message: the first reaction and the newest reactions."""
 
 
 class TriggeredReactions(Struct, frozen=True):
-    """Reactions that one agent (first half of the key) started for one message (second half): the newest reaction, and
-    ``earlier`` ones."""
+    """Reactions that one agent has started for one message. The key consists of the agent's id and the seq of the
+    message. ``reaction`` is the newest reaction, and ``earlier`` are older reactions."""
 
     reaction: str
     seq: int
@@ -502,17 +509,17 @@ class TriggeredReactions(Struct, frozen=True):
 
     @property
     def all(self) -> tuple[ReactionStart, ...]:
-        """All these reactions, oldest first."""
+        """All stored reactions of the agent to the message, oldest first."""
         return (*self.earlier, ReactionStart(self.reaction, self.seq))
 
     def with_started(self, reaction: str, seq: int) -> TriggeredReactions:
-        """Return these reactions and one that starts now. The first reaction and the newest ones are kept."""
+        """Return the value after another reaction has started. Keep the first reaction and the newest reactions."""
         first, *others = self.all
         return TriggeredReactions(reaction, seq, (first, *others[2 - MAX_KNOWN_STARTS :]))
 
 
 def descending_key(seq: int) -> str:
-    """Return a seq as a key that sorts before the keys of lower seqs."""
+    """Return a key for a seq. Keys of higher seqs sort before keys of lower seqs."""
     return f"{SEQ_LIMIT - seq:016d}"
 
 
@@ -560,8 +567,8 @@ class TableWrite(Struct, frozen=True, gc=False):
 class Facts(Struct):
     """Answer of the ledger to a `LookupRequest`.
 
-    A key that is absent from ``stored`` or ``cold`` does not exist, except for the keys in ``damaged``. These are the
-    (table, key) pairs of values that failed their checksum.
+    ``damaged`` contains the (table, key) pairs of values that failed their checksum. A requested key that is absent
+    from ``stored`` or ``cold``, and not in ``damaged``, does not exist.
     """
 
     stored: MutableMapping[tuple[str, str], StoredKey] = {}
@@ -576,12 +583,12 @@ def encode_value(value: Any) -> bytes:
 
 
 def decode_value(table: Table, data: bytes | str) -> Any:
-    """Decode a value that `encode_value` has written. Raises `msgspec.DecodeError` if the value does not match."""
+    """Decode a value of a table. Raise `msgspec.DecodeError` if the data does not match the type of the values."""
     return msgspec.json.decode(data, type=VALUE_TYPES[table])
 
 
 class LookupRequest(Struct):
-    """Keys, seqs and values that a batch needs before it is applied. `Ledger.lookup` answers with `Facts`."""
+    """Idempotency keys, message seqs and cold values that a batch needs. `Ledger.lookup` answers with `Facts`."""
 
     keys: set[tuple[str, str]]
     seqs: set[int]

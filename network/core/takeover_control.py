@@ -1,8 +1,8 @@
-"""Start and end of takeovers: who may take over a thread, and how an expired takeover ends.
+"""Rules for the start and the end of takeovers. `takeovers` describes takeovers and what they refuse.
 
-`takeovers` decides which messages and reactions a taken-over thread refuses. The operations ``network.take`` and
-``network.give`` are in `conversation`. A takeover ends when somebody gives the thread back, when its person is removed,
-or when it expires. For an expired takeover, the hub enters `EndTakeover`. Pure.
+The operations ``network.take`` and ``network.give`` are in `conversation`. A takeover ends when somebody gives the
+thread back, when the person who took it over is removed, or when the takeover expires. The hub ends an expired takeover
+with the entry `EndTakeover`. Pure.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ from .takeovers import takeover_readers
 
 
 def check_may_take(state: State, origin: Origin, head: MessageHead) -> None:
-    """Raise `Forbidden` if a person may not silence the agents of a thread. People in a direct thread may always do so.
-    For other threads the person must be an operator, have the right ``take``, or, on a node without rights, own the
-    channel."""
+    """Raise `Forbidden` if a person may not take over a thread. A takeover silences the agents in the thread.
+
+    People may always take over their direct threads. For other threads, the person must be an operator or have the
+    right ``take``. On a node without rights, the owner of a channel may also take over the threads of the channel.
+    """
     if origin.is_operator or head.kind == "direct":
         return
     name = BROADCAST if head.kind == BROADCAST else name_of(head.to)
@@ -45,7 +47,8 @@ def check_may_take(state: State, origin: Origin, head: MessageHead) -> None:
 
 
 def may_take(state: State, origin: Origin, head: MessageHead) -> bool:
-    """Return whether a participant who reads a thread's next message may take over the thread."""
+    """Return whether a participant may take over a thread. The caller has already checked that the participant may read
+    the thread's next message."""
     try:
         check_may_take(state, origin, head)
     except Forbidden:
@@ -54,14 +57,15 @@ def may_take(state: State, origin: Origin, head: MessageHead) -> bool:
 
 
 def list_expired(state: State, now: int) -> Iterator[str]:
-    """Yield the threads whose takeover has expired."""
+    """Yield the ids of the threads whose takeover has expired."""
     return (
         takeover.head.thread_id for takeover in state.takeovers.values() if takeover.by and 0 < takeover.until <= now
     )
 
 
 def apply_end_takeover(rules: Rules, state: State, facts: Facts, entry: EndTakeover) -> Outcome:
-    """End an expired takeover in its person's name. Meanwhile the takeover may have been ended or extended."""
+    """End an expired takeover in the name of the person who started it. Do nothing if the takeover was ended or
+    extended before this entry was applied."""
     takeover = state.takeovers.get(entry.thread_id)
     if takeover is None or not takeover.by or not 0 < takeover.until <= state.stamp:
         return Outcome()
@@ -71,7 +75,7 @@ def apply_end_takeover(rules: Rules, state: State, facts: Facts, entry: EndTakeo
 
 
 def end_takeover(change: ChangeSet, takeover: Takeover) -> int:
-    """Let agents answer in a taken-over thread again. Returns the seq of the end."""
+    """End a takeover, so that agents may answer in the thread again. Return the seq of the row that records the end."""
     row = change.write_row("hold", data=encode_takeover_event("given", takeover.head.thread_id, takeover.by))
     change.set_value("hold", takeover.head.thread_id, msgspec.structs.replace(takeover, by="", given=row.seq, until=0))
     notify_readers(change, "given", takeover, row.seq)

@@ -1,20 +1,22 @@
-"""Takeovers: a person controls a thread, and its agents do not answer in it until the takeover ends.
+"""Takeovers of threads. During a takeover, a person controls a thread and agents may not answer in it.
 
-This module decides what a taken-over thread refuses. `sending` calls it before a message, and `reactions` before a
-``started`` record. `takeover_control` decides who may start and end a takeover. The operations ``network.take`` and
-``network.give`` (`conversation`) change the table. Pure.
+This module decides which messages and reactions are refused because of a takeover. `sending` calls this module for each
+message of an agent, and `reactions` calls it for each ``started`` record. `takeover_control` contains the rules for the
+start and the end of a takeover. The operations ``network.take`` and ``network.give`` are in `conversation`. Pure.
 """
 
-# Refusals during one takeover. The position of a reaction is the seq of its `started` record. The position of an
-# agent's message is that of the open reaction to its cause:
+# Refusals because of one takeover. The position of a reaction is the seq of its `started` record. The position of an
+# agent's message is the position of the open reaction to the message's cause:
 #
 #   log of the thread   10 question   11 started   12 taken   13 note   14 given   15 started   16 answer
-#   sent for            10 (by 11): refused after 12, and after 14 too: the reaction does not know what was said
-#                       10 or 13 (by 15): accepted, because that reaction could read what was said meanwhile
-#   started for         10 or 13: refused between 12 and 14
+#   message             cause 10, from reaction 11: refused after 12, and also after 14, because the reaction has not
+#                       read the messages of the takeover
+#                       cause 10 or 13, from reaction 15: accepted, because the reaction could read these messages
+#   start of reaction   trigger 10 or 13: refused between 12 and 14
 #
-# A message without an open reaction to its cause comes from a program that keeps no records. Its position is that of
-# its cause: for 10 it is refused, for 13 it is accepted after 14.
+# If an agent has no open reaction to the cause of its message, the agent is a program without records. The position of
+# this message is the position of its cause: a message with cause 10 is refused, and a message with cause 13 is accepted
+# after 14.
 
 from __future__ import annotations
 
@@ -42,11 +44,12 @@ from .visibility import may_read, thread_readers
 
 
 def find_thread(state: State, facts: Facts, origin: Origin, thread_id: str) -> MessageHead:
-    """Return the head of a message that would go to a thread now, without a sender. Participants who could read this
-    message are in the thread.
+    """Return the head of a message that would be sent to a thread now. The participants who could read this message are
+    the participants in the thread.
 
-    Raises `UnknownMessage` if the thread does not exist or the caller may not read it. Both cases have the same error
-    text. Raises `Forbidden` for a caller in the thread who is not a person.
+    Raise `UnknownMessage` if the thread does not exist or the caller may not read it. The error text is the same in
+    both cases, so a caller cannot find out whether a thread exists. Raise `Forbidden` if the caller is neither a person
+    nor an operator.
     """
     head = find_place(state, facts, thread_id)
     if head is None or not (origin.is_operator or may_read(state, origin.agent_id, next_message_head(state, head))):
@@ -57,13 +60,13 @@ def find_thread(state: State, facts: Facts, origin: Origin, thread_id: str) -> M
 
 
 def next_message_head(state: State, head: MessageHead) -> MessageHead:
-    """Return the head of the next message in the same thread."""
+    """Return a head with the seq of the next message in the log."""
     return msgspec.structs.replace(head, seq=state.head + 1)
 
 
 def find_place(state: State, facts: Facts, thread_id: str) -> MessageHead | None:
-    """Return the head of a message that would go to a thread now, or None if the thread does not exist. It has no sender,
-    and its seq is 0."""
+    """Return the head of a message that would be sent to a thread now, or None if the thread does not exist. The seq of
+    the head is 0. Only the head for a direct thread has a sender, one of the two participants."""
     kind, _, name = thread_id.partition(":")
     if thread_id == BROADCAST:
         return _make_head(BROADCAST, BROADCAST, BROADCAST)
@@ -82,8 +85,9 @@ def find_place(state: State, facts: Facts, thread_id: str) -> MessageHead | None
 
 
 def place_of(head: MessageHead) -> MessageHead:
-    """Return the head of `find_place` for the thread of a message."""
-    # A sender reads its own messages forever. The next message of a channel is not its own.
+    """Return the same kind of head as `find_place`, for the thread of a given message."""
+    # Omit the sender in channels and broadcasts: senders may always read their own messages, but the next message in
+    # the thread may have another sender.
     sender_id = head.sender_id if head.kind in ("direct", "mod") else ""
     return _make_head(head.kind, head.to, head.thread_id, sender_id=sender_id, excluded=head.excluded)
 
@@ -106,13 +110,13 @@ def _make_head(
 
 
 def takeover_readers(state: State, takeover: Takeover) -> frozenset[str]:
-    """Return the participants who read a taken-over thread now."""
+    """Return the participants who may read the next message of a taken-over thread."""
     return frozenset(thread_readers(state, next_message_head(state, takeover.head)))
 
 
 class TakeoverInfo(Struct, frozen=True, omit_defaults=True):
-    """A takeover as the readers of the thread see it: ``seq`` and ``at`` (ms) of its start, and ``until``, the time at
-    which it expires."""
+    """Active takeover in the form that readers of the thread receive. ``seq`` and ``at`` (ms) describe the start of the
+    takeover. ``until`` is the time in ms at which the takeover expires, or 0."""
 
     by: str
     seq: int
@@ -121,8 +125,8 @@ class TakeoverInfo(Struct, frozen=True, omit_defaults=True):
 
 
 def describe_takeover(state: State, origin: Origin, thread_id: str) -> TakeoverInfo | None:
-    """Return the takeover of a thread, or None. Shown only to operators and to participants who would receive the
-    thread's next message. Others must not learn who joined the thread later."""
+    """Return the active takeover of a thread, or None. Only operators and participants who may read the thread's next
+    message get the takeover. Former participants must not learn who joined the thread later."""
     takeover = state.takeovers.get(thread_id)
     if takeover is None or not takeover.by:
         return None
@@ -140,7 +144,7 @@ def check_may_answer(state: State, origin: Origin, thread_id: str, cause: int | 
         raise thread_held_error(takeover)
     if cause is None:
         return
-    # Take the newest of several reactions to one cause: an answer does not say which reaction sent it.
+    # An answer does not name its reaction, so use the newest of several reactions to the cause.
     started_at = max((reaction.seq for reaction in state.reactions_to(origin.agent_id, cause).values()), default=None)
     is_outdated = cause < takeover.taken if started_at is None else started_at < takeover.given
     if is_outdated:
@@ -151,8 +155,8 @@ def check_may_answer(state: State, origin: Origin, thread_id: str, cause: int | 
 
 
 def check_may_start(state: State, trigger: MessageHead) -> None:
-    """Raise `ThreadHeld` if a reaction may not start, because its message could only be answered in a taken-over
-    thread."""
+    """Raise `ThreadHeld` if a reaction to a message may not start, because a thread in which the message may be
+    answered is taken over."""
     for takeover in _takeovers_of(state, trigger):
         if takeover.by:
             raise thread_held_error(takeover)
@@ -164,7 +168,7 @@ def is_taken_over(state: State, head: MessageHead) -> bool:
 
 
 def is_blocked_by_takeover(state: State, reaction: OpenReaction) -> bool:
-    """Return whether a reaction may no longer answer its trigger."""
+    """Return whether a takeover, active or ended, prevents an open reaction from answering its trigger."""
     return any(takeover.by or reaction.seq < takeover.given for takeover in _takeovers_of(state, reaction.trigger_head))
 
 

@@ -1,12 +1,12 @@
-"""Agents that answer others without naming a cause: their answers are counted, and the agents stopped at a limit. Part
-of step 6. Pure.
+"""Limit for agents that answer messages without naming a cause. Part of step 6. Pure.
 
-A message without a cause is its own root, so no conversation's budget covers it. An agent that answers everything
-without a cause would never stop. So this module counts messages without a cause. A message counts if the agent has
-received something since the last counted message. An agent that only sends, or only reads, counts nothing. A person who
-writes to the agent resets the count. `record_message` records new messages by destination: once for the recipient, for
-broadcasts, or for the channel. So a message costs one or two updates, whatever its number of readers. Recording happens
-in memory, after the commit.
+A message without a cause is its own root, so the budget of a conversation does not limit it. An agent that answers
+every message without a cause would never be stopped. This module therefore counts the messages that an agent sends
+without a cause, and stops the agent at a limit. A message counts only if the agent has received something since the
+last counted message. The count restarts when a person writes to the agent.
+
+`record_message` records each new message once per destination, not once per reader. A message with many readers
+therefore costs only one or two updates. These records are kept in memory and updated after the commit.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .visibility import has_people
 
 # The counters of one agent. Seqs grow to the right.
 #
-#   RecentMessages  delivered, group_posts   4 . . . 8 . . . . 13 . . .     newest message that reached it: set in step 8
+#   RecentMessages  delivered, group_posts   4 . . . 8 . . . . 13 . . .     newest message to the agent: set in step 8
 #                   from_people              . 5 . . . . . . . . . . .      newest message of a person: set in step 8
-#   AnswerCount     since, last              . . |6 . . 9 . . . . . . .     head before its first counted answer, and
-#                                                                           its newest counted answer: set in step 6
+#   AnswerCount     since, last              . . |6 . . 9 . . . . . . .     head before the first counted answer, and
+#                                                                           newest counted answer: set in step 6
 #
 # The next message without a cause counts if `delivered` or `group_posts` is above `last`. The count restarts if
 # `from_people` is above `since`. Several answers in one batch count once: the first answer moves `last`, and step 6
@@ -36,16 +36,18 @@ from .visibility import has_people
 # that starts or reopens its ledger makes a new `State`.
 
 IN_A_ROW_SHARE, MIN_IN_A_ROW = 20, 25
-"""In one thread that no person reads, an agent may send only this share of its answers without a cause in a row, but at
-least ``MIN_IN_A_ROW``. So two agents that answer each other endlessly are stopped early."""
+"""Limit for answers without a cause that an agent sends in a row to one thread that no person reads. The limit is
+``max_uncaused_answers`` divided by ``IN_A_ROW_SHARE``, but at least ``MIN_IN_A_ROW``. This limit stops two agents that
+answer each other endlessly."""
 
 
 ANY_CHANNEL = "channel:"
-"""Key for messages in any channel. It is not an address."""
+"""Key under which messages in all channels are recorded. The key is not the address of a channel."""
 
 
 def record_message(limits: Limits, state: State, head: MessageHead) -> None:
-    """Record a stored message that is not direct. The publisher records direct messages when it delivers them."""
+    """Record a stored broadcast, a message in a channel, or a message from a mod to an agent. The publisher records
+    direct messages when it delivers them."""
     recent, to = state.recent_messages, head.to
     if head.kind == "mod":
         kind, name = parse_address(to)
@@ -60,21 +62,24 @@ def record_message(limits: Limits, state: State, head: MessageHead) -> None:
 
 
 def record_person(limits: Limits, state: State, head: MessageHead, place: str | None = None) -> None:
-    """Record that a person wrote to agents at ``place`` (default: the message's address)."""
-    # Otherwise two programs that join as people would reset each other's counts, and loop without end.
+    """Record that a person wrote to the agents at an address. ``place`` is the address, and defaults to the address of
+    the message."""
+    # Ignore accounts that send like a program: two programs that join as people could otherwise reset each other's
+    # counts and loop forever.
     bucket: Bucket | None = state.get("bucket", head.sender_id)
     if bucket is None or not sends_like_program(limits, bucket, state.stamp):
         state.recent_messages.from_people[place or head.to] = (head.seq, head.sender_id)
 
 
 def sends_like_program(limits: Limits, bucket: Bucket, stamp: int) -> bool:
-    """Return whether a participant of kind ``human`` has sent more today than a person does. Such an account relays for
-    programs, so it is counted like an agent."""
+    """Return whether a participant of kind ``human`` has sent more messages today than ``max_uncaused_answers``. Such
+    an account probably relays messages of programs, so its answers are counted like those of an agent."""
     return bucket.messages > limits.max_uncaused_answers and bucket.day == stamp // DAY_MS
 
 
 def has_unanswered_news(state: State, agent_id: str, last: int) -> bool:
-    """Return whether somebody else has posted in a broadcast or channel that reaches this agent, since a seq."""
+    """Return whether another participant has sent a broadcast, or a message to one of the agent's channels, since the
+    seq ``last``."""
     recent = state.recent_messages
     return _has_post_since(recent, "broadcast", agent_id, last) or (
         _has_post_since(recent, ANY_CHANNEL, agent_id, last)
@@ -91,7 +96,7 @@ def _has_post_since(recent: RecentMessages, place: str, agent_id: str, last: int
 
 
 def has_person_written(state: State, agent_id: str, since: int) -> bool:
-    """Return whether a person has written to an agent since a seq."""
+    """Return whether a person has written to an agent since a seq, directly, by broadcast or in a channel."""
     from_people = state.recent_messages.from_people
     if not from_people:
         return False
@@ -112,12 +117,13 @@ def has_person_written(state: State, agent_id: str, since: int) -> bool:
 
 
 def count_answer(limits: Limits, state: State, bucket: Bucket, head: MessageHead) -> Bucket:
-    """Count one more answer without a cause. Raises `BudgetExceeded`."""
+    """Count one more answer without a cause, and return the updated counters. Raise `BudgetExceeded` if the agent has
+    reached a limit."""
     agent_id, counted_so_far = head.sender_id, bucket.answer_count
     if counted_so_far.count and has_person_written(state, agent_id, counted_so_far.since):
         counted_so_far = AnswerCount()
     in_a_row = 0
-    # only agents read this thread: two agents in an endless exchange look exactly like this
+    # Count answers in a row only if no person reads the thread, because endless exchanges of agents happen there.
     if not has_people(state, head):
         in_a_row = counted_so_far.in_a_row + 1 if counted_so_far.thread_id == head.thread_id else 1
     most = limits.max_uncaused_answers

@@ -1,6 +1,6 @@
-"""Tokens that models used, as records report them: parsed, limited and added up.
+"""Token usage of models. This module parses the usage in records, limits the reported numbers and adds them up.
 
-Sums are kept per reaction, per conversation (in total and per agent) and per agent and day. Pure.
+There are three kinds of sums: per reaction, per conversation (in total and per agent), and per agent and day. Pure.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ USAGE_KINDS = frozenset({"model_reply", "review", "used", "finished"})
 
 
 MAX_MODELS = 16
-"""Maximum number of models in one sum. Further models are counted under the empty name."""
+"""Maximum number of models in one sum. The tokens of further models are added under the empty name."""
 
 
 MAX_MODEL_CHARS = 128
+"""Maximum length of a model's name in a sum, in characters. Longer names are cut."""
 
 
 MAX_CLAIMANTS, MAX_MODELS_EACH = 64, 4
-"""Maximum number of agents with separate sums in one conversation, and of models in each sum. Others count only in the
-total."""
+"""Maximum number of agents with separate sums in one conversation, and maximum number of models in each of these sums.
+The tokens of further agents count only in the conversation's total."""
 
 
 _Tokens = Annotated[int, Meta(ge=0, le=10**12)]
@@ -54,15 +55,15 @@ class _Reply(Struct):
 
 
 class _Use(Struct):
-    """Usage of one model in addition to the turn's own request."""
+    """Tokens that one model used for requests other than the turn's own request."""
 
     usage: _Usage
     model: str = ""
 
 
 class _UsageBody(Struct):
-    """The fields of a record's body that report tokens: ``reply`` of a ``model_reply``, ``usage`` of other kinds.
-    ``used`` splits a part of the usage by model."""
+    """Fields of a record's body that report tokens. A record of kind ``model_reply`` uses ``reply``, and other kinds
+    use ``usage``. ``used`` lists the models of a part of the usage."""
 
     reply: _Reply | None = None
     usage: _Usage | None = None
@@ -73,8 +74,8 @@ _parse_body = parser_of(_UsageBody)
 
 
 def parse_usage(kind: str, body: bytes) -> Mapping[str, TokenUsage] | None:
-    """Return the tokens that a record reports, by model. The empty name means an unnamed model. None if the body
-    reports no tokens or does not match."""
+    """Return the tokens that a record reports, by model. The empty name stands for an unnamed model. Return None if the
+    body is invalid or reports no tokens."""
     report = _parse_body(body)
     if report is None:
         return None
@@ -92,7 +93,7 @@ def parse_usage(kind: str, body: bytes) -> Mapping[str, TokenUsage] | None:
     tokens: dict[str, TokenUsage] = {}
     for model, part in parts:
         if part != TokenUsage():
-            # Records name models freely, so names are cut and their number is bounded.
+            # Cut the names and limit their number, because a record may contain any text as the name of a model.
             tokens = _add(tokens, model[:MAX_MODEL_CHARS], part)
     return tokens or None
 
@@ -100,9 +101,9 @@ def parse_usage(kind: str, body: bytes) -> Mapping[str, TokenUsage] | None:
 def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, TokenUsage], *, is_total: bool) -> None:
     """Add reported tokens to the sums of the reaction, of its conversation, and of the agent's day.
 
-    At most ``max_record_tokens`` of each model count per record, so that one false record cannot spoil a sum.
-    ``is_total``: the unnamed part covers the whole reaction, so the tokens that the sum already contains are
-    subtracted.
+    Each number of tokens is limited to ``max_record_tokens`` per record and model, so that one false record cannot
+    spoil a sum. With ``is_total``, the unnamed part of ``spent`` is the total of the whole reaction. In this case, the
+    tokens that earlier records reported are subtracted first.
     """
     key = f"{agent_id}/{reaction}"
     opened: OpenReaction | None = change.state.get("reaction", key)
@@ -110,18 +111,19 @@ def charge(change: ChangeSet, agent_id: str, reaction: str, spent: Mapping[str, 
         return
     if is_total:
         named = {model: used for model, used in spent.items() if model}
-        # `parse_usage` has already subtracted the named models from the total. The total also contains everything that
-        # was counted before.
+        # `parse_usage` has already subtracted the named models from the total. Subtract the tokens of earlier records
+        # too.
         spent = {**named, "": _subtract(spent.get("", TokenUsage()), total_usage(opened.spent))}
     most = change.rules.limits.max_record_tokens
     by_model = {model: _limit(used, most) for model, used in spent.items() if used != TokenUsage()}
     if not by_model:
         return
-    # Use the stored trigger, not the record: a runner must not charge its tokens to another conversation.
+    # Use the root of the stored trigger, not a value from the record: an agent must not charge its tokens to another
+    # conversation.
     root = opened.trigger_head.root
     budget = find_budget(change.state, change.facts, root, opened.trigger_head)
     claims = budget.claims
-    # A bound per conversation: anybody may answer in it, and each name is stored with its budget.
+    # Limit the number of agents, because any participant may answer and each name is stored with the budget.
     if agent_id in claims or len(claims) < MAX_CLAIMANTS:
         claims = {**claims, agent_id: _add_all(claims.get(agent_id, {}), by_model, MAX_MODELS_EACH)}
     changed = msgspec.structs.replace(budget, spent=_add_all(budget.spent, by_model), claims=claims)
@@ -138,12 +140,13 @@ def _limit(used: TokenUsage, most: int) -> TokenUsage:
 
 
 def usage_on(day: int, newest: DayUsage | None) -> Mapping[str, TokenUsage]:
-    """Return the usage on a day, given the newest stored day."""
+    """Return the usage on ``day``. ``newest`` is the stored usage of the newest day, so the usage of any other day is
+    empty."""
     return newest.spent if newest is not None and newest.day == day else {}
 
 
 def total_usage(spent: Mapping[str, TokenUsage]) -> TokenUsage:
-    """Return the sum of all models."""
+    """Return the sum of the token usage of all models."""
     return reduce(_add_usage, spent.values(), TokenUsage())
 
 
@@ -169,8 +172,8 @@ def _add_usage(one: TokenUsage, other: TokenUsage) -> TokenUsage:
 
 
 def _subtract(total: TokenUsage, known: TokenUsage) -> TokenUsage:
-    """Return a total minus a known part, at least zero. The result could be negative, because middleware may report
-    less than the reply used."""
+    """Subtract a known part from a total, but return no number below zero. The known part may be larger than the total,
+    because middleware may report fewer tokens than the reply used."""
     _calls, *tokens = (
         max(0, count) for count in map(sub, msgspec.structs.astuple(total), msgspec.structs.astuple(known))
     )

@@ -1,9 +1,11 @@
-"""Visibility of messages: their readers, their recipients, and the prompts that they may enter.
+"""Rules that decide who may read a message, who receives a message, and which prompts may contain a message.
 
-Pure rules over the state and message heads. Delivery, history, resume and prompts all use these rules, so they cannot
-disagree. docs/protocol.md describes the rules ("Addresses, threads, membership"). The *audience* of a message is the
-people in its thread. If there are none, it is the audience of its cause. If programs (agents and services) started the
-conversation, the audience is the participants of its first thread.
+Delivery, history, resume and prompts all use these rules, so their results cannot differ. docs/protocol.md describes
+the rules ("Addresses, threads, membership"). Pure.
+
+The *audience* of a message is the people in the message's thread. If no person is in the thread, the message has the
+audience of its cause. If a program (an agent or a service) started the conversation in a thread without people, the
+audience is all participants of this thread.
 """
 
 from __future__ import annotations
@@ -30,14 +32,13 @@ from .tables import Member, Participant
 
 Visibility = Literal["people", "strict", "all", "current"]
 FEW = 16
-"""Maximum size of an audience that is checked member by member. In larger audiences the newest members decide for all
-others, if possible."""
+"""Maximum size of an audience in which each member is checked. In a larger audience, only the newest members are
+checked, if their result applies to all members."""
 VISIBILITIES: tuple[Visibility, ...] = ("people", "strict", "all", "current")
 
 
 def parties(head: MessageHead) -> tuple[str, ...]:
-    """Return the participants of a direct or mod message: its sender and its recipient. Mods do not count as
-    participants."""
+    """Return the sender and the recipient of a direct message, or the one participant of a message to or from a mod."""
     kind, name = parse_address(head.to)
     if head.kind == "direct":
         return (head.sender_id, name)
@@ -45,8 +46,9 @@ def parties(head: MessageHead) -> tuple[str, ...]:
 
 
 def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
-    """Return whether a participant may read a message. Does not cover operators, who may read more."""
-    # Senders keep their own messages, even after they left the channel. A mod is no participant and reads nothing.
+    """Return whether a participant may read a message. The additional rights of operators are not included."""
+    # Senders may read their own messages, even after they left the channel. The sender of a mod's message is the mod,
+    # which is not a participant.
     if agent_id == head.sender_id and head.kind != "mod":
         return True
     match head.kind:
@@ -54,7 +56,7 @@ def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
             return _hears_broadcast(state.present(agent_id), head)
         case "channel":
             name = name_of(head.to)
-            # Rights come first and narrow everything else: membership gives no more than the rights allow.
+            # Check the node's rights first: members without the right to read the channel may not read its messages.
             if state.rights is not None and not has_right_to_read(state, agent_id, name):
                 return False
             member = state.member(name, agent_id)
@@ -64,8 +66,8 @@ def may_read(state: State, agent_id: str, head: MessageHead) -> bool:
 
 
 def is_recipient(state: State, agent_id: str, head: MessageHead) -> bool:
-    """Return whether a message is delivered to a participant, including its sender's other sessions. Recipients may
-    read the message."""
+    """Return whether a message is delivered to a participant. The sender counts as a recipient, because the message is
+    delivered to the sender's other sessions."""
     if head.kind == "channel" and agent_id != head.sender_id:
         name = name_of(head.to)
         if state.rights is not None and not has_right_to_read(state, agent_id, name):
@@ -75,8 +77,8 @@ def is_recipient(state: State, agent_id: str, head: MessageHead) -> bool:
 
 
 def broadcast_readers(head: MessageHead) -> tuple[int, Set[str]]:
-    """Return the readers of a broadcast in addition to its sender: everyone registered before this seq, except these
-    ids."""
+    """Return a seq and a set of ids that define the readers of a broadcast. The readers are the sender and everyone who
+    was registered before the seq, except the ids in the set."""
     return _first_seq(head), frozenset(head.excluded)
 
 
@@ -105,8 +107,8 @@ def _hears_broadcast(participant: Participant | None, head: MessageHead) -> bool
 
 
 def _first_seq(head: MessageHead) -> int:
-    """Return the seq of the first message of a reply thread, or else the message's own seq. Participants who joined
-    after this seq cannot read the thread."""
+    """Return the seq of the first message in a message's reply thread, or the message's own seq outside reply threads.
+    Participants who joined after this seq may not read the message."""
     start = thread_start(head.thread_id)
     return head.seq if start is None else start
 
@@ -116,14 +118,13 @@ def _gets(state: State, channel: str, member: Member, head: MessageHead) -> bool
     sent and when its reply thread began. In an open channel only the first condition applies."""
     if not member.was_in(head.seq):
         return False
-    # A reply quotes the message that it answers, so only participants who could read the beginning of the thread may
-    # read it.
+    # A reply may quote the thread, so only participants who could read the beginning of the thread may read the reply.
     start = thread_start(head.thread_id)
     return start is None or member.was_in(start) or _is_open(state, channel)
 
 
 def _is_open(state: State, channel: str) -> bool:
-    """Return whether members may read messages from before they joined."""
+    """Return whether members of a channel may read messages from before their join."""
     info = state.channel(channel)
     return info is not None and info.history == "members"
 
@@ -149,7 +150,7 @@ def readable_spans(state: State, participant: Participant) -> list[Span]:
         if state.rights is not None and not has_right_to_read(state, participant.agent_id, name):
             continue
         is_open = channel is not None and channel.history == "members"
-        # From the beginning of the log: an open channel shows its history to each member.
+        # Start at the beginning of the log: the members of an open channel may read its whole history.
         if is_open and member.is_in:
             spans.append(Span(channel_address(name), 0))
         else:
@@ -169,11 +170,11 @@ def is_reader(state: State, agent_id: str, head: MessageHead) -> bool:
 
 
 def follows_live(state: State, agent_id: str, judges: Iterable[MessageHead]) -> bool:
-    """Return whether a participant may see live progress that is derived from these messages. The participant must be
-    able to read each message, and must be among the recipients if somebody replied to the message now."""
+    """Return whether a participant may see live progress that is derived from the messages ``judges``. The participant
+    must be allowed to read each of these messages, and must also receive a reply to each message that is sent now."""
     return all(
         is_reader(state, agent_id, head)
-        # At the next seq: live progress is about a message that is not stored yet.
+        # Check the membership at the next seq, because live progress is about a message that is not stored yet.
         and _is_still_in(state, agent_id, head, state.head + 1)
         # senders read their own messages even if they are not in the channel
         and (head.kind != "channel" or hears_channel(state, agent_id, name_of(head.to)))
@@ -182,7 +183,7 @@ def follows_live(state: State, agent_id: str, judges: Iterable[MessageHead]) -> 
 
 
 def thread_readers(state: State, head: MessageHead) -> set[str]:
-    """Return everyone who may read a message now: the readers of its thread at the message's position."""
+    """Return all participants who may read a message now. Removed participants are not included."""
     readers = {agent_id for agent_id in recipients(state, head) if state.present(agent_id)}
     if head.kind == "channel":
         readers |= {
@@ -203,36 +204,38 @@ def has_people(state: State, head: MessageHead) -> bool:
 
 
 def audience(state: State, label: MessageHead, at_seq: int) -> frozenset[str]:
-    """Return the audience of a label at a seq: the people in its thread, or all participants of the thread if no person
-    is in it.
+    """Return the audience of a label at ``at_seq``. The label is given by the head of its message.
 
-    People who left the thread by ``at_seq`` are not included, and neither are people who joined too late to read the
-    label's message.
+    The audience is the people in the thread of this message, or all participants of the thread if no person is in the
+    thread. People who had left the thread at ``at_seq``, and people who joined too late to read the message, are not
+    included.
     """
-    # Includes everybody who could read the label and has left since: they also decide whether people are concerned.
+    # Include people who have left since: if they could read the message, the thread still counts as a thread with
+    # people.
     readers = frozenset(_people_reading(state, label))
     people = frozenset(agent_id for agent_id in readers if _is_still_in(state, agent_id, label, at_seq))
-    # Keep participants who left. Without them, their private messages would go to everybody who is still in the thread.
+    # Include participants who have left: otherwise their private messages could enter prompts for the other
+    # participants.
     return people or readers | thread_readers(state, label) | _parties_ever(label)
 
 
 def _programs_alone(state: State, label: MessageHead) -> frozenset[str] | None:
-    """Return everyone in a label's thread if no person ever read it. Return None if a person reads it or has read
-    it."""
+    """Return all participants of a label's thread if no person may read the thread. Return None if a person may read
+    the thread or has written the label's message."""
     if label.sender_kind == "human" or has_people(state, label):
         return None
     return _parties_ever(label) | thread_readers(state, label)
 
 
 def _parties_ever(label: MessageHead) -> frozenset[str]:
-    """Return the participants that a message names, removed or not: its sender, and the recipient of a direct or mod
-    message."""
+    """Return the participants that are named by a message, including removed participants. These are the sender, and
+    the recipient of a direct or mod message."""
     return frozenset(parties(label) if label.kind in ("direct", "mod") else (label.sender_id,))
 
 
 def _people_reading(state: State, head: MessageHead) -> Iterator[str]:
-    """Yield the people who may read a message (`may_read`). Some may be yielded more than once. Checks only people who
-    can be in the thread, not everybody."""
+    """Yield the people who may read a message (`may_read`). Some people may be yielded more than once. Only people who
+    can be in the thread are checked, because a network may have many people."""
     if head.kind in ("direct", "mod"):
         yield from (agent_id for agent_id in parties(head) if state.is_person(agent_id))
         return
@@ -263,8 +266,8 @@ def _is_still_in(state: State, agent_id: str, head: MessageHead, at_seq: int) ->
 
 
 class PromptFilter:
-    """Decides which messages may enter the prompt of one trigger, under one visibility. The caller supplies the heads
-    of the label messages."""
+    """Filter that decides which messages may enter the prompt of one trigger under one visibility. The caller supplies
+    the heads of the label messages."""
 
     def __init__(
         self,
@@ -274,8 +277,8 @@ class PromptFilter:
         label: MessageHead,
         until: int | None = None,
     ) -> None:
-        """``until``: also judge messages after the trigger, up to this seq. Without ``until`` later messages are
-        refused."""
+        """Create a filter for the prompt of ``trigger``. Messages after the seq ``until`` are refused. ``until``
+        defaults to the seq of the trigger."""
         self._state = state
         self.visibility = visibility
         self._trigger = trigger
@@ -286,17 +289,20 @@ class PromptFilter:
         """Results of `_is_shared`, by label."""
         self._readers = thread_readers(state, trigger) if visibility == "strict" else set()
         self._newest: dict[str, list[tuple[int, str]] | None] = {}
-        """By address: the two members of the audience who joined last. None if these members do not decide for all."""
+        """Two members of the audience who joined an address last, by address. None if the result for the newest members
+        does not apply to all members."""
 
     def renewed(self) -> PromptFilter:
-        """Return the same filter without results for labels. Labels that are no messages may share a seq."""
+        """Return a copy of the filter without cached results. The cache uses the seq of a label as its key, and labels
+        that are not stored messages may have the same seq."""
         fresh = copy(self)
         fresh._shared = {}
         return fresh
 
     def admits(self, head: MessageHead, label: MessageHead) -> bool:
-        """Return whether a message that the agent may read enters the prompt. ``strict`` and ``current`` narrow
-        ``people``. In threads that only agents read, messages for one person stay hidden from another person."""
+        """Return whether a message that the agent may read may enter the prompt. ``strict`` and ``current`` admit fewer
+        messages than ``people``. Except for ``all``, a message for one person never enters a prompt for another
+        person, even if the message was sent in a thread that only agents read."""
         if head.seq > self._until:
             return False
         match self.visibility:
@@ -312,24 +318,26 @@ class PromptFilter:
 
     @property
     def required(self) -> frozenset[str]:
-        """People who must be able to read each admitted message."""
+        """People who must be allowed to read each admitted message."""
         if self.visibility == "all" or self._programs is not None:
             return frozenset()
         return frozenset(filter(self._state.is_person, self._audience))
 
     def excludes(self, thread_id: str) -> bool:
-        """Return whether the id of a thread alone shows that none of its messages is admitted. This is the case if a
-        person takes part in the thread (so each message is its own label) and a member of the audience does not."""
+        """Return whether the id of a thread is enough to refuse all messages of the thread. This is the case for a
+        direct thread with a person, in which each message is its own label, if a member of the audience is not in the
+        thread. With the visibility ``current``, all threads except the trigger's thread are refused."""
         if self.visibility == "current" and thread_id != self._trigger.thread_id:
             return True
         if self.visibility == "all" or not thread_id.startswith("direct:"):
             return False
         parties = frozenset(thread_parties(thread_id))
-        # Without a person a message carries the label of its cause, and its thread alone decides nothing.
+        # In a thread without people, a message has the label of its cause, so the thread's id is not enough to decide.
         return not self._audience <= parties and any(map(self._state.is_person, parties))
 
     def _is_for_audience(self, head: MessageHead, label: MessageHead) -> bool:
-        # A broadcast may have thousands of readers, and this runs for every message of a prompt.
+        # Check only the newest members, if possible: a broadcast may have thousands of readers, and this method runs
+        # for every message of a prompt.
         newest = self._came_last(label) if len(self._audience) > FEW else None
         if newest is not None:
             return self._reaches(label, newest)
@@ -338,9 +346,9 @@ class PromptFilter:
         return self._programs is not None and self._is_shared(label)
 
     def _is_shared(self, label: MessageHead) -> bool:
-        """For a trigger without people: return whether no person reads the message either, and all participants of the
-        trigger's thread are also in the message's thread."""
-        # One result per label: thousands of messages share few labels.
+        """Return whether a prompt for a trigger without people may contain the messages with a label. No person may
+        read the label's thread, and all participants of the trigger's thread must be in the label's thread."""
+        # Cache one result per label, because thousands of messages have only a few labels.
         if label.seq not in self._shared:
             state, at_seq = self._state, self._trigger.seq
             self._shared[label.seq] = _programs_alone(state, label) is not None and all(
@@ -351,15 +359,16 @@ class PromptFilter:
     def _is_in_audience(self, agent_id: str, head: MessageHead, label: MessageHead) -> bool:
         if self._state.is_person(agent_id):
             return _is_in_thread(self._state, agent_id, label, self._trigger.seq)
-        # For a trigger without people: its participants read the message themselves, or `_is_shared` admits it.
+        # The audience contains programs only if the trigger has no people. They must be allowed to read the message,
+        # unless `_is_shared` admits it.
         return may_read(self._state, agent_id, head)
 
     def _came_last(self, label: MessageHead) -> list[tuple[int, str]] | None:
-        """Return the newest members of the audience in a channel or broadcast, if all members joined once and stayed.
-        In that case the newest members may read least, so they decide for all."""
+        """Return the newest members of the audience in a channel or broadcast. If they may read a message, all members
+        may read it, because every member joined once and stayed. Return None in all other cases."""
         if label.kind not in ("broadcast", "channel"):
             return None
-        # with rights, an early member may still be unable to read the channel
+        # On a node with rights, an early member may have no right to read the channel.
         if label.kind == "channel" and self._state.rights is not None:
             return None
         if label.to not in self._newest:
@@ -375,15 +384,15 @@ class PromptFilter:
         if label.kind == "broadcast":
             return participant.registered_seq, agent_id
         spans = self._state.member(name_of(label.to), agent_id).spans
-        # Members who left and came back may read messages from before their last join.
+        # Members who left and joined again may also read messages from before their last join.
         stays = len(spans) == 1 and spans[0][1] is None and spans[0][0] < self._trigger.seq
         return spans[0][0] if stays else None, agent_id
 
     def _reaches(self, label: MessageHead, newest: list[tuple[int, str]]) -> bool:
-        """Return the result of `_is_in_audience` for the whole audience, decided by its newest members. Senders read
-        their own messages."""
+        """Return whether the whole audience may read the message of a label. Only ``newest``, the newest members of the
+        audience, are compared with the label. Senders may always read their own messages."""
         first, excluded = broadcast_readers(label)
-        # Excluded people cannot read the message, whenever they joined, so the newest members do not decide for them.
+        # Check excluded people separately: they may not read the message, even if they joined early.
         if any(agent_id in self._audience and agent_id != label.sender_id for agent_id in excluded):
             return False
         channel = self._state.channel(name_of(label.to)) if label.kind == "channel" else None
