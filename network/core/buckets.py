@@ -38,7 +38,7 @@ class Bucket(Struct, frozen=True, gc=False):
 
     ``sends`` and ``roots`` are times in ms (`limits.next_arrival`): at exactly the allowed rate, the participant's next
     entry, and its next message without a cause, would arrive at these times. ``bytes`` and ``messages`` are the amounts
-    stored on ``day``. The quota is checked only when a message exceeds ``next_bytes`` or ``next_messages``
+    stored on ``day``. The quota is checked only when a sum reaches ``next_bytes`` or ``next_messages``
     (`limits.count_stored`).
     """
 

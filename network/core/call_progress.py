@@ -2,7 +2,6 @@
 
 The hub uses this information in two ways. When a process is lost, a failure is counted only for the reactions that the
 process was working on. Screens show what an agent is doing. Pure.
-what an agent is doing. Both need this information. Pure.
 """
 
 from __future__ import annotations
@@ -47,9 +46,8 @@ def parser_of(shape: type[T]) -> Callable[[bytes], T | None]:
 #   tool_result 1.0     remove 1.0 and all calls inside it (1.0/2.1)
 #
 # `OpenReaction.life` identifies the process that wrote the newest record. `Participant.life` identifies the process
-# that
-# holds the fencing token. A process was working on a reaction if both values name this process and an innermost call
-# does not wait. If no call runs, a model call was running.
+# that holds the fencing token. A process was working on a reaction if both values identify this process and at least
+# one innermost call does not wait. If the reaction has no running tool call, a model call was running.
 
 CALL_KINDS = frozenset({"tool_started", "tool_result", "waiting", "approval"})
 
@@ -153,16 +151,17 @@ def track_calls(opened: OpenReaction, kind: str, call: str, life: int, awaited: 
 
 
 def is_at_work(opened: OpenReaction, life: int) -> bool:
-    """Return whether the process ``life`` was working on a reaction. A process works if a model call or a tool call
-    runs that does not only wait."""
+    """Return whether the process ``life`` was working on a reaction. A process works if it runs a model call, or a tool
+    call that does not wait for somebody else."""
     if opened.life != life:
-        return False  # this process has not started the reaction yet
+        return False  # another process wrote the newest record of the reaction
     innermost = innermost_calls(opened)
     return not innermost or not all(innermost.values())
 
 
 def innermost_calls(opened: OpenReaction) -> dict[str, bool]:
-    """Return the running calls that contain no other running call, and whether each call waits."""
+    """Return the running calls of a reaction that contain no other running call. The value is true if the call
+    waits."""
     return {
         place: waits
         for place, waits in opened.calls.items()

@@ -25,16 +25,17 @@ from .visibility import parties
 # Counters of one `ConversationBudget`, and the part of the budget that each participant may use:
 #
 #   parties   { ann: 9, bob: 7,   cat: 5, dan: 0 }      first = (ann, bob): the whole budget. cat, dan: 1/2 each
-#   others    { eve: 2, "": 3 }                         1/4 each, 1/2 together. "" counts everybody beyond
-# `MAX_SPENDERS`
-#   messages   26                                       the sum of both
+#   others    { eve: 2, "": 3 }                         1/4 each, 1/2 together. The key "" counts all participants
+#                                                       beyond `MAX_SPENDERS`
+#   messages   26                                       sum of all counts in `parties` and `others`
 #
-# Everybody except `first` together may use 7/8. A participant is never in both tables: when a party addresses a
-# participant in `others`, that participant moves to `parties` with its count and stays there. The budget is
-# `max_root_messages`, and each resumption of the conversation adds the same number again. If the ledger lost a budget,
-# the owner is unknown: `began_by` is empty, `messages` starts at the loss, and shares are not limited. Guessing an
-# owner
-# would let a stranger claim the conversation.
+# All participants except `first` may together use 7/8 of the budget. A participant is never in both tables: when a
+# party addresses a participant in `others`, the participant moves to `parties` and keeps its count. The budget is
+# `max_root_messages`, and each resumption of the conversation adds the same number again.
+#
+# If the ledger has lost a budget, the owner is unknown. In this case `began_by` is empty, `messages` counts only
+# messages after the loss, and shares are not limited. If the hub guessed the owner, a stranger could claim the
+# conversation.
 
 MAX_SPENDERS = 256
 """Maximum number of participants whom one conversation counts by name. All further participants share one count."""

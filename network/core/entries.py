@@ -39,9 +39,9 @@ class Origin(Struct, frozen=True):
 class Peer(Struct, frozen=True):
     """Properties of a connection's remote end, reported by the transport.
 
-    ``is_local``: the peer runs on this machine, without a proxy in between. ``is_page``: a web page in a browser opened
-    the connection. ``is_trusted``: the peer runs in the hub's own process and needs no token. ``administers``: a
-    trusted peer that joins as a person or a service becomes an operator.
+    ``is_local`` is true if the peer runs on this machine, without a proxy in between. ``is_page`` is true if a web page
+    in a browser opened the connection. ``is_trusted`` is true if the peer runs in the hub's own process and needs no
+    token. If ``administers`` is true, a trusted peer that joins as a person or a service becomes an operator.
     """
 
     is_local: bool = False
@@ -54,8 +54,9 @@ class Peer(Struct, frozen=True):
 
 
 class Join(Struct, frozen=True):
-    """Entry for a ``hello`` frame. ``token_hash`` is None if the client sent no token, and ``new_hash`` is None if no
-    new token is issued. ``has_live_reactor``: a live session of the agent holds a fencing token."""
+    """Entry for a ``hello`` frame. ``token_hash`` and ``new_hash`` are the hashes of the frame's fields ``token`` and
+    ``new_token``. They are None if the frame does not contain the field. ``has_live_reactor`` is true if a live session
+    of the agent holds a fencing token."""
 
     session_id: str
     hello: HelloFrame
@@ -97,9 +98,9 @@ class Record(Struct, frozen=True):
     usage: Mapping[str, TokenUsage] | None = None
     """Tokens reported in the body, by model."""
     call: str = ""
-    """Path of the call that the record belongs to (`call_progress.track_calls`)."""
+    """Path of the tool call to which the record belongs (`call_progress.track_calls`)."""
     wait: CallWait | None = None
-    """The wait that a ``waiting`` record reports."""
+    """Participants or decision for which a tool call waits, from the body of a ``waiting`` record."""
     may_withdraw: bool = False
     """Whether the record ends a reaction that is no longer open. A dead letter may have closed this reaction."""
 
@@ -143,6 +144,8 @@ class Operate(Struct, frozen=True):
 
 
 class Nack(Struct, frozen=True):
+    """Entry for a ``nack`` frame: the agent of ``origin`` has failed to handle the message ``seq``."""
+
     origin: Origin
     seq: int
     reason: str
@@ -150,8 +153,8 @@ class Nack(Struct, frozen=True):
 
 
 class SessionLost(Struct, frozen=True):
-    """Entry for a reactor session that ended without a ``bye``. Its process may have ended, or may reconnect. The
-    agent's next ``hello`` shows which case applies."""
+    """Entry for a reactor session that ended without a ``bye``. The process of the session may have ended, or may
+    reconnect. The agent's next ``hello`` shows which of the two has happened."""
 
     origin: Origin
 
@@ -164,14 +167,15 @@ class ProcessEnded(Struct, frozen=True):
 
 
 class SaveAckCursors(Struct, frozen=True):
-    """Entry with ack cursors to store. It changes nothing else."""
+    """Entry with ack cursors to store. The entry also closes the deliveries that the cursors mark as handled."""
 
     writes: tuple[TableWrite, ...]
 
 
 class BindCredentials(Struct, frozen=True):
-    """Entry for credentials that the node itself binds: token hashes of agents, by agent id, and logins, by the hash of
-    their code. Agents in the node's own file are bound before other clients can register their ids."""
+    """Entry for credentials that the node itself binds. ``tokens`` maps ids of agents to hashes of their tokens.
+    ``logins`` maps hashes of codes to one-time logins. Agents in the node's own file are bound before other clients can
+    register their ids."""
 
     tokens: dict[str, str] = {}
     logins: dict[str, Login] = {}
@@ -233,7 +237,7 @@ class Leave(Struct, frozen=True):
 
 
 AnsweredEntry: TypeAlias = Send | Record | Group | Operate | ModEntry | RefusedFrame
-"""Entries whose refusal is answered with an error. Exception: nobody receives the answer to a mod's own entry."""
+"""Entries whose refusal is answered with an error. Only the answer to a `ModEntry` has no receiver."""
 Entry: TypeAlias = (
     Join
     | AnsweredEntry
@@ -292,9 +296,9 @@ class SendNotice(Struct, frozen=True):
 
 
 class NotifyMembership(Struct, frozen=True):
-    """Effect: send the notice `members` to everyone who watches presence. The members of a channel, or the messages
-    that they may read, have changed. Without a channel, a participant was removed from the network. ``agent_id`` is the
-    affected participant, if there is one.
+    """Effect: send the notice `members` to everyone who watches presence. If ``channel`` is set, the members of this
+    channel, or the messages that they may read, have changed. If ``channel`` is None, a participant was removed from
+    the network. ``agent_id`` is the affected participant, if there is one.
     """
 
     channel: str | None

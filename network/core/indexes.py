@@ -104,7 +104,7 @@ def groups_of(table: str, key: str, value: Any) -> tuple[tuple[Group, Any], ...]
 
 
 def registration_entry(participant: Participant | None) -> tuple[int, str] | None:
-    """Return a participant's entry in the order of registration, or None if the participant was removed."""
+    """Return a participant's entry in the order of registration, or None for a removed or unknown participant."""
     if participant is None or participant.removed_seq is not None:
         return None
     return participant.registered_seq, participant.agent_id

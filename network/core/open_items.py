@@ -9,11 +9,11 @@ from msgspec import Struct
 
 
 class OpenItem(Struct, frozen=True, omit_defaults=True):
-    """Something that a mod still expects in a conversation, such as an open task or a timer. Its key is
+    """Unfinished item that a mod has reported for a conversation, such as an open task or a timer. The key is
     ``MOD/ROOT/KEY``.
 
-    ``agent_id`` is the participant who has to act next, or empty. ``seq`` is a message: whoever may read it may see the
-    item.
+    ``agent_id`` is the participant who has to act next, or empty. ``seq`` is a message: participants who may read this
+    message may see the item.
     """
 
     root: int
@@ -25,8 +25,8 @@ class OpenItem(Struct, frozen=True, omit_defaults=True):
 
 
 class OpenDelivery(Struct, frozen=True, omit_defaults=True):
-    """A message that at least one participant still has to handle. Its key is the message's seq, and ``at`` is its time
-    in ms.
+    """Message that at least one participant still has to handle. The key is the message's seq, and ``at`` is the
+    message's time in ms.
 
     ``waiting`` lists the reactors that have not handled the message. ``answers`` lists other programs whose answer the
     message requires. Each message has only one value, because a broadcast to many agents must not cost one write per

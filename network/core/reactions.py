@@ -153,8 +153,8 @@ def _stored_reply(entry: Record, seq: int, *, duplicate: bool) -> SessionReply:
 
 
 def _repeat(rules: Rules, state: State, facts: Facts, entry: Record, stored: StoredKey) -> Outcome:
-    """Return the outcome of a repeated record: the same answer as before. A repeated start or wait also updates which
-    process works on the reaction. No new record is stored."""
+    """Return the outcome of a record whose id is already stored. The answer is the same as before, or an error if the
+    bodies differ. A repeated start or wait also updates the state of the reaction's calls. No new record is stored."""
     error = repeat_error("record", entry.frame.record_id, stored.seq, is_damaged=stored.is_damaged)
     if stored.is_damaged:
         raise error
@@ -217,7 +217,8 @@ def _start_reaction(change: ChangeSet, facts: Facts, entry: Record, trigger: int
     earlier: TriggeredReactions | None = change.lookup_cold("triggered", key)
     started = TriggeredReactions(reaction, row.seq) if earlier is None else earlier.with_started(reaction, row.seq)
     change.set_value("triggered", key, started)
-    # The stored reaction completes the delivery. From here on, the reaction is resumed instead of delivered again.
+    # The stored reaction completes the delivery. From now on, the reaction is resumed and the message is not delivered
+    # again.
     change.effects.append(MarkHandled(agent_id, trigger))
 
 

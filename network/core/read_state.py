@@ -65,8 +65,8 @@ def _reads(change: ChangeSet, head: MessageHead) -> bool:
 
 
 def store_read_state(change: ChangeSet, thread_id: str, read_state: ReadState) -> None:
-    """Store a read state of the caller. If there are too many entries, evict the entries with the lowest read
-    positions; entries with preferences are evicted last. Threads without an entry count as read up to the highest
+    """Store a read state of the caller. If the caller has too many read states, evict those with the lowest read
+    positions, but evict read states with preferences last. Threads without a read state count as read up to the highest
     evicted position."""
     agent_id = change.origin.agent_id
     states = change.state.read_states_of(agent_id)

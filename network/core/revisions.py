@@ -2,9 +2,9 @@
 
 The log stores one row per revision. An ``edited`` row contains the new content and the content before the edit. A
 ``deleted`` row contains the seqs of the message's edits. When a ledger stores such a row, it also rewrites the rows
-that the row names, in the same transaction. Every reader therefore gets the current content: windows, deliveries,
-search, exports and backups. The same rows produce the same result in every ledger, so a shared log needs no further
-records. No IO, no clock.
+that the row names, in the same transaction. Windows, deliveries, search, exports and backups therefore always contain
+the current content. The same rows produce the same result in every ledger, so a shared log needs no additional records.
+No IO, no clock.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def revise(row: Row, change: Row) -> Row:
     if row.is_damaged or (row.type, change.type) not in _PAIRS:
         return row
     if row.type == "edited":
-        # The digest too: a short text could be guessed from it.
+        # Remove the digest too, because a short text could be guessed from its digest.
         return msgspec.structs.replace(row, data=encode(Revision(revision.seq)), digest="")
     message = _read_message(row.data)
     if message.deleted_at is not UNSET:
