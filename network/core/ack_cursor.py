@@ -1,4 +1,4 @@
-"""`AckCursor`: the messages that a participant has handled. Stored as values of the table ``floor`` (`tables`)."""
+"""Ack cursors, which record the messages that a participant has handled. The table ``floor`` contains their values."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Step 6: decide what one entry changes.
 
-`apply` is pure: it uses no IO and no clock. Its inputs are the state (the batch's draft), the facts from the ledger,
-and one entry. Its outputs are rows, table writes and effects. The current time is the batch's timestamp. Each kind of
-entry has its own module with rules: `sending` for messages, `calls` for operations, `groups` for batches, `joining` for
-``hello`` frames, `reactions` for records, and `failures` for failed deliveries. Rules raise refusals as exceptions.
-This module converts the exceptions to answers.
+`apply` is pure: it uses no IO and no clock. The inputs of `apply` are the state (the batch's draft), the facts from the
+ledger, and one entry. The outputs are rows, table writes and effects. The current time is the batch's timestamp. Each
+kind of entry has its own module with rules: `sending` for messages, `calls` for operations, `groups` for batches,
+`joining` for ``hello`` frames, `reactions` for records, and `failures` for failed deliveries. Rules raise refusals as
+exceptions. This module converts the exceptions to answers.
 """
 
 from __future__ import annotations

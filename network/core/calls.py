@@ -59,7 +59,7 @@ def apply_operate(rules: Rules, state: State, facts: Facts, entry: Operate) -> O
     change.count_send()
     result = Raw(encode(operation.call(change, entry.args)))
     change.run_apply_hooks(change.messages())
-    # Operators are exempt from the quota. They must be able to repair everything, even when a quota is exhausted.
+    # Operators are exempt from the quota for the hub's own operations, because they must be able to repair everything.
     is_bounded = not (origin.is_operator and change.mod_id == "network")
     change.count_stored(len(bytes(result)) + ROW_BYTES, is_bounded=is_bounded)
     # The row's key outlives the stored result, so even a repeat after 24 hours does not execute the call again.

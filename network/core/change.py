@@ -106,8 +106,8 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         """Participant whose quota pays for the stored bytes (`limits.count_stored`)."""
         self._unpaid_bytes = self._unpaid_messages = 0
         self._deferred_refusal: RoundelayError | None = None
-        """Refusal that is raised only after everything else was accepted and paid for. It reveals a secret, for example
-        that a closed channel exists, and probing for secrets must not be free."""
+        """Refusal that is raised only after everything else was accepted and paid for. The refusal reveals a secret,
+        for example that a closed channel exists, and probing for secrets must not be free."""
         self.absent_ms = 0
         self._call_id = call_id
         self._posts = 0
@@ -208,12 +208,13 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
         self.add_writes((TableWrite(table, key, value),))
 
     def lookup_cold(self, table: Table, key: str) -> Any:
-        """Return a value from a cold table. `apply.build_lookup` must have requested this key."""
+        """Return a value from a cold table by its key. `apply.build_lookup` must have requested the key of the
+        value."""
         value = self.state.get(table, key, absent := object())
         return self.facts.cold.get((table, key)) if value is absent else value
 
     def count_send(self) -> None:
-        """Count this entry against the sender's rate. Raise `RateLimited` if the rate is exceeded."""
+        """Count the entry of this change against the sender's rate. Raise `RateLimited` if the rate is exceeded."""
         self.add_writes((count_entry(self.rules.limits, self.state, self.origin.agent_id),))
 
     def count_stored(self, more_bytes: int = 0, *, is_bounded: bool = True) -> None:
@@ -528,7 +529,7 @@ def _stop_agent(rules: Rules, state: State, origin: Origin, error: BudgetExceede
 
 
 def _describe_stop(error: BudgetExceeded) -> dict[str, Any]:
-    """Return the public details of a stop."""
+    """Return the details of an exceeded budget that the notices of the stop contain."""
     return {"reason": str(error), "limit": f"limits.{error.limit}", "used_by": error.used_by, "used": error.used}
 
 

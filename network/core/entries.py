@@ -1,6 +1,7 @@
 """Inputs and outputs of `apply`: entries, and the outcome with its rows, table writes and effects.
 
-These are plain data types. An entry identifies its session by id, because only the hub knows session objects.
+All types in this module are plain data. An entry identifies its session by id, because only the hub uses session
+objects.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Peer(Struct, frozen=True):
 
 class Join(Struct, frozen=True):
     """Entry for a ``hello`` frame. ``token_hash`` and ``new_hash`` are the hashes of the frame's fields ``token`` and
-    ``new_token``. They are None if the frame does not contain the field. ``has_live_reactor`` is true if a live session
-    of the agent holds a fencing token."""
+    ``new_token``. A hash is None if the frame does not contain the field. ``has_live_reactor`` is true if a live
+    session of the agent holds a fencing token."""
 
     session_id: str
     hello: HelloFrame
@@ -280,7 +281,7 @@ class RefuseSession(Struct, frozen=True):
 
 
 class SendNotice(Struct, frozen=True):
-    """Effect: send a notice to all sessions of these participants, and to operators if ``to_operators`` is set.
+    """Effect: send a notice to all sessions of ``agent_ids``, and to operators if ``to_operators`` is set.
     ``sender_id`` gets the notice without the reason. ``except_session`` gets no notice, because that session caused
     it."""
 

@@ -23,7 +23,7 @@ from .tables import AgentFault, Facts, FaultCause, Participant
 
 MAX_REASON_CHARS = 500
 CONVERSATION_FAILURES = frozenset({"answer_refused", "budget", "content_filter", "context_too_long"})
-"""Failures that concern only one conversation. They are not counted as a fault of the agent."""
+"""Kinds of failures that concern only one conversation and therefore do not count as a fault of the agent."""
 
 _TO_DO: Mapping[str, str] = {
     "unauthorized": "Check the model's key and its rights at the provider. Restart the node to read a new key from the environment.",

@@ -1,17 +1,17 @@
 """The plugin interface. Mods extend the hub with hooks for messages and with typed operations.
 
-A mod is written once, on the hub. Agents get its operations as tools. The whole interface:
+Mods run only on the hub, and agents get the operations of mods as tools. A mod may implement these methods:
 
 - ``before(incoming)``: step 3, synchronous, no IO. Raises a `RequestError` to refuse a message.
 - ``apply(change, message)``: step 6, synchronous, no IO. Changes the mod's own state and sends messages, in the
   message's commit.
 - ``ended(change, reaction)``: like ``apply``, but when an agent's reaction ends.
 - ``undelivered(change, failed)``: like ``apply``, but when a message becomes a dead letter.
-- ``deleted(change, message)``: like ``apply``, but when a message is deleted. It gets the head of the message.
+- ``deleted(change, message)``: like ``apply``, but when a message is deleted. ``message`` is the head of the message.
 - ``removed(change, agent_id)``: like ``apply``, but when a participant is removed.
 - ``due(change, key)``: like ``apply``, but when a time has come that the mod has scheduled with ``change.schedule``.
-- ``after(context, message)``: step 8, may do IO. It returns results with ``context.submit(payload)``, which calls
-  ``apply_entry(change, payload)``.
+- ``after(context, message)``: step 8, may do IO. The hook submits results with ``context.submit(payload)``, and the hub
+  then calls ``apply_entry(change, payload)``.
 - ``standing(reading, trigger, listeners)``: returns sentences for the end of an agent's prompt. No IO.
 - ``maintain(context)``: once a minute, may do IO and ``context.submit(payload)``.
 - methods marked `operation`: ``change`` operations run in `apply`, after the IO of their ``prepare``. ``read``
@@ -63,8 +63,8 @@ class Undelivered(Struct, frozen=True):
     agent_id: str
     seq: int
     reactions: tuple[str, ...] = ()
-    """Open reactions to the message. They are closed without a final record, so the hook ``ended`` does not run for
-    them."""
+    """Ids of the reactions to the message that were open. The hook ``ended`` does not run for these reactions, because
+    they are closed without a final record."""
     message: MessageHead | None = None
     """Head of the message. None if the message is deleted."""
 
@@ -235,8 +235,8 @@ class AfterContext(Struct, frozen=True):
 
 
 class Upkeep(Struct, frozen=True):
-    """Context of a ``maintain`` hook. ``first_seq`` is the oldest row that retention has kept, and ``now`` the hub's time
-    in ms. ``list_cold(prefix, limit, after)`` returns the mod's own cold keys."""
+    """Context of a ``maintain`` hook. ``first_seq`` is the oldest row that retention has kept, and ``now`` is the hub's
+    time in ms. ``list_cold(prefix, limit, after)`` returns the mod's own cold keys."""
 
     state: State
     submit: Callable[[Any], None]
@@ -387,8 +387,8 @@ class Mod:
         """Do periodic work. The node that decides calls this hook once a minute. The hook may do IO."""
 
     def standing(self, reading: Any, trigger: MessageHead, listeners: Collection[str]) -> list[str]:
-        """Return sentences for the end of an agent's prompt about ``trigger``: what the agent should know of the
-        conversation. The caller of the `Reading` and all listeners may know them. No IO."""
+        """Return sentences about the conversation of ``trigger`` for the end of an agent's prompt. The sentences may
+        contain only information that the caller of the `Reading` and all ``listeners`` may have. No IO."""
         return []
 
     def operations(self) -> list[Operation]:

@@ -68,8 +68,8 @@ class ModChanges:
     def log(self, event: dict[str, object], *, hides_args: bool = False) -> Row:
         body, key = {"mod": self.mod_id, **event}, ""
         if self.operate is not None and hides_args:
-            # A row with its own key does not get the key of the call. That key would store a digest of the arguments,
-            # from which their values could be guessed.
+            # Give the row a key of its own, so that it does not get the key of the call. The key of the call would be
+            # stored with a digest of the arguments, and the values of the arguments could be guessed from this digest.
             key = f"h:{self.operate.call_id}"
         elif self.operate is not None:
             body |= {"op": self.operate.op, "args": self.operate.args}

@@ -1,7 +1,7 @@
 """Questions to people: messages that require a response. A question is open until the person answers or dismisses it.
 
-A question enters its table together with the message that asks. It leaves the table together with the answer. An answer
-is a reply to the question or, in a direct thread, the person's next message. `sending` calls this module, and
+A question is stored in the commit of the message that asks, and removed in the commit of the answer. An answer is a
+reply to the question or, in a direct thread, the person's next message. `sending` calls this module, and
 ``network.inbox`` (`operations.inbox`) shows the questions. Pure.
 """
 

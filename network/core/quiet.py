@@ -1,4 +1,4 @@
-"""Decides whether a conversation is quiet, which means that it has no open items. Pure.
+"""Rules that decide whether a conversation is quiet, which means that the conversation has no open items. Pure.
 
 Open items are stored in four tables. The table ``delivery`` contains messages that an agent has not handled.
 ``reaction`` contains running reactions, ``question`` unanswered questions to people, and ``open_item`` the items of

@@ -1,7 +1,7 @@
 """Reserved ids: words that mean a role, an address or the network itself, and ids that look like another id.
 
-People read a sender's id on a screen, and models read it in a prompt. Both could mistake ``desk-`` for ``desk``. Such
-ids therefore cannot be registered by first use (`joining`), but an operator can create a token for one. Pure.
+People read a sender's id on a screen, and models read the id in a prompt. Both could mistake ``desk-`` for ``desk``.
+Confusing ids therefore cannot be registered by first use (`joining`), but an operator can create a token for one. Pure.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ class MessageHead(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StoredKey(Struct, frozen=True, gc=False):
-    """Fields of a row that are stored under its idempotency key. They are sufficient to distinguish a repeat from a
-    conflict. The subclass `Row` adds the other fields."""
+    """Fields of a row that are stored under its idempotency key. These fields are sufficient to distinguish a repeat
+    from a conflict. The subclass `Row` adds the other fields."""
 
     seq: int
     stream: str = ""

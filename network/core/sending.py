@@ -123,8 +123,8 @@ _stored_message = msgspec.json.Decoder(WireMessage)
 
 
 def excluded_digest(frame: SendFrame) -> str:
-    """Return a digest of the ids that a ``send`` frame excludes, or an empty text. The digest is stored because the
-    stored message does not contain these ids."""
+    """Return a digest of the ids that a ``send`` frame excludes, or an empty text. The digest is stored
+    because the stored message does not contain the excluded ids."""
     return "" if frame.exclude_agent_ids is UNSET else body_digest(encode(frame.exclude_agent_ids))
 
 

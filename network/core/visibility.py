@@ -115,7 +115,7 @@ def _first_seq(head: MessageHead) -> int:
 
 def _gets(state: State, channel: str, member: Member, head: MessageHead) -> bool:
     """Return whether a member receives a channel message. The member must have been in the channel when the message was
-    sent and when its reply thread began. In an open channel only the first condition applies."""
+    sent and when its reply thread began. In an open channel, the beginning of the reply thread does not matter."""
     if not member.was_in(head.seq):
         return False
     # A reply may quote the thread, so only participants who could read the beginning of the thread may read the reply.
@@ -171,7 +171,8 @@ def is_reader(state: State, agent_id: str, head: MessageHead) -> bool:
 
 def follows_live(state: State, agent_id: str, judges: Iterable[MessageHead]) -> bool:
     """Return whether a participant may see live progress that is derived from the messages ``judges``. The participant
-    must be allowed to read each of these messages, and must also receive a reply to each message that is sent now."""
+    must be allowed to read each of these messages. If somebody replied to one of them now, the participant must also
+    receive the reply."""
     return all(
         is_reader(state, agent_id, head)
         # Check the membership at the next seq, because live progress is about a message that is not stored yet.
@@ -228,7 +229,7 @@ def _programs_alone(state: State, label: MessageHead) -> frozenset[str] | None:
 
 
 def _parties_ever(label: MessageHead) -> frozenset[str]:
-    """Return the participants that are named by a message, including removed participants. These are the sender, and
+    """Return the participants that are named by a message, including removed participants: the sender, and
     the recipient of a direct or mod message."""
     return frozenset(parties(label) if label.kind in ("direct", "mod") else (label.sender_id,))
 
@@ -359,13 +360,14 @@ class PromptFilter:
     def _is_in_audience(self, agent_id: str, head: MessageHead, label: MessageHead) -> bool:
         if self._state.is_person(agent_id):
             return _is_in_thread(self._state, agent_id, label, self._trigger.seq)
-        # The audience contains programs only if the trigger has no people. They must be allowed to read the message,
-        # unless `_is_shared` admits it.
+        # The audience contains programs only if the trigger has no people. A program must be allowed to read the
+        # message, unless `_is_shared` admits it.
         return may_read(self._state, agent_id, head)
 
     def _came_last(self, label: MessageHead) -> list[tuple[int, str]] | None:
         """Return the newest members of the audience in a channel or broadcast. If they may read a message, all members
-        may read it, because every member joined once and stayed. Return None in all other cases."""
+        may read it, because every member joined once and stayed. Return None if a member may have
+        joined more than once, or if other checks are necessary."""
         if label.kind not in ("broadcast", "channel"):
             return None
         # On a node with rights, an early member may have no right to read the channel.
