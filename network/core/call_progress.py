@@ -50,9 +50,11 @@ def parser_of(shape: type[T]) -> Callable[[bytes], T | None]:
 # one innermost call does not wait. If the reaction has no running tool call, a model call was running.
 
 CALL_KINDS = frozenset({"tool_started", "tool_result", "waiting", "approval"})
+"""Kinds of records that report the state of a tool call."""
 
 
 PROGRESS_KINDS = frozenset({"model_reply", "tool_result"})
+"""Kinds of records that prove progress of a reaction and therefore reset the failure count of its trigger."""
 
 
 REPEATED_KINDS = frozenset({"started", "waiting"})
@@ -64,6 +66,7 @@ MAX_CALLS = 64
 
 
 MAX_PLACE_CHARS = 128
+"""Maximum length of the path of a tool call, in characters."""
 
 
 MAX_AWAITED = 16

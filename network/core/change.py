@@ -275,8 +275,8 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
                 f"{creator} has created {created} channels. max_created_channels allows {most}. Use an existing channel, or "
                 f"ask an operator to raise quotas.{creator}.max_created_channels in the node's file."
             )
-        # Check the name after the quota. Otherwise participants could probe more names than the number of channels that
-        # they may create. This refusal is the only one that reveals a closed channel.
+        # Check whether the name is taken only after the quota. This refusal is the only one that reveals a closed channel,
+        # and a participant without remaining quota cannot use it to probe names.
         existing = self.state.channel(name)
         if existing is not None:
             taken = InvalidArguments(
@@ -451,7 +451,7 @@ def refuse_entry(rules: Rules, state: State, entry: AnsweredEntry, error: Rounde
     if not isinstance(error, RetryLater):
         try:
             writes = [count_entry(rules.limits, state, origin.agent_id)]
-        # Over the rate, every error is `RateLimited`: the client must slow down before any other reason matters.
+        # Report the exceeded rate instead of the original error, because the client must slow down first.
         except RateLimited as limited:
             error = limited
     return Outcome(writes=writes, effects=(SessionReply(origin.session_id, error_bytes(error, entry.keys)),))

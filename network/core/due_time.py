@@ -6,8 +6,8 @@ from msgspec import Struct
 
 
 class DueTime(Struct, frozen=True, omit_defaults=True):
-    """Time (ms) at which a mod's ``due`` hook is called, stored under the key ``MOD/KEY``. ``cause`` is the message
-    that the hook may name as the cause of its messages. ``watched`` is a participant whose absence is reported to the
+    """Time (ms) at which a mod's ``due`` hook is called, stored under the key ``MOD/KEY``. The hook may name the
+    message ``cause`` as the cause of its own messages. ``watched`` is a participant whose absence is reported to the
     hook. ``payer`` is the participant who pays for the data that the hook stores."""
 
     at: int

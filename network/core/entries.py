@@ -126,7 +126,8 @@ class Group(Struct, frozen=True):
 
 class Operate(Struct, frozen=True):
     """Entry for a ``call`` of a changing operation, with decoded arguments. ``prepared`` is the result of the
-    operation's IO. ``refusal`` is the error of this IO. The refusal is ignored if the frame repeats an earlier call."""
+    operation's IO. ``refusal`` is the error raised by the operation's IO. The refusal is ignored if the frame repeats
+    an earlier call."""
 
     origin: Origin
     call_id: str

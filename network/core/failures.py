@@ -49,6 +49,7 @@ MAX_FAILURES = 5
 
 
 FIRST_RETRY_MS = 1000
+"""Delay in ms before the first retry of a failed delivery. The delay doubles with each further failure."""
 
 
 def apply_nack(rules: Rules, state: State, facts: Facts, entry: Nack) -> Outcome:

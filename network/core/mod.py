@@ -81,8 +81,8 @@ class Change(Protocol):
     state: State
     stamp: int
     absent_ms: int
-    """In a ``due`` hook: time in ms since the last session of the watched participant ended. The value is 0 while the
-    participant has a session. After a restart of the hub, the time counts from the restart."""
+    """Time in ms since the last session of the watched participant ended. Set only in a ``due`` hook. The value is 0
+    while the participant has a session. After a restart of the hub, the time counts from the restart."""
     prepared: Any
     """Result of the operation's ``prepare`` method, or None."""
 

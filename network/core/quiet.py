@@ -197,11 +197,12 @@ def close_answered(
 
 
 def close_all_of(state: State, agent_id: str) -> list[TableWrite]:
-    """Return the writes that close everything that a removed participant will no longer do or no longer needs."""
+    """Return the writes that close the open items of a removed participant: unhandled messages, missing answers, and
+    running reactions. Answers to messages of the participant are no longer required."""
     draft = state.draft()
     for seq in {*state.deliveries_to(agent_id), *state.answers_of(agent_id)}:
         draft.apply_writes(_without(draft, _delivery_key(seq), (agent_id,)))
-    # Nobody needs the answers to the participant's own messages. A removal scans the whole table, as for questions.
+    # Nobody needs answers to the participant's own messages. Scan the whole table, because removals are rare.
     for key, delivery in list(draft.items("delivery")):
         if delivery.sender_id == agent_id and delivery.answers:
             unanswered = _or_none(msgspec.structs.replace(delivery, answers=()))

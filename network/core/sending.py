@@ -150,7 +150,7 @@ def check_session(state: State, origin: Origin) -> None:
     The check also covers entries that were waiting for their batch when the hub ended their session. These entries are
     not stored.
     """
-    # Fencing tokens of one agent. In `apply_join` each joining reactor session gets the next number:
+    # Example of the fencing tokens of one agent. In `apply_join` each joining reactor session gets the next number:
     #
     #   session     s1      s2                           s3
     #   token        1       2                            3

@@ -105,7 +105,8 @@ class Participant(Struct, frozen=True):
 
 
 class Token(Struct, frozen=True):
-    """Permission to join with a token. The key is the token's hash. Revoked tokens stay, so they are never bound again."""
+    """Permission to join with a token. The key is the token's hash. A revoked token is kept, so that no id can use
+    it."""
 
     agent_id: str
     kind: Kind
@@ -243,8 +244,8 @@ class DayStored(Struct, frozen=True):
 
 
 class CallWait(Struct, frozen=True, omit_defaults=True):
-    """Event for which a tool call waits until ``until`` (ms). The event is answers from the participants in ``to``, or
-    the decision on ``request`` (a seq)."""
+    """Wait of a tool call, at most until the time ``until`` (ms). The call waits either for answers from the
+    participants in ``to``, or for the decision on ``request`` (a seq)."""
 
     to: tuple[str, ...] = ()
     request: int | None = None
@@ -253,7 +254,7 @@ class CallWait(Struct, frozen=True, omit_defaults=True):
     """Seqs of the copies of the request, each with the id of the approver who received the copy."""
 
     deciders: tuple[str, ...] | None = None
-    """Ids of the people who may decide. None means every reader of the request, and operators."""
+    """Ids of the people who may decide. None means that operators and all readers of the request may decide."""
 
     with_operators: bool = False
 
