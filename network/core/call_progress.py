@@ -70,7 +70,7 @@ MAX_PLACE_CHARS = 128
 
 
 MAX_AWAITED = 16
-"""Maximum number of participants that a call can be shown to wait for."""
+"""Maximum number of participants listed in a `CallWait`."""
 
 
 MAX_REQUESTS = 128

@@ -1,4 +1,4 @@
-"""Collects the change that one entry makes, and builds the answers to refused entries.
+"""Collection of the changes that one entry makes, and answers to refused entries.
 
 A `ChangeSet` collects rows, table writes and effects on its own draft of the state. Each step sees the changes of
 earlier steps, and one refusal discards all of them. `ChangeSet` implements `mod.Change`, the interface for mods.
@@ -83,7 +83,7 @@ def _find_payer(cause: MessageHead) -> str:
 
 
 class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
-    """Collects the rows, table writes and effects of one entry. ``state`` is a draft that contains all earlier
+    """Collection of the rows, table writes and effects of one entry. ``state`` is a draft that contains all earlier
     changes."""
 
     def __init__(
@@ -275,8 +275,8 @@ class ChangeSet(ItemChanges, DueTimeChanges, ModChanges):
                 f"{creator} has created {created} channels. max_created_channels allows {most}. Use an existing channel, or "
                 f"ask an operator to raise quotas.{creator}.max_created_channels in the node's file."
             )
-        # Check whether the name is taken only after the quota. This refusal is the only one that reveals a closed channel,
-        # and a participant without remaining quota cannot use it to probe names.
+        # Check the quota before the name. The refusal of a taken name is the only one that reveals a closed channel,
+        # and a participant without remaining quota must not be able to probe names.
         existing = self.state.channel(name)
         if existing is not None:
             taken = InvalidArguments(

@@ -246,8 +246,8 @@ class Upkeep(Struct, frozen=True):
 
 
 class Operation(Struct, frozen=True):
-    """One operation: its wire name, the type of its arguments, whether it changes anything, and whether only operators
-    may call it."""
+    """Operation of a mod or of the hub, with its wire name, the type of its arguments, whether it changes anything, and
+    whether only operators may call it."""
 
     op: str
     description: str

@@ -68,7 +68,7 @@ def revise(row: Row, change: Row) -> Row:
             metadata=UNSET,
             deleted_at=change.at,
         )
-    # A log that was copied after the deletion has edits without contents.
+    # If the log was copied after the message was deleted, its rows of edits have no content.
     elif revision.content is not UNSET:
         message = msgspec.structs.replace(
             message, content=revision.content, text_representation=revision.text_representation, edited_at=change.at

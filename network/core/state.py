@@ -383,7 +383,7 @@ class State:
                 insort(keys, key)
         if self._parent is not None:
             self.durable_writes[name, key] = write
-            # Few batches change a participant. Until then lookups use the plain dict, which is faster than a ChainMap.
+            # Create a ChainMap only in the few batches that change a participant: lookups in a plain dict are faster.
             if name == "participant" and self.everyone is self._parent.everyone:
                 self.everyone = ChainMap(self.tables[name], self.everyone)  # type: ignore[arg-type]
             elif name == "hold" and self.takeovers is self._parent.takeovers:

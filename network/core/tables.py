@@ -244,7 +244,7 @@ class DayStored(Struct, frozen=True):
 
 
 class CallWait(Struct, frozen=True, omit_defaults=True):
-    """Wait of a tool call, at most until the time ``until`` (ms). The call waits either for answers from the
+    """State of a tool call that waits, at most until ``until`` (ms). The call waits either for answers from the
     participants in ``to``, or for the decision on ``request`` (a seq)."""
 
     to: tuple[str, ...] = ()

@@ -23,7 +23,7 @@ from .rows import MessageHead
 from .state import State
 from .visibility import has_people
 
-# The counters of one agent. Seqs grow to the right.
+# Example of the counters of one agent. Seqs grow to the right.
 #
 #   RecentMessages  delivered, group_posts   4 . . . 8 . . . . 13 . . .     newest message to the agent: set in step 8
 #                   from_people              . 5 . . . . . . . . . . .      newest message of a person: set in step 8

@@ -177,7 +177,7 @@ def follows_live(state: State, agent_id: str, judges: Iterable[MessageHead]) -> 
         is_reader(state, agent_id, head)
         # Check the membership at the next seq, because live progress is about a message that is not stored yet.
         and _is_still_in(state, agent_id, head, state.head + 1)
-        # senders read their own messages even if they are not in the channel
+        # senders may read their own messages even if they are not in the channel
         and (head.kind != "channel" or hears_channel(state, agent_id, name_of(head.to)))
         for head in judges
     )
