@@ -1,8 +1,9 @@
-"""One WebSocket connection: it passes bytes to the hub and back, without a task switch per message.
+"""`HubConnection`: one WebSocket connection, which passes bytes to the hub and back without a task switch per message.
 
-`HubConnection` hooks into the protocol callback of websockets. A text message goes straight to `Hub.receive`, and all
-frames that the hub writes in one tick are joined into one write. The library still does the handshake, the framing of
-everything else, and the closing handshake. `keepalive` replaces the library's keepalive.
+`HubConnection` hooks into the protocol callback of the `websockets` library. A text message goes straight to
+`Hub.receive`. All frames that the hub writes in one tick of the loop are joined into one write. The library still
+handles the opening and closing handshakes, and the framing of all other messages. `keepalive` replaces the library's
+keepalive.
 """
 
 from __future__ import annotations
@@ -41,11 +42,12 @@ log = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S = 5.0
 """Maximum duration of the closing handshake, in seconds, before the connection is cut (docs/protocol.md, 4429)."""
 UNSENT_BYTES = 1 << 17
-"""Maximum number of bytes in the kernel's send buffer that the peer's TCP has not accepted. Without this limit the
-kernel buffers 4 MB per slow reader, in front of answers, pings and the close frame. No cost was measured."""
+"""Maximum number of bytes in the kernel's send buffer that the peer's TCP has not accepted. Without this limit, the
+kernel would buffer 4 MB per slow reader, and answers, pings and the close frame would wait behind that data. No cost of
+the limit was measured."""
 UNREAD_BYTES = 1 << 20
-"""Number of unsent bytes beyond which a peer that sends pings is not read. Reading resumes when the peer reads
-again."""
+"""Number of unsent bytes beyond which the hub stops reading from a peer that sends pings. The hub reads again after the
+peer has read."""
 TURN_FRAMES, TURN_BYTES = 128, 1 << 16
 """Maximum number of frames and bytes that are read from one connection before other connections get their turn. One
 read may contain ten thousand frames, and libuv reads up to 32 times in a row while data is available."""
@@ -53,21 +55,23 @@ HELLO_BYTES = 8 * 1024
 """Maximum size of a `hello` in addition to its card. The hub buffers no more than this for an unknown connection."""
 _joiner = FrameJoiner()
 _OPEN = WireState.OPEN
-"""Module-level name for the hot path: looking up a member in its enum costs as much as a call."""
+"""Module-level name of the enum member. The hot path uses this name, because looking up a member in its enum costs as
+much as a function call."""
 _DONE = Request("/", Headers())
-"""Replaces the request after it was read. Otherwise ten thousand idle connections would keep their requests for
-nothing."""
+"""Empty request that replaces the real request after the hub has read it. Otherwise ten thousand idle connections would
+keep their requests in memory for nothing."""
 
 
 class _Protocol(ServerProtocol):
-    """The protocol of websockets, with this protocol's close code for an oversized message."""
+    """The protocol of the `websockets` library, with the close code that Roundelay's protocol defines for an oversized
+    message."""
 
     def fail(self, code: CloseCode | int, reason: str = "") -> None:
         super().fail(4413 if code == CloseCode.MESSAGE_TOO_BIG else code, reason)
 
 
 class HubConnection(ServerConnection):
-    """One WebSocket connection. It is the `Connection` of its session, and a `PendingConnection` until its welcome."""
+    """One WebSocket connection: the `Connection` of its session, and a `PendingConnection` until its welcome."""
 
     __slots__ = [
         "_accepted",
@@ -91,34 +95,34 @@ class HubConnection(ServerConnection):
             max_size=limits.max_frame_bytes,
             logger=logging.getLogger("websockets.server"),
         )
-        # Do not use the library's keepalive: it would end a slow reader, whose pongs wait behind a long queue
-        # (`keepalive`).
+        # Do not use the library's keepalive: it would end a slow reader, because the reader's pongs wait behind a long
+        # queue (`keepalive`).
         super().__init__(protocol, server, ping_interval=None, close_timeout=CLOSE_TIMEOUT_S)
         self.peer = Peer()
         self.source = source_of(address)
         self._behind_proxy = behind_proxy
         self._accepted: socket.socket | None = accepted
-        """The socket, until it has a transport after the TLS handshake."""
+        """The accepted socket. None once the TLS handshake is complete and the socket has a transport."""
         self.hub = hub
-        """The hub of the session. The server may choose another hub before there is a session."""
+        """The hub that serves the session. The server may choose another hub until the session is opened."""
         self._handshakes = hub.handshakes
         self._limits = limits
         self._splitter = FrameSplitter(min(limits.max_frame_bytes, limits.max_card_bytes + HELLO_BYTES))
-        """Accepts no frame larger than a `hello` until the participant is known."""
+        """Splits received bytes into frames. Until the participant is known, no frame may be larger than a `hello`."""
         self._session: Session | None = None
         self._request_head: RequestHead | None = RequestHead()
-        """None after the request is complete. Frames follow."""
+        """The part of the HTTP request that has arrived. None after the request is complete, when frames follow."""
         self.is_head = False
-        """Whether the request is a HEAD, which the library sees as a GET."""
+        """Whether the request is a HEAD, which `RequestHead` turns into a GET for the library."""
         self._message = MessageAssembler()
         self._holds = frozenset({"session"})
-        """Reasons why no frame is read: there is no session yet (``session``), the hub does not want frames (``hub``),
-        pongs wait for the peer to read (``pongs``), or other connections have their turn (``turn``)."""
+        """Reasons for not reading frames: the session does not exist yet (``session``), the hub does not want frames
+        (``hub``), pongs wait for the peer to read (``pongs``), or other connections have their turn (``turn``)."""
         self._timers = Timers(self.loop)
         self._stall_watch = StallWatch(limits.stall_timeout_ms / 1000)
         self._written = 0
         self._has_heard = True
-        """Whether anything arrived since the last ping."""
+        """Whether any data has arrived from the peer since the last ping."""
 
     # --- Connection, for the hub
 
@@ -141,13 +145,14 @@ class HubConnection(ServerConnection):
             self.protocol.send_close(code, reason.encode()[:120].decode(errors="ignore"))
             self._flush_protocol()
         self._holds = frozenset()
-        self.resume_reading()  # the peer's close frame has to be seen, even if reading was paused
+        self.resume_reading()  # the peer's close frame must be read, even if reading was paused
         if self._session is not None and self._session.origin is None:
-            self._handshakes.add(self)  # the token admitted this connection, but the session was refused
+            # the handshake limiter had released this connection, but the hub refused the session
+            self._handshakes.add(self)
 
     def admit(self) -> None:
         self._handshakes.remove(self)
-        # Only now: an unknown peer must not make the hub buffer a large frame.
+        # Raise the frame limit only now: an unknown peer must not make the hub buffer a large frame.
         self._splitter.max_bytes = self._limits.max_frame_bytes
 
     def pause_reading(self, reason: str = "hub") -> None:
@@ -158,7 +163,7 @@ class HubConnection(ServerConnection):
         self._holds -= {reason}
         if self._holds or self.transport.is_closing():
             return
-        self._has_heard = True  # data that arrived meanwhile, possibly a pong, is not read yet
+        self._has_heard = True  # data that arrived during the pause, possibly a pong, has not been read yet
         if self._splitter.state is WAITING:
             self.loop.call_soon(self._read_on)
         else:
@@ -194,8 +199,8 @@ class HubConnection(ServerConnection):
             self.loop.call_soon(self.resume_reading, "turn")
 
     def _read_on(self) -> None:
-        """Handle the data that was received while reading was paused. Only then read more: otherwise data would pile up
-        here."""
+        """Handle the data that was received while reading was paused, and only then read more. Otherwise unhandled data
+        would accumulate in memory."""
         if not self._holds and not self.protocol.reader.eof:  # after the end of the stream nobody waits for an answer
             self.data_received(b"")
         if not self._holds and not self.transport.is_closing():
@@ -203,7 +208,7 @@ class HubConnection(ServerConnection):
 
     def _read_request(self, head: RequestHead, data: bytes) -> bytes:
         """Pass the request to the library, and return the bytes after it."""
-        if "close" in self._timers:  # the body of a request that was refused
+        if "close" in self._timers:  # the bytes are the body of a request that was already refused
             return b""
         try:
             request, rest = head.feed(data)
@@ -212,7 +217,8 @@ class HubConnection(ServerConnection):
             response.headers["Allow"] = "GET, HEAD"
             self.transport.write(response.serialize())
             if self.transport.can_write_eof():
-                # Do not close: with an unread body the kernel would reset the connection, and the answer would be lost.
+                # Do not close the socket: with an unread body, the kernel would reset the connection and the answer
+                # would be lost.
                 self.transport.write_eof()
             self._timers.start("close", CLOSE_TIMEOUT_S, self.transport.abort)
             return b""
@@ -235,7 +241,8 @@ class HubConnection(ServerConnection):
             self.acknowledge_pings(bytes(event.data))
         elif event.opcode is Opcode.PING:
             if self.transport.get_write_buffer_size() > UNREAD_BYTES:
-                self.pause_reading("pongs")  # a flood of pings whose pongs the peer does not read
+                # stop reading from a peer that sends many pings and does not read the pongs
+                self.pause_reading("pongs")
         elif event.opcode is Opcode.TEXT and event.fin:
             self._receive_text(bytes(event.data))
         elif event.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT):
@@ -280,12 +287,13 @@ class HubConnection(ServerConnection):
     # --- the connection's life
 
     def start_handshake(self) -> None:
-        """Add this connection to the pending ones, and limit the time until its hello."""
+        """Add this connection to the pending connections, and limit the time until its hello."""
         self._handshakes.add(self)
         self._timers.start("hello", self._limits.hello_timeout_ms / 1000, self._check_hello)
 
     def read_address(self, headers: Headers) -> None:
-        """Count the connection for its real address. Behind a proxy every connection comes from the proxy's address."""
+        """Count the connection under the client's own address. Behind a proxy, every connection comes from the proxy's
+        address."""
         host = read_forwarded_address(headers) if self._behind_proxy else None
         if host is not None:
             self._handshakes.move(self, source_of((host,)))
@@ -294,7 +302,8 @@ class HubConnection(ServerConnection):
         Connection.connection_made(self, transport)  # not the library's server, which would run the connection itself
         self._accepted = None
         # Pause at the first byte that the socket does not accept. Further data then waits in the session's queue, where
-        # sessions share frames. A TLS transport pauses at its limit, a plain transport beyond it.
+        # sessions share frames. A TLS transport pauses when its limit is reached, and a plain transport when its limit
+        # is exceeded.
         is_tls = transport.get_extra_info("sslcontext") is not None
         self.transport.set_write_buffer_limits(high=1 if is_tls else 0)
         sock = transport.get_extra_info("socket")
@@ -309,9 +318,10 @@ class HubConnection(ServerConnection):
         self.peer = describe_peer(self, behind_proxy=self._behind_proxy)
         self.request, self.response = _DONE, None
         self._session = self.hub.connect(self)
-        if self.hub.is_draining:  # the read replica ended during the handshake
+        if self.hub.is_draining:  # the read replica stopped during the handshake
             self.end(4503, "This node follows no longer, or stops; reconnect.")
-        # A new connection evicts the connection whose last step is the oldest. This one has just made a step.
+        # At its limit, the limiter evicts the connection that has made no progress for the longest time. This
+        # connection has just made progress.
         self._handshakes.record_progress(self)
         self._timers.start("ping", self._limits.ping_interval_ms / 1000, self._ping)
         self.resume_reading("session")
@@ -324,13 +334,13 @@ class HubConnection(ServerConnection):
         if self._session is None:
             self.cut()
         elif self._session.state is SessionState.OPENING:
-            # Set before `end`: a hello that is read meanwhile must not open the session.
+            # Set the state before `end`: a hello that is read during `end` must not open the session.
             self._session.state = SessionState.CLOSED
             self.end(4408, "hello was awaited for hello_timeout_ms; send it first.")
 
     def evict(self) -> None:
-        """End the connection at once. A client that has asked for a session gets the reason, if that needs no
-        waiting."""
+        """End the connection at once. A client that has requested a session receives the reason, unless sending the
+        reason would block."""
         is_plain = self._accepted is None and self.transport.get_extra_info("sslcontext") is None
         if self._session is None or not is_plain or self.transport.get_write_buffer_size():
             self.cut()
@@ -348,7 +358,8 @@ class HubConnection(ServerConnection):
             self.transport.abort()
             return
         with contextlib.suppress(OSError):  # already closed
-            self._accepted.shutdown(socket.SHUT_RDWR)  # the loop owns the socket, and notices its end
+            # the event loop owns the socket, and notices that it was shut down
+            self._accepted.shutdown(socket.SHUT_RDWR)
 
     def close_session(self) -> None:
         """Remove the session after the connection ended. Idempotent."""
@@ -364,7 +375,7 @@ class HubConnection(ServerConnection):
         # Break reference cycles. When thousands of connections have ended, the garbage collector would otherwise stop
         # everything for a long time to collect them.
         self.protocol.parser.close()
-        # The traceback of an error keeps its stack frames alive.
+        # The traceback of an error keeps its stack frames alive, so drop the errors too.
         self.protocol.parser_exc = self.protocol.handshake_exc = self.connection_exc = None
 
     def resume_writing(self) -> None:
@@ -393,9 +404,10 @@ class HubConnection(ServerConnection):
         if session is None or self.protocol.state is not _OPEN:
             return
         if PauseReason.OVERLOAD in session.pauses or PauseReason.RATE in session.pauses:
-            self._stall_watch.reset()  # acknowledgements are not being read, which is not the reader's fault
+            self._stall_watch.reset()  # the hub is not reading acknowledgements now, so the reader cannot show progress
         waiting = _count_waiting(self.transport)
-        # Count bytes that left the kernel, not bytes that were written: the kernel buffers bytes that nobody reads.
+        # Count bytes that left the kernel, not bytes that the hub wrote: the kernel also buffers bytes for a peer that
+        # reads nothing.
         taken, unacked = self._written - waiting, session.outbox.unacked
         match self._stall_watch.check(self.loop.time(), waiting=waiting, taken=taken, unacked=unacked):
             case ReaderProgress.MOVING:
@@ -408,11 +420,11 @@ class HubConnection(ServerConnection):
                 pass
 
     def _ping(self) -> None:
-        """Send a ping. If nothing was heard since the last ping, the connection is dead: end it."""
+        """Send a ping. If nothing arrived since the last ping, end the connection, because the peer is unreachable."""
         if self.protocol.state is not _OPEN:
             return
-        # A ping would wait behind other data, and while reading is paused no pong is read. `_check_stall` judges such a
-        # reader instead.
+        # Do not ping now: a ping would wait behind other data, and no pong is read while reading is paused.
+        # `_check_stall` checks such a reader instead.
         if _count_waiting(self.transport) or self._holds:
             self._has_heard = True
             self._start_stall_watch()

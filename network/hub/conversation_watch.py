@@ -1,7 +1,7 @@
-"""Reads that wait until a conversation is quiet, and sessions that subscribed to the notice.
+"""`ConversationWatch`: reads that wait until a conversation is quiet, and sessions that subscribed to the notice.
 
-`publisher` compares each batch with the committed state and reports the conversations that changed. It
-compares nothing while nobody waits. Decides in memory; no IO, no clock.
+`publisher` compares each batch with the committed state and reports the conversations that changed. While nobody waits,
+`publisher` skips the comparison. Decides in memory; no IO, no clock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ConversationWatch:
         self.subscribers: dict[Session, None] = {}
 
     async def wait_for_change(self, root: int, timeout_s: float) -> None:
-        """Wait until something was opened or closed in a conversation, or until the timeout."""
+        """Wait until the set of open items in a conversation changes, or until the timeout."""
         change: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(root, {})
         waiting[change] = None
@@ -42,14 +42,14 @@ class ConversationWatch:
                 del self._waiting[root]
 
     def list_open(self, state: State, draft: State) -> dict[int, bool]:
-        """Return the conversations that a batch changes, and whether each is open before the batch. Called before the
-        draft is merged."""
+        """Return the conversations that a batch changes, each with whether it was open before the batch. Call this
+        before the draft is merged."""
         if not self._waiting and not self.subscribers:
             return {}
         return {root: bool(state.open_in(root)) for root in draft.list_changed_conversations()}
 
     def wake(self, state: State, before: dict[int, bool]) -> list[int]:
-        """Wake the reads that wait for these conversations. Return the conversations that have become quiet. Called
+        """Wake the reads that wait for these conversations. Return the conversations that have become quiet. Call this
         after the draft is merged."""
         for root in before:
             for change in self._waiting.get(root, ()):
@@ -60,7 +60,8 @@ class ConversationWatch:
         return [root for root, was_open in before.items() if was_open and not state.open_in(root)]
 
     def announce(self, roots: Iterable[MessageHead]) -> None:
-        """Send the notice to the subscribed sessions of whoever began each of these conversations."""
+        """Send the notice `conversation_quiet` to the subscribed sessions of the participants who began these
+        conversations."""
         for head in roots:
             own = self._participants.sessions_of(head.sender_id)
             sessions = [session for session in own if session in self.subscribers]

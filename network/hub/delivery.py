@@ -52,43 +52,48 @@ MAX_OWN = 1 << 16
 """Maximum number of own sends that a session remembers while it is behind (512 KiB). Older ones are delivered like
 messages from others."""
 MAX_ABOVE = 4096
-"""Maximum number of single acknowledgements above an ack cursor that cannot follow, as for a client that sets its own
-cursor."""
+"""Maximum number of single acknowledgements that a mailbox stores above an ack cursor that cannot advance. This happens
+with a client that sets its own cursor."""
 
 Delivery: TypeAlias = tuple[int, bytes, bool]
-"""A message's seq, its frame, and whether it has to be acknowledged. Recipients of the same message share one tuple."""
+"""A message in a queue: its seq, its frame, and whether the client must acknowledge it. Recipients of the same message
+share one tuple."""
 
 _NOTHING_QUEUED: deque[Delivery] = deque()
-"""Shared queue of sessions that have never received anything. Never changed. An empty deque takes 760 bytes."""
+"""Shared empty queue of all sessions that have never received anything. Never modified. Sharing saves memory, because
+an empty deque takes 760 bytes."""
 
 
 class Outbox:
-    """The deliveries of one session, in order: at most ``max_unacked`` unacknowledged, at most ``max_bytes`` queued."""
+    """The deliveries of one session, in order. At most ``max_unacked`` are unacknowledged, and at most ``max_bytes``
+    are queued."""
 
     def __init__(self, max_unacked: int, max_bytes: int) -> None:
         self.is_behind = True
         self.is_silent = False
-        """Whether nothing is delivered to this session, because its client polls (``network.receive``)."""
+        """Whether nothing is delivered to this session. A client that polls (``network.receive``) requests this."""
         self.is_paging = False
         self.position = 0
-        """Everything up to this seq was handed over or is in the queue."""
+        """Seq up to which every message was handed over or is in the queue."""
         self.delivered = 0
-        """The highest seq that was handed over."""
+        """The highest seq that was handed over to the connection."""
         self.queued_bytes = 0
         self._done = 0
-        """Everything up to this seq was handed over or sent by this session. After an overflow, delivery continues from
-        this seq."""
+        """Seq up to which every message was handed over, or was sent by this session. After an overflow, delivery
+        continues after this seq."""
         self._own = array("Q")
-        """Seqs above ``_done`` that the session sent itself, ascending. Pages must leave them out."""
+        """Seqs above ``_done`` of messages that the session itself sent, ascending. Pages must leave these messages
+        out."""
         self.skipped: set[int] = set()
-        """Seqs left out of a page because they wait for another attempt. This session gets that attempt too."""
+        """Seqs that were left out of a page because their messages wait for another attempt. The session also receives
+        those attempts."""
         self._max_unacked = max_unacked
         self._max_bytes = max_bytes
         self._unacked: dict[int, None] = {}
         self._queue = _NOTHING_QUEUED
         self._redeliveries: dict[int, int] = {}
-        """Redeliveries in the window or the queue. They are out of order. The value is the highest seq that had been
-        handed over before the redelivery."""
+        """Redeliveries in the window or the queue, which are out of order. Maps the seq of each redelivered message to
+        the highest seq that had been handed over before the redelivery."""
 
     @property
     def unacked(self) -> int:
@@ -99,14 +104,15 @@ class Outbox:
         return len(self._queue)
 
     def start(self, cursor: int) -> None:
-        """Start after ``cursor``. The outbox is behind until the first page has been read. A silent outbox stays
-        behind."""
+        """Start delivery after ``cursor``. The outbox is behind until the first page has been read. A silent outbox
+        stays behind."""
         if self.is_silent:
             return
         self.position = self.delivered = self._done = cursor
 
     def push(self, delivery: Delivery) -> bool:
-        """Queue a published message. Return False if the queue overflowed: it is dropped, and the outbox is behind."""
+        """Queue a published message. Return False if the queue overflowed. In this case the queue is dropped and the
+        outbox is behind."""
         if self._queue is _NOTHING_QUEUED:
             self._queue = deque()
         self._queue.append(delivery)
@@ -125,16 +131,17 @@ class Outbox:
         return False
 
     def skip_own(self, seq: int) -> None:
-        """Skip a message that the session sent itself."""
+        """Skip a message that the session itself sent."""
         if self.is_silent:
             return
         if not self.is_behind:
             self.position = seq
-            # The queue has nothing that an overflow could drop, so `_done` moves on and the own seq need not be stored.
+            # With an empty queue, an overflow has nothing to drop. So advance `_done` instead of storing the seq of the
+            # own message.
             if not self._queue:
                 self._done = seq
                 return
-        self._own.append(seq)  # an overflow may go back below this seq
+        self._own.append(seq)  # after an overflow, delivery may continue from below this seq
         if len(self._own) > MAX_OWN:
             del self._own[: MAX_OWN // 2]
 
@@ -147,7 +154,8 @@ class Outbox:
     def push_redelivery(self, seq: int, frame: bytes) -> None:
         """Queue a redelivery before all other messages."""
         self._redeliveries[seq] = self.delivered
-        # Queue a message that this session has not had in order: an ack of it must not cover the messages below it.
+        # Insert a message that this session has not received in the order of seqs. At the front of the queue, an ack of
+        # this message would also cover the undelivered messages below it.
         is_new = seq > self.delivered
         at = sum(queued < seq for queued, _, _ in self._queue) if is_new else 0
         if self._queue is _NOTHING_QUEUED:
@@ -156,14 +164,15 @@ class Outbox:
         self.queued_bytes += len(frame)
 
     def take_frames(self, max_bytes: int) -> list[bytes]:
-        """Hand over as many frames as the window and ``max_bytes`` allow, at least one."""
+        """Hand over as many frames as the window and ``max_bytes`` allow. Hand over at least one frame if the window
+        allows it."""
         frames: list[bytes] = []
         size = newest = 0
         queue, unacked, redeliveries = self._queue, self._unacked, self._redeliveries
         while queue and size < max_bytes:
             seq, frame, needs_ack = queue[0]
-            # The window counts only messages that the client has to acknowledge. Messages of its own participant pass a
-            # full window.
+            # Count only messages that the client must acknowledge. Its participant's own messages are handed over even
+            # if the window is full.
             if needs_ack:
                 if len(unacked) >= self._max_unacked:
                     break
@@ -172,8 +181,8 @@ class Outbox:
             size += len(frame)
             frames.append(frame)
             if redeliveries and seq in redeliveries:
-                # Store the seq at the hand-over, not at the push: acks that were sent in between cannot mean this
-                # redelivery.
+                # Store the seq at the hand-over, not at the push: an ack that the client sent between push and
+                # hand-over cannot refer to this redelivery.
                 redeliveries[seq] = max(self.delivered, newest)
             if seq > newest:
                 newest = seq
@@ -181,7 +190,7 @@ class Outbox:
         self._done = max(self._done, newest)
         self.queued_bytes -= size
         if self._own and not queue and not self.is_behind:
-            self._done = self.position  # nothing is left that an overflow could go back to
+            self._done = self.position  # the queue is empty, so an overflow would not have to deliver any message again
             del self._own[:]
         return frames
 
@@ -205,7 +214,7 @@ class Outbox:
         return seq in self._unacked or seq in self._redeliveries or any(queued == seq for queued, _, _ in self._queue)
 
     def has_or_will_get(self, seq: int) -> bool:
-        """Return whether this message is in the window, in the queue, or in a later page."""
+        """Return whether this message is in the window, in the queue, or will be in a later page."""
         return not self.is_silent and (seq > self.position or self.has(seq))
 
     def release(self, seq: int) -> None:
@@ -217,20 +226,20 @@ class Outbox:
         self._redeliveries.pop(seq, None)
 
     def covers(self, acked: int, seq: int) -> bool:
-        """Return whether an acknowledgement of everything up to ``acked`` includes this message.
+        """Return whether an acknowledgement of all messages up to ``acked`` includes this message.
 
-        A redelivery that was handed over after ``acked`` may have been on its way when the client acknowledged. In that
-        case the client cannot have meant it.
+        The acknowledgement does not include a redelivery that was handed over only after ``acked``, because the client
+        may have acknowledged before the redelivery arrived.
         """
         return seq in self._unacked and seq <= acked and (seq == acked or acked > self._redeliveries.get(seq, -1))
 
     def release_up_to(self, seq: int) -> None:
-        """Remove everything up to ``seq`` from the window, if the acknowledgement `covers` it."""
+        """Remove all messages up to ``seq`` from the window that the acknowledgement `covers`."""
         unacked = self._unacked
         if self._redeliveries:
             for redelivered in [other for other in self._redeliveries if self.covers(seq, other)]:
                 self.release(redelivered)
-        elif seq >= self.delivered:  # true for almost every ack: nothing above it was handed over
+        elif seq >= self.delivered:  # true for almost every ack: no message above `seq` was handed over
             unacked.clear()
             return
         # Except for redeliveries the window is in ascending order, so the first larger seq ends the search.
@@ -239,7 +248,7 @@ class Outbox:
                 del unacked[acked]
 
     def first_undelivered(self) -> int | None:
-        """Return the smallest seq that may have to be read from the ledger, or None if the session is up to date."""
+        """Return the lowest seq that may have to be read from the ledger. Return None if the session is up to date."""
         # Queued messages count too: after an overflow they are read from the ledger again.
         queued = next((seq for seq, _, _ in self._queue if seq > self.delivered), None)
         if queued is not None:
@@ -254,10 +263,11 @@ class Outbox:
 class Mailbox:
     """The messages that one participant has handled, shared by its sessions.
 
-    All messages up to ``ack_cursor`` are handled, except those in ``open``. So are the seqs in ``above``. ``failed``
-    are messages whose failures the ledger stores. Those in ``awaiting_retry`` will be delivered again by a timer; the
-    others are being attempted again now. ``handled_failures`` are messages that failed and are handled by now. A
-    changed mailbox is in ``changed``, a dict that all mailboxes share, until its next snapshot.
+    The participant has handled all messages up to ``ack_cursor`` except those in ``open``, and also the messages in
+    ``above``. ``failed`` holds the messages whose failures the ledger stores. Those that are also in ``awaiting_retry``
+    wait for a timer that delivers them again; the rest are being attempted now. ``handled_failures`` holds messages
+    that failed and have been handled since. ``changed`` is a dict that all mailboxes share: a mailbox stays in it from
+    its first change until its next snapshot.
     """
 
     def __init__(self, cursor: AckCursor, agent_id: str = "", changed: dict[str, Mailbox] | None = None) -> None:
@@ -286,14 +296,14 @@ class Mailbox:
         return seq in self.above or (seq <= self.ack_cursor and seq not in self.open)
 
     def delivery_start(self) -> int:
-        """Return the cursor just below the first message that is not handled."""
+        """Return the seq just below the first message that is not handled. Delivery starts after this seq."""
         return min(self.open, default=self.ack_cursor + 1) - 1
 
     def schedule_retry(self, seq: int) -> None:
-        """Record that a message failed or was restored, and will be delivered again."""
+        """Record that a message will be delivered again, because it failed or an operator restored it."""
         self.failed.add(seq)
         self.awaiting_retry.add(seq)
-        if seq in self.handled_failures:  # otherwise its new attempts would be deleted with the old ones
+        if seq in self.handled_failures:  # otherwise storing the handled failure would delete the new attempts too
             self.handled_failures.remove(seq)
         # The cursor never moves back, because sessions already know it. Instead, `open` marks the message below the
         # cursor as unhandled.
@@ -302,7 +312,7 @@ class Mailbox:
         self.above.discard(seq)
 
     def cancel_retry(self, seq: int) -> None:
-        """Undo `schedule_retry`: the failure does not count."""
+        """Undo `schedule_retry`, because the failure does not count."""
         self.awaiting_retry.discard(seq)
         self.failed.discard(seq)
 
@@ -321,12 +331,12 @@ class Mailbox:
             return
         self.above.add(seq)
         if len(self.above) > MAX_ABOVE:
-            # Forget the lower half. Those messages may be delivered twice, but memory stays bounded.
+            # Forget the lower half, to bound the memory. These messages may be delivered twice.
             self.above = set(sorted(self.above)[MAX_ABOVE // 2 :])
 
     def mark_handled_up_to(self, seq: int, outbox: Outbox) -> None:
-        """Mark everything up to ``seq`` as handled. Failed messages are left out if the session of ``outbox`` had not
-        received them again when it acknowledged."""
+        """Mark all messages up to ``seq`` as handled. Leave out a failed message if the session of ``outbox`` had not
+        received its redelivery when it acknowledged."""
         if not self.failed and not self.open:  # true in almost all cases
             if seq > self.ack_cursor:
                 self._raise_ack_cursor(seq)
@@ -359,22 +369,22 @@ class Mailbox:
             self.mark_changed()
 
     def compact(self, outbox: Outbox) -> None:
-        """Raise the ack cursor to the last message delivered to a session that started at it.
+        """Raise the ack cursor to the last message that was delivered to a session that started at the cursor.
 
-        Without this, a client that acknowledges one by one would leave an endless list ``above``. The session received
-        every open message above the cursor. So each message is in one of three states: it was handled at the join, it
-        is in ``failed``, or it was handed over and not acknowledged (`Outbox.list_unacked`).
+        Without this, ``above`` would grow without end for a client that acknowledges messages one by one. The session
+        received every unhandled message above the cursor. So each message was handled before the join, is in
+        ``failed``, or was handed over and is not acknowledged (`Outbox.list_unacked`).
         """
         top = outbox.delivered
         if self.above and top > self.ack_cursor:
             self.compact_to(top, outbox.list_unacked(top))
 
     def compact_to(self, top: int, given: Iterable[int]) -> None:
-        """Raise the ack cursor to ``top``. ``given``: every message up to ``top`` that is neither handled nor
+        """Raise the ack cursor to ``top``. ``given`` lists every message up to ``top`` that is neither handled nor
         failed."""
         if not self.above or top <= self.ack_cursor:
             return
-        # Failed messages are not handled even if this session did not get them, because another attempt follows.
+        # Failed messages count as unhandled even if this session did not receive them, because another attempt follows.
         candidates = self.failed.union(given)
         self.open |= {seq for seq in candidates if self.ack_cursor < seq <= top and seq not in self.above}
         self.ack_cursor = top
@@ -382,11 +392,10 @@ class Mailbox:
         self.mark_changed()
 
     def snapshot_at_join(self) -> AckCursor:
-        """Return what a joining session needs to know: the messages that are handled now, and those that wait for
-        another attempt.
+        """Return the messages that are handled when a session joins, and the messages that wait for another attempt.
 
-        Sessions that join with an equal snapshot share it. Its size is limited (32 KiB), because ``above`` and the
-        number of messages that a participant may leave open are limited.
+        Sessions that join with an equal snapshot share one object. The size of a snapshot is limited to 32 KiB, because
+        ``above`` and the number of messages that a participant may leave open are limited.
         """
         above = self.above.union(seq for seq in self.awaiting_retry if seq > self.ack_cursor)
         snapshot = AckCursor(self.ack_cursor, tuple(sorted(above)), tuple(sorted(self.open - self.awaiting_retry)))
@@ -396,10 +405,10 @@ class Mailbox:
         return self._last_join_snapshot
 
     def snapshot(self) -> AckCursor:
-        """Return the state for the ledger to store. Afterwards the mailbox counts as unchanged."""
+        """Return the ack cursor for the ledger to store. Afterwards the mailbox counts as unchanged."""
         self._changed.pop(self.agent_id, None)
-        # The caller has turned them into table writes. If they were kept, the attempts of a later restore would be
-        # deleted.
+        # The caller has turned the handled failures into table writes. Clear the list: otherwise a message that is
+        # restored later would lose its new attempts.
         self.handled_failures = []
         return self.to_ack_cursor()
 

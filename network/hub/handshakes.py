@@ -1,10 +1,10 @@
-"""Connections before their welcome: the limit on their number, and what the transport knows about the peer.
+"""Connections before their welcome: the limit on their number, and the facts that the transport knows about the peer.
 
-A new connection is always accepted. At the limit another connection is evicted: the one with the oldest step, from the
-source with the most pending connections. A connection makes a step when it is opened and when it asks for a session. So
-no source can keep others out. The silent connections of a source cannot keep out its own new connections either: a new
-connection is safe until ``places`` later connections have come. Decides in memory; `connection` ends evicted
-connections.
+The hub always accepts a new connection. At the limit, it evicts a pending connection of the source that has the most
+pending connections. Among these, it evicts the connection that has made no progress for the longest time. A connection
+makes progress when it is opened and when it requests a session. So no source can keep out other sources. Silent
+connections of a source cannot keep out new connections of the same source either: a new connection is safe until
+``places`` later connections have arrived. Decides in memory; `connection` closes evicted connections.
 """
 
 from __future__ import annotations
@@ -31,30 +31,32 @@ class PendingConnection(Protocol):
 
 
 class HandshakeLimiter:
-    """Limit of ``places`` pending connections at a time. ``evicted`` counts the connections that were ended for new
-    ones."""
+    """Limit on the number of pending connections. At most ``places`` connections may be pending. ``evicted`` counts the
+    connections that were ended to make room for new ones."""
 
     def __init__(self, places: int) -> None:
         self.evicted = 0
         self._places = places
         self._taken = 0
         self._by_source: dict[str, dict[PendingConnection, None]] = {}
-        """Pending connections by source, ordered by their last step. No dict is empty."""
+        """Pending connections by source, sorted by the time of their last progress. Sources without a connection are
+        removed."""
 
     def add(self, connection: PendingConnection) -> None:
-        """Add a new connection, or one that was admitted and is refused after all. Idempotent."""
+        """Add a new connection, or a connection that was admitted and then refused. Idempotent."""
         connections = self._by_source.setdefault(connection.source, {})
         if connection in connections:
             return
         connections[connection] = None
         self._taken += 1
-        # Add first, then evict: the new connection counts for its source, so a source at the limit loses one of its
-        # own.
+        # Add first, then evict: the new connection counts for its source, so a source at the limit loses one of its own
+        # connections.
         if self._taken > self._places:
             self.evict_one()
 
     def record_progress(self, connection: PendingConnection) -> None:
-        """Move a connection behind the others of its source, because it made the next step towards its welcome."""
+        """Record that a connection made progress towards its welcome, so the other connections of its source are
+        evicted first."""
         connections = self._by_source.get(connection.source, {})
         if connection in connections:
             del connections[connection]
@@ -62,8 +64,8 @@ class HandshakeLimiter:
             connections[connection] = None
 
     def move(self, connection: PendingConnection, source: str) -> None:
-        """Count a connection for another source from now on, as after a step."""
-        if connection in self._by_source.get(connection.source, {}):  # otherwise the connection has ended
+        """Count a connection under another source from now on. This also counts as progress."""
+        if connection in self._by_source.get(connection.source, {}):  # if it is missing, the connection has ended
             self.remove(connection)
             connection.source = source
             self.add(connection)
@@ -107,7 +109,7 @@ _FORWARDING_HEADERS = (
 
 
 def describe_peer(connection: ServerConnection, *, behind_proxy: bool) -> Peer:
-    """Return the known facts about a peer. Behind a proxy no connection is local, whatever its address."""
+    """Return the known facts about a peer. Behind a proxy, no connection counts as local, whatever its address."""
     headers: Headers = connection.request.headers if connection.request is not None else Headers()
     # Check both ends: a peer is local only if the whole connection stays on the loopback interface.
     is_near = all(is_loopback(_host_of(address)) for address in (connection.local_address, connection.remote_address))
@@ -137,7 +139,8 @@ def _is_forwarded(headers: Headers) -> bool:
 
 
 def _names_loopback(headers: Headers) -> bool:
-    """Return whether the request uses a name of this machine that only this machine itself would use."""
+    """Return whether the request names this machine as the host, by a name that works only on this machine, such as
+    ``localhost``."""
     hosts = headers.get_all("Host")
     # Several Host headers are an attack: proxies and servers may each choose a different one.
     if len(hosts) != 1:
@@ -169,7 +172,8 @@ def _source_of_host(host: str) -> str:
         return host
     if isinstance(address, ipaddress.IPv4Address):
         return host
-    # The same peer may come as IPv4 or as mapped IPv6, depending on the socket. It must not get two shares.
+    # The same peer may appear with an IPv4 address or a mapped IPv6 address, depending on the socket. Count both as one
+    # source.
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((address, 64), strict=False))

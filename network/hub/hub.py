@@ -53,11 +53,11 @@ class Hub:
     """One network's hub over one ledger. Call ``start``, then ``connect``, ``receive`` and ``disconnect`` for each
     session, then ``close``.
 
-    ``quotas`` are the limits of single participants, by id. ``rights`` are the roles of everybody. ``owner_hash`` is
-    the hash of the owner's token, if there is one. A hub with ``is_read_only`` lets people join and read, and refuses
-    everything else. ``shared_log`` is the log that the ledger shares with other nodes. ``blobs`` stores contents of files, by
-    default in memory. Time and ids are arguments. Only
-    `ReplicaHub` sets ``follows``.
+    ``quotas`` are the limits of single participants, by id. ``rights`` are the roles of all participants.
+    ``owner_hash`` is the hash of the owner's token, if there is one. A hub with ``is_read_only`` lets people join and
+    read, and refuses all changes. ``shared_log`` is the log that the ledger shares with other nodes. ``blobs`` stores
+    the contents of files, by default in memory. The clock and the generator of ids are arguments. Only `ReplicaHub`
+    sets ``follows``.
     """
 
     view_type = LiveHubView
@@ -92,7 +92,7 @@ class Hub:
         self.loop = asyncio.get_running_loop()
         self.status = HubStatus(ledger)
         self.handshakes = HandshakeLimiter(limits.max_unauthenticated)
-        """Connections before their welcome. The server that listens for this hub uses it."""
+        """Connections before their welcome. The server that listens for this hub adds and removes them."""
         self._new_id = new_id
         self._clock = SteadyClock(clock)
         rules = Rules(
@@ -193,7 +193,7 @@ class Hub:
         log.critical(
             "a task of the hub failed; the node has to end", extra={"task": task.get_name()}, exc_info=task.exception()
         )
-        # The state of the hub is unknown from here on. Accept and answer nothing more.
+        # The hub's state may be wrong after a bug, so accept and answer nothing more.
         self.status.is_open = False
         self._intake.is_closed = True
         self.registry.end_all(STOPPING)
@@ -208,25 +208,25 @@ class Hub:
         """
         if self.is_draining:
             return
-        # Do this first: new connections are refused, and a recovery that waits for the ledger gives up.
+        # Set this first, so that new connections are refused and a recovery that waits for the ledger stops.
         self.status.draining.set()
         live = [session for session in self.registry.sessions.values() if session.state is LIVE]
         self.registry.notice(live, "draining", None, {"reason": why})
         self._intake.is_closed = True  # before the last entry, so that no entry comes after it
         # The last entry also wakes the writer, which ends when nothing is pending.
         self._pending.add(self._maintenance.collect_handled())
-        # Wait for the writer instead of cancelling it: everything that was accepted is to be answered.
+        # Wait for the writer instead of cancelling it: every accepted entry must be answered.
         if self._writer_task is not None:
             await asyncio.wait([self._writer_task])  # `_on_task_end` has logged its error
         await self._maintenance.stop()
-        # Everything is committed and the sessions are still open. Their close reason sends them to the successor.
+        # Everything is committed and the sessions are still open. Their close reason directs them to the successor.
         successor = await hand_over() if hand_over is not None else ""
         self.registry.end_all(format_lost_leadership(successor) if successor else why)
         await self.registry.close()
         await self.ledger.close()
 
     async def abandon(self) -> None:
-        """Stop like a killed process: answer nobody and commit nothing. The caller cuts the connections. For
+        """Stop like a killed process: answer nobody and commit nothing. The caller cuts the connections. Used only by
         simulations."""
         self.status.draining.set()
         self._intake.is_closed = True
@@ -264,7 +264,8 @@ class Hub:
         # Read before `leave`, which closes the session.
         was_live = session.state is LIVE
         self.registry.leave(session)
-        # Only a reactor that vanished counts as lost. A goodbye, or an end that the hub decided, sets `said_bye`.
+        # Only a reactor that vanished counts as lost. A goodbye sets `said_bye`, and so does the hub when it ends a
+        # session.
         if was_live and not session.said_bye and session.is_reactor and not self.is_draining:
             self._pending.add(SessionLost(session.live_origin()))
 
@@ -272,7 +273,7 @@ class Hub:
 
     @property
     def lock(self) -> asyncio.Lock:
-        """Lock held by each commit, and by all work that must not run at the same time as a commit."""
+        """Lock that each commit holds, and all work that must not run at the same time as a commit."""
         return self._writer.lock
 
     async def commit(self, entries: list[Entry]) -> None:
@@ -281,7 +282,7 @@ class Hub:
             await self._writer.commit(entries)
 
     async def bind_tokens(self, tokens: Mapping[str, str]) -> None:
-        """Bind the hashes of agents' tokens, by id, as a first use does. Raises `LedgerError`."""
+        """Bind the hashes of agents' tokens, by agent id, as the first use of a token does. Raises `LedgerError`."""
         await self.commit([BindCredentials(dict(tokens))])
 
     async def add_login(self, login_hash: str, agent_id: str, ttl_ms: int) -> None:
@@ -328,7 +329,7 @@ class Hub:
 
     @property
     def epoch(self) -> str:
-        """The id of the history. It changes exactly when the ledger was lost, replaced or forked."""
+        """The id of the ledger's history. The id changes only when the ledger was lost, replaced or forked."""
         return self.view.epoch
 
     @property
@@ -337,5 +338,5 @@ class Hub:
         return len(self._pending)
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
-        """Wait until something newer than ``seq`` is committed, or until the timeout."""
+        """Wait until a row with a seq above ``seq`` is committed, or until the timeout."""
         await self.view.wait_beyond(seq, timeout_s)

@@ -1,7 +1,6 @@
-"""The inboxes that a batch changes. They are found from the tables of the batch's draft, so that no single message has
-to be checked.
+"""Find the inboxes that a batch changes, from the tables of the batch's draft. So no single message has to be checked.
 
-`publisher` asks before it merges a batch, and sends the notices.
+`publisher` calls this before it merges a batch, and then sends the notices.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from roundelay.network.frames import SEQ_LIMIT
 
 
 class InboxChanges(Struct):
-    """Participants with changed inboxes: the named ones, the readers of ``heads``, the readers of the messages
-    ``seqs``, operators."""
+    """Participants whose inboxes changed: the participants in ``agent_ids``, the readers of ``heads``, the readers of
+    the messages ``seqs``, and operators."""
 
     agent_ids: set[str] = set()
     heads: list[MessageHead] = []
     seqs: set[int] = set()
-    """Messages whose heads are only in the ledger."""
+    """Seqs of messages whose heads are not in the batch and must be read from the ledger."""
     operators: bool = False
 
     def list_people(self, state: State) -> set[str]:
-        """Return everybody whose inbox changed, if this is known without the ledger."""
+        """Return the participants whose inbox changed, as far as they can be found without reading the ledger."""
         return self.agent_ids.union(*(thread_readers(state, head) for head in self.heads))
 
 
@@ -79,5 +78,6 @@ def _requests(reaction: OpenReaction | None) -> set[CallWait]:
 
 
 def _deciders(reaction: OpenReaction | None) -> set[str]:
-    """Return the people who are named as deciders. Some of them may not be able to read the trigger."""
+    """Return the people who are named as deciders of a reaction. Some of them may not have the right to read its
+    trigger."""
     return {agent_id for wait in _requests(reaction) for agent_id in wait.deciders or ()}
