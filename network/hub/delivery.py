@@ -264,8 +264,8 @@ class Mailbox:
     """The messages that one participant has handled, shared by its sessions.
 
     The participant has handled all messages up to ``ack_cursor`` except those in ``open``, and also the messages in
-    ``above``. ``failed`` holds the messages whose failures the ledger stores. Those that are also in ``awaiting_retry``
-    wait for a timer that delivers them again; the rest are being attempted now. ``handled_failures`` holds messages
+    ``above``. ``failed`` holds the messages whose failures the ledger stores. Messages that are in ``failed`` and in
+    ``awaiting_retry`` wait for a timer that delivers them again; the rest are being attempted now. ``handled_failures`` holds messages
     that failed and have been handled since. ``changed`` is a dict that all mailboxes share: a mailbox stays in it from
     its first change until its next snapshot.
     """

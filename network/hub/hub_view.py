@@ -1,6 +1,7 @@
-"""The interface of the running hub for reading operations: the committed state, the ledger, and who is connected.
+"""`LiveHubView`: the interface of the running hub for reading operations. It shows the committed state, the ledger, and
+who is connected.
 
-`reads` passes a `LiveHubView` to each operation. It answers from memory and changes nothing in the ledger.
+`reads` passes a `LiveHubView` to each operation. The view changes nothing in the ledger.
 """
 
 from __future__ import annotations
@@ -57,13 +58,14 @@ class LiveHubView:
         self.public_url = public_url
         """Address at which browsers elsewhere reach the page, if the operator has set one."""
         self.supervisor: AgentSupervisor | None = None
-        """Controls the agent processes of the node that runs this hub. None if the node has no agents."""
+        """Controller of the agent processes on the node that runs this hub. None if the node has no agents."""
         self.price_list = price_list
-        """Prices of models that the node's process knows."""
+        """Prices of the models that the node's process can name."""
         self.run_reader = run_reader
-        """Explains runs for ``network.explain`` and similar operations, if the node provides it."""
+        """Reader that explains runs for ``network.explain`` and similar operations. None if the node does not provide
+        it."""
         self.blobs: BlobStore | None = None
-        """Contents of files. None on a read replica."""
+        """Store with the contents of files. None on a read replica."""
         self.network_visibility: Visibility = visibility
         self._registry = registry
         self._rules = rules
@@ -85,7 +87,7 @@ class LiveHubView:
 
     @property
     def epoch(self) -> str:
-        """The id of the history. It changes exactly when the ledger was lost, replaced or forked."""
+        """The id of the ledger's history. The id changes only when the ledger was lost, replaced or forked."""
         return self._registry.meta.epoch
 
     @property
@@ -95,8 +97,8 @@ class LiveHubView:
 
     @property
     def recent(self) -> RecentHeads:
-        """Heads of the newest messages. A new cache is made when old messages were deleted or the ledger was reopened,
-        because cached heads may no longer be in the log."""
+        """Heads of the newest messages. The cache is replaced when old messages were deleted or the ledger was
+        reopened, because cached heads may no longer be in the log."""
         meta = self._registry.meta
         key = (meta.epoch, meta.first_seq, self._registry.counts["recoveries"])
         if self._recent[0] != key:
@@ -116,12 +118,14 @@ class LiveHubView:
         return list(self._rules.mods.values())
 
     def as_of(self) -> int | UnsetType:
-        """Return the time (ms) up to which a result is complete. Unset if the result is complete now."""
+        """Return the time (ms) up to which this node's data is complete. Unset on a leader, whose data is always
+        complete."""
         return UNSET
 
     @property
     def has_operators(self) -> bool:
-        """Whether anybody can read an operator's inbox: the owner, or somebody with an operator's token or right."""
+        """Return whether anybody can read the operators' inbox: the owner, or a participant with an operator's token or
+        right."""
         if self._has_owner or any(token.operator and not token.revoked for _, token in self.state.items("token")):
             return True
         rights = self.state.rights
@@ -134,9 +138,9 @@ class LiveHubView:
 
     @property
     def has_human_operators(self) -> bool:
-        """Whether any person is an operator. Only people decide on calls."""
-        # The holder of the owner's token joins as a person. Without that token, only clients in the hub's own process
-        # can be operators, and every person among them is one.
+        """Return whether any operator is a person, because only people can decide on calls."""
+        # The holder of the owner's token joins as a person. If no such token is configured, only clients in the hub's
+        # own process can be operators, and every person among them is an operator.
         return self._has_owner or next(self.state.people_before(None), None) is not None
 
     # --- participants
@@ -159,7 +163,7 @@ class LiveHubView:
         return self._registry.participants.is_awaiting_retry(agent_id, seq)
 
     def is_deferred(self, agent_id: str, seq: int) -> bool:
-        """Return whether the next attempt of a failed message is not due yet."""
+        """Return whether the next attempt of a failed message is not yet due."""
         attempt = self._registry.participants.find_attempt(agent_id, seq)
         return self.is_waiting(agent_id, seq) and attempt is not None and attempt.due_at > self._clock()
 
@@ -168,18 +172,18 @@ class LiveHubView:
         participant, participants = self.state.participant(agent_id), self._registry.participants
         if participant is None:
             return 0, []
-        # forgets messages that retention has deleted
+        # this also forgets messages that retention has deleted
         participants.find_delivery_start(participant, self._registry.meta.first_seq)
         mailbox = participants.activate(participant).mailbox
         return max(mailbox.ack_cursor, participant.registered_seq), sorted(mailbox.open)
 
     def mark_delivered(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None:
-        """Record that a participant received its messages up to a seq by polling. ``given``: every unhandled message
-        from its ack cursor on, or None if the participant polled from another cursor."""
+        """Record that a participant received its messages up to a seq by polling. ``given`` lists every unhandled
+        message from its ack cursor on. None if the participant polled from another cursor."""
         mailbox = self._registry.participants.find_mailbox(agent_id)
         if mailbox is not None:
             mailbox.delivered = max(mailbox.delivered, up_to)
-            # The returned messages are being attempted again, so their timers must not deliver them a second time.
+            # The poll is another attempt of the returned messages, so their timers must not deliver them again.
             mailbox.awaiting_retry.difference_update(given or ())
             if given is not None:
                 mailbox.compact_to(up_to, given)
@@ -187,13 +191,14 @@ class LiveHubView:
     # --- waits and subscriptions
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
-        """Wait until something newer than ``seq`` is committed, or until the timeout."""
+        """Wait until a row with a seq above ``seq`` is committed, or until the timeout."""
         await self._registry.participants.wait_beyond(seq, timeout_s)
 
     async def wait_for_message(self, origin: Origin, after: int, timeout_s: float) -> None:
         """Wait until the caller may have a message above ``after``, or until the timeout. Raises `CancelledError` if
         the session has ended."""
-        # Check without an await before the future is added: a message in between would be missed.
+        # There must be no await between this check and the addition of the future: a message that arrived in between
+        # would be missed.
         if self._registry.recent.may_have_new(origin.agent_id, after):
             return
         session = self._registry.sessions.get(origin.session_id)
@@ -211,11 +216,11 @@ class LiveHubView:
             session.arrivals.pop(arrival, None)
 
     async def wait_for_change(self, root: int, timeout_s: float) -> None:
-        """Wait until something was opened or closed in a conversation, or until the timeout."""
+        """Wait until the set of open items in a conversation changes, or until the timeout."""
         await self._registry.subscriptions.conversations.wait_for_change(root, timeout_s)
 
     def watch(self, session_id: str, presence: bool | None, signals: bool | None, quiet: bool | None) -> None:
-        """Start (True), end (False) or keep (None) each of a session's subscriptions."""
+        """Start (True), end (False) or keep (None) each subscription of a session."""
         session = self._registry.sessions.get(session_id)
         if session is not None:
             self._registry.subscriptions.subscribe(session, presence, signals, quiet)

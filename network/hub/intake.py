@@ -1,7 +1,8 @@
-"""Steps 1 to 4: one frame becomes an entry of the next batch, or is completed at once.
+"""Steps 1 to 4 of a frame: the frame becomes an entry of the next batch, or is answered at once.
 
 Entries that are stored wait for the batch. Acknowledgements, signals and reads do not wait. Refusals also go through
-the batch, so that answers keep the order of the frames. No await: a frame is handled within the transport's callback.
+the batch, so that a session gets its answers in the order of its frames. There is no await: a frame is handled within
+the transport's callback.
 """
 
 from __future__ import annotations
@@ -72,15 +73,15 @@ from .shape import FrameError, read_frame
 from .signals import Signals
 
 DELIVERY_COST = 32
-"""Cost of a broadcast per session, in bytes (`PendingEntries.add`)."""
+"""Cost of a broadcast for each session that receives it, in bytes (`PendingEntries.add`)."""
 OPERATION_COST = 8192
-"""Cost of an operation in addition to its size, in bytes: most operations write a row, a table value, and a result."""
+"""Cost of an operation in addition to its size, in bytes. Most operations write a row, a table value, and a result."""
 MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
 """Maximum delay that a ``nack`` may ask for (docs/protocol.md)."""
 
 
 class Intake:
-    """Handles the frames of sessions. The batch writer gets the resulting entries from `take_batch`."""
+    """Handles the frames of sessions. The batch writer takes the resulting entries with `take_batch`."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class Intake:
     ) -> None:
         self.pending = pending
         self.is_closed = False
-        """Set when the hub drains: no more frames are accepted from sessions. Clients repeat unanswered frames
+        """Whether the hub drains and accepts no more frames from sessions. Clients send unanswered frames again
         later."""
         self._registry = registry
         self._rules = rules
@@ -108,9 +109,9 @@ class Intake:
         self._clock = clock
         self._signals = Signals(registry, rules, ledger, pending, clock)
         self._overloading: list[Session] = []
-        """Sessions that are not read until the writer has caught up."""
+        """Sessions from which nothing is read until the batch writer has caught up."""
         self._send_rates: WeakValueDictionary[str, SendRate] = WeakValueDictionary()
-        """Rates of the participants that have a session."""
+        """Frame rates of the participants that have a session."""
         self._loop = asyncio.get_running_loop()
 
     # --- for the batch writer
@@ -126,7 +127,7 @@ class Intake:
         return batch
 
     def drop_pending(self) -> None:
-        """Drop all pending entries. Their sessions are closed, so nobody would get an answer."""
+        """Drop all pending entries without answers, because their sessions are closed."""
         self.pending.clear()
         self._overloading.clear()
 
@@ -134,7 +135,7 @@ class Intake:
 
     def receive(self, session: Session, data: bytes) -> None:
         """Handle one text message, which is valid UTF-8."""
-        if self.is_closed or session.said_bye:  # nobody would get an answer
+        if self.is_closed or session.said_bye:  # the session could not receive an answer
             return
         origin = session.origin
         if origin is None:
@@ -148,7 +149,8 @@ class Intake:
         if not send_rate.credit:
             send_rate.refill(self._clock())
         try:
-            # Step 2. Beyond the rate, do not explain what is wrong with a frame: this costs more than decoding it.
+            # Step 2. Beyond the rate, do not explain what is wrong with a frame, because the explanation costs more
+            # than the decoding.
             frame = read_frame(data, self._max_depth, is_brief=not send_rate.credit)
         except FrameError as error:
             self._refuse_frame(session, origin, error)
@@ -158,15 +160,16 @@ class Intake:
                 self._accept_send(session, origin, frame, len(data))
             else:
                 self._accept(session, origin, frame, len(data))
-        # Check after the frame was accepted, because refusals need memory too. One frame beyond the limit does no harm.
+        # Check the limit after the frame was accepted, because refusals need memory too. One frame beyond the limit
+        # does no harm.
         if self.pending.bytes >= 2 * self._max_pending_bytes:
             self._pause_overloading(session)
 
     def _receive_first(self, session: Session, data: bytes) -> None:
-        """Step 1. A session says ``hello`` once; frames that follow wait for the welcome. `apply` decides who the
-        participant is."""
-        # The connection is paused, but frames of the same read still arrive. Keep them: they must be handled after the
-        # welcome.
+        """Handle a frame of a session that has not been welcomed (step 1). The first frame must be ``hello``, and later
+        frames wait for the welcome. `apply` decides who the participant is."""
+        # Reading is paused while the session joins, but frames of the same read still arrive. Keep them: they must be
+        # handled after the welcome.
         if session.state is SessionState.JOINING:
             session.early_frames.append(data)
         if session.state is not SessionState.OPENING:
@@ -200,13 +203,14 @@ class Intake:
         session.resume_reading(PauseReason.JOINING)
 
     def refuse(self, session: Session, error: RoundelayError) -> None:
-        """Answer a frame that the transport refused, in the order of the frames. Before the welcome this ends the
-        session."""
+        """Answer a frame that the transport refused, in the order of the session's frames. Before the welcome, the
+        refusal ends the session."""
         if self.is_closed:
             return
         if session.state is SessionState.LIVE:
             self._count_frame(session)
-            # Do not write at once: earlier frames still wait for their batch, and answers keep the order of the frames.
+            # Do not write the answer at once: earlier frames still wait for their batch, and answers keep the order of
+            # the frames.
             self.pending.add(RefusedFrame(session.live_origin(), error, {}))
             if self.pending.bytes >= 2 * self._max_pending_bytes:
                 self._pause_overloading(session)
@@ -214,7 +218,7 @@ class Intake:
             self._registry.refuse(session, 4400, error)
 
     def _accept(self, session: Session, origin: Origin, frame: ClientFrame, size: int) -> None:
-        """Handle any frame but a ``send``."""
+        """Handle any frame except ``send``."""
         keys: dict[str, str] = {}
         try:
             match frame:
@@ -237,7 +241,7 @@ class Intake:
                     self._count_frame(session)
                     raise InvalidFrame("hello is sent once, as the first frame; this session has joined already.")
                 case ByeFrame():
-                    # Set now, not at the commit: the connection may end before the commit, and the reactor must not
+                    # Set this now, not at the commit: if the connection ends before the commit, the reactor must not
                     # count as lost.
                     session.said_bye = True
                     self.pending.add(Leave(origin))
@@ -258,7 +262,7 @@ class Intake:
     # --- rate and load
 
     def _count_frame(self, session: Session) -> None:
-        """Count a frame against its participant's rate. Stop reading a participant that is far beyond its rate."""
+        """Count a frame against its participant's rate. Stop reading from a participant that is far beyond its rate."""
         send_rate = session.send_rate
         if send_rate.credit:
             send_rate.credit -= 1
@@ -271,7 +275,8 @@ class Intake:
         send_rate.is_paused = True
         for session in self._registry.participants.sessions_of(agent_id):
             session.pause_reading(PauseReason.RATE)
-        # The pause is fixed. A client that ignores refusals costs at most `MAX_EXCESS_FRAMES` refusals per pause.
+        # The pause has a fixed length. A client that ignores refusals costs at most `MAX_EXCESS_FRAMES` refusals per
+        # pause.
         self._loop.call_later(PAUSE_S, self._resume_participant, agent_id, send_rate)
 
     def _resume_participant(self, agent_id: str, send_rate: SendRate) -> None:
@@ -281,16 +286,18 @@ class Intake:
             session.resume_reading(PauseReason.RATE)
 
     def _check_load(self, origin: Origin) -> None:
-        """Raise `Overloaded` if too much is pending and this participant has more than its share."""
+        """Raise `Overloaded` if too much is pending and this participant has more than its share of the pending
+        bytes."""
         max_bytes = self._max_pending_bytes
         if self.pending.bytes >= max_bytes and self.pending.is_beyond_share(origin.agent_id, max_bytes):
             self._registry.counts["overloaded"] += 1
             raise Overloaded("The hub's writer is behind; send the same again.", 200)
 
     def _pause_overloading(self, session: Session) -> None:
-        """Stop reading a session whose participant has more than its share pending.
+        """Stop reading from a session whose participant has more than its share of the pending bytes.
 
-        This is the last resort, at twice the limit. Refusals are entries too, so refusing alone does not limit memory.
+        This is the last resort, at twice the limit. Refusals are pending entries too, so refusing frames does not limit
+        the memory.
         """
         if PauseReason.OVERLOAD in session.pauses or session.origin is None:
             return
@@ -308,8 +315,8 @@ class Intake:
             self._count_frame(session)
         try:
             kind, _ = parse_address(frame.to)
-            # Step 3. The refusal is stored in the entry, because a repeat of a stored message is answered as a repeat
-            # anyway.
+            # Step 3. Store the refusal in the entry instead of answering now. If the message repeats a stored message,
+            # step 6 answers it as a repeat, even though a hook refuses it.
             refusal = run_before_hooks(self._before_hooks, Incoming(origin, frame)) if self._before_hooks else None
             if self.pending.bytes >= self._max_pending_bytes:
                 self._check_load(origin)
@@ -317,7 +324,8 @@ class Intake:
             self.pending.add(RefusedFrame(origin, error, {"message_id": frame.message_id}))
             return
         entry = Send(origin, (origin.agent_id, "m:" + frame.message_id), frame, refusal)
-        if kind == "agent" or kind == "mod":  # compared, not looked up in a set: every message passes here
+        # compared instead of looked up in a set, because every message passes here and this is faster
+        if kind == "agent" or kind == "mod":
             self.pending.add(entry, size)  # step 4
         else:
             self.pending.add(entry, size, DELIVERY_COST * self._registry.joined)
@@ -330,7 +338,7 @@ class Intake:
     def _read_record(
         self, origin: Origin, frame: RecordFrame, started: Mapping[str, int] = MappingProxyType({})
     ) -> Record:
-        """Return the entry of a ``record`` frame. ``started`` holds the triggers of reactions that the same batch
+        """Return the entry of a ``record`` frame. ``started`` holds the triggers of the reactions that the same batch
         starts."""
         body = bytes(frame.body)
         if len(body) > self._limits.max_record_bytes:
@@ -338,8 +346,8 @@ class Intake:
                 f"body has {len(body)} bytes, more than max_record_bytes ({self._limits.max_record_bytes}); keep less "
                 "of it."
             )
-        # The digest covers reaction and kind too: if a record id is used for another record, the frame must be refused,
-        # and not answered as a repeat.
+        # The digest covers the reaction and the kind too. If a record id is used again for another record, the frame
+        # must be refused instead of answered as a repeat.
         digest = body_digest(frame.reaction.encode(), frame.kind.encode(), body)
         entry = Record(origin, frame, digest)
         if frame.kind == "started":
@@ -347,7 +355,8 @@ class Intake:
                 trigger, oldest = _parse_started(frame)
                 entry = Record(origin, frame, digest, trigger, oldest)
             except RoundelayError as error:
-                # Stored in the entry, as in `_accept_send`: a repeat of a stored record is answered as a repeat anyway.
+                # Store the refusal in the entry, as in `_accept_send`: step 6 answers a repeat of a stored record as a
+                # repeat.
                 entry = Record(origin, frame, digest, refusal=error)
         elif frame.kind in CALL_KINDS:
             wait = parse_wait(body) if frame.kind == "waiting" else None
@@ -358,18 +367,19 @@ class Intake:
             of = self._find_trigger(origin, frame, started)
             if of is None:  # `started` may not be stored yet; in that case `finished` reports the tokens
                 entry = Record(origin, frame, digest, may_withdraw=frame.kind == "finished")
-            # With ``ended`` hooks the end needs its trigger too: they may send messages with this cause.
+            # With ``ended`` hooks, the end of a reaction needs its trigger too: the hooks may send messages that name
+            # the trigger as their cause
             elif (usage := parse_usage(frame.kind, body)) is not None or self._rules.ended_hooks:
                 entry = Record(origin, frame, digest, of, usage=usage)
         return entry
 
     def _find_trigger(self, origin: Origin, frame: RecordFrame, started: Mapping[str, int]) -> int | None:
-        """Return the trigger of the record's open reaction, or None if it is not open."""
+        """Return the trigger of the record's open reaction. Return None if the reaction is not open."""
         opened: OpenReaction | None = self._registry.state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
         return started.get(frame.reaction) if opened is None else opened.trigger
 
     def _accept_batch(self, session: Session, origin: Origin, batch: BatchFrame, size: int) -> None:
-        for _ in batch.frames:  # each frame costs the hub as much as a frame of its own
+        for _ in batch.frames:  # a frame within a batch costs the hub as much as a frame alone
             self._count_frame(session)
         if len(batch.frames) > self._limits.max_batch:
             raise TooLarge(
@@ -391,7 +401,8 @@ class Intake:
                     entries.append(record)
                     if frame.kind == "started" and record.trigger is not None:
                         started[frame.reaction] = record.trigger
-            except RoundelayError as error:  # the entries before it are stored, and this refusal ends the batch
+            # the entries before the refused one are stored, and the refusal ends the batch
+            except RoundelayError as error:
                 keys = (
                     {"message_id": frame.message_id} if isinstance(frame, SendFrame) else {"record_id": frame.record_id}
                 )
@@ -405,7 +416,7 @@ class Intake:
             if operation is None:
                 raise UnknownOperation(f"There is no operation {frame.op[:80]!r}; welcome lists the mods' operations.")
             args = operation.decode(frame.args)
-            if not operation.is_change:  # a change may be a repeat, so `core.calls` checks its right
+            if not operation.is_change:  # a change may be a repeat, so `core.calls` checks the right to it later
                 check_right(self._registry.state, origin, "call", operation.op)
         except RoundelayError:
             self._count_frame(session)
@@ -418,7 +429,7 @@ class Intake:
         if operation.is_change:
             digest = body_digest(frame.op.encode(), bytes(frame.args))
             entry = Operate(origin, frame.call_id, frame.op, args, digest, needs=operation.list_needs(args))
-            # A read-only hub refuses the entry anyway, so its IO must not run.
+            # A read-only hub refuses the entry later, so the IO of the operation must not run.
             if operation.prepare is None or self._rules.is_read_only:
                 self.pending.add(entry, size, OPERATION_COST)
                 return
@@ -427,7 +438,7 @@ class Intake:
             raise Overloaded(
                 f"max_reads ({self._limits.max_reads}) of this session are in progress; send the same again later.", 100
             )
-        # The first read is always accepted, however large its frame is. Otherwise it could never succeed.
+        # The first read is always accepted, however large its frame is. Otherwise a large frame could never succeed.
         if reads.request_bytes and reads.request_bytes + size > max_bytes:
             raise Overloaded(
                 f"The reads in progress of this session hold session_queue_bytes ({max_bytes}); send the same again "
@@ -440,14 +451,15 @@ class Intake:
             self._reads.start_prepare(session, operation, args, size, partial(self._add_prepared, entry, size))
 
     def _add_prepared(self, entry: Operate, size: int, prepared: object, refusal: RoundelayError | None) -> None:
-        """Queue a changing call whose IO has ended."""
+        """Queue a changing operation whose IO has ended."""
         if not self.is_closed:
             entry = msgspec.structs.replace(entry, prepared=prepared, refusal=refusal)
             self.pending.add(entry, size, OPERATION_COST)
 
     def _accept_hello(self, session: Session, hello: HelloFrame) -> None:
         peer = session.connection.peer
-        # Count now, and not only at the welcome: otherwise all hellos of one batch would pass the limit together.
+        # Count the session now, not at the welcome. Otherwise all hellos of one batch would pass the connection limit
+        # together.
         self._registry.joining += 1
         if self._registry.admitted > self._limits.max_connections and not peer.is_trusted:
             self._registry.end(session, 4503, "max_connections is reached; try again later.")
@@ -459,22 +471,21 @@ class Intake:
             )
             self._registry.refuse(session, 4400, error)
             return
-        # Read nothing more until the welcome: otherwise `early_frames` could grow without limit.
+        # Read no more frames until the welcome. Otherwise `early_frames` could grow without limit.
         session.pause_reading(PauseReason.JOINING)
         token_hash = hash_token(hello.token) if hello.token is not UNSET else None
         new_hash = hash_token(hello.new_token) if hello.new_token is not UNSET else None
         is_owner = token_hash is not None and token_hash == self._owner_hash
         if is_owner or peer.is_trusted or self._has_valid_token(hello.agent_id, token_hash, new_hash):
-            # The participant is already known, so no new connection may evict this one while its hello waits for the
-            # batch.
+            # The peer is authenticated, so no new connection may evict this one while its hello waits for the batch.
             session.connection.admit()
-        # `apply` has no access to sessions, so the entry contains what `apply` must know about them.
+        # `apply` has no access to sessions, so the entry contains the facts about sessions that `apply` needs.
         has_reactor = self._registry.has_reactor(hello.agent_id)
         self.pending.add(Join(session.session_id, hello, token_hash, peer, is_owner, has_reactor, new_hash))
 
     def _has_valid_token(self, agent_id: str, *hashes: str | None) -> bool:
-        """Return whether one of these is a valid token or login of a participant. `core.joining.identify` decides
-        everything else about the identity."""
+        """Return whether one of the given tokens is a valid token or login of a participant. `core.joining.identify`
+        makes all other decisions about the identity."""
         state = self._registry.state
         tokens, logins = state.tokens(agent_id), state.logins(agent_id)
         return any(
@@ -492,17 +503,19 @@ class Intake:
                 f"ack {frame.seq} is above {outbox.delivered}, the highest delivered on this session."
             )
         if mailbox.is_handled(frame.seq) and not outbox.is_unacked(frame.seq):
-            # only acks that acknowledge nothing new count, so that reading fast costs no rate
+            # only an ack that acknowledges nothing new counts, so that a fast reader does not use up its rate
             self._count_frame(session)
-        # An acknowledgement changes only memory, and `Maintenance` stores it later. A crash repeats deliveries but
-        # loses none.
+        # An acknowledgement changes only memory, and `Maintenance` stores the change later. A crash in between repeats
+        # deliveries but loses none.
         if frame.only:
             outbox.release(frame.seq)
             mailbox.mark_handled(frame.seq)
         else:
-            mailbox.mark_handled_up_to(frame.seq, outbox)  # before the outbox forgets what was redelivered
+            # call this before the outbox forgets which messages were redelivered
+            mailbox.mark_handled_up_to(frame.seq, outbox)
             outbox.release_up_to(frame.seq)
-        # A session that set its own cursor may have skipped open messages, so its deliveries prove nothing about them.
+        # A session that set its own cursor may have skipped unhandled messages, so its acknowledgements say nothing
+        # about them.
         if session.starts_at_ack_cursor:
             mailbox.compact(outbox)
         if outbox.has_work() or outbox.is_behind:
@@ -517,8 +530,8 @@ class Intake:
                 f"nack {frame.seq} names no delivery of this session that is open; nack what was delivered and not "
                 "acked."
             )
-        # Each failed message has a timer and a stored attempt. Without this limit a client could create one for every
-        # message.
+        # Each failed message needs a timer and a stored attempt. Without this limit, a client could create them for
+        # every message.
         if len(mailbox.failed) >= self._limits.max_put_off and frame.seq not in mailbox.failed:
             raise RateLimited(
                 f"{len(mailbox.failed)} failed messages of {origin.agent_id} are not handled yet, the maximum "
@@ -527,9 +540,10 @@ class Intake:
         # Free the window now, not at the commit: a window full of nacked messages would stop deliveries until then.
         outbox.release(frame.seq)
         self._registry.schedule_flush(session)
-        if mailbox.is_handled(frame.seq):  # another session has acknowledged it
+        if mailbox.is_handled(frame.seq):  # another session has acknowledged the message
             return
-        # Before the commit: an ack of a later message that arrives meanwhile must not cover this message.
+        # Schedule the retry before the commit: an ack of a later message that arrives before the commit must not cover
+        # this message.
         mailbox.schedule_retry(frame.seq)
         retry_after_ms = min(frame.retry_after_ms, MAX_RETRY_AFTER_MS) if frame.retry_after_ms is not UNSET else None
         self.pending.add(Nack(origin, frame.seq, frame.reason[: self._limits.max_reason_chars], retry_after_ms))
@@ -541,9 +555,9 @@ class Intake:
 
 
 def _parse_started(frame: RecordFrame) -> tuple[int, int]:
-    """Return the trigger of a ``started`` record, and the oldest seq of its manifest or trigger.
+    """Return the trigger of a ``started`` record, and the lowest seq among its trigger and its manifest.
 
-    Raises `InvalidArguments` without a trigger, and `UnknownMessage` for a number that cannot be a seq.
+    Raises `InvalidArguments` if the trigger is missing, and `UnknownMessage` if the trigger cannot be a seq.
     """
     try:
         raw = msgspec.json.decode(frame.body, type=dict[str, Raw]).get("trigger", Raw(b"missing"))

@@ -1,7 +1,8 @@
-"""Keepalive of a WebSocket connection: pings, and the decision that a slow reader is stalled.
+"""Keepalive of a WebSocket connection: pings, and the decision whether a slow reader is stalled.
 
-The library's keepalive would end a slow reader, whose pongs wait behind a long queue. `StallWatch` decides by the bytes
-that TCP has accepted and by acknowledgements (no IO, no clock). `Timers` are a connection's named timers.
+The library's keepalive would end a slow reader, because the reader's pongs wait behind a long queue. `StallWatch`
+decides by the bytes that TCP has accepted and by acknowledgements (no IO, no clock). `Timers` are a connection's named
+timers.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ CHECKS_PER_TIMEOUT = 4
 
 
 class ReaderProgress(Enum):
-    """Result of one check of a reader."""
+    """Result of one check of a reader's progress."""
 
     IDLE = "nothing waits"
     MOVING = "something waits, and the timeout has not passed since the reader last moved"
@@ -22,13 +23,14 @@ class ReaderProgress(Enum):
 
 
 class StallWatch:
-    """One reader's progress while data waits for it. Check it every ``period_s`` until the result is ``IDLE`` or
-    ``STALLED``.
+    """Progress of one reader while data waits for the reader. Check it every ``period_s`` until the result is ``IDLE``
+    or ``STALLED``.
 
-    The hub sees only two things: how many bytes the reader's TCP has accepted, and which deliveries the reader has
-    acknowledged. By TCP alone, some active readers would look stalled. A closed receive window opens again in steps of
-    about the receive buffer (on Linux at 1 KB/s: every 6 s with 4 KiB, every two minutes with the default 128 KiB). So
-    an acknowledgement counts as progress too.
+    The hub sees only two facts: how many bytes the reader's TCP has accepted, and which deliveries the reader has
+    acknowledged. By TCP alone, some active readers would look stalled, because a closed receive window opens again in
+    large steps. A step has about the size of the receive buffer. For a reader of 1 KB/s on Linux, the window opens
+    every 6 s with a buffer of 4 KiB, and every two minutes with the default of 128 KiB. So an acknowledgement counts as
+    progress too.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -38,19 +40,20 @@ class StallWatch:
         self._moved_at = 0.0
 
     def reset(self) -> None:
-        """Start again at the next check, because the reader could not show progress."""
+        """Start again at the next check, because the reader could not show progress so far."""
         self._last = None
 
     def check(self, now_s: float, *, waiting: int, taken: int, unacked: int) -> ReaderProgress:
-        """Judge by the bytes that wait, the bytes accepted so far, and the number of unacknowledged deliveries."""
-        # Nothing waits, so nothing can be stalled. The next write starts the watch again.
+        """Return whether the reader is stalled, by the waiting bytes, the bytes accepted so far, and the number of
+        unacknowledged deliveries."""
+        # Without waiting data, a reader cannot be stalled. The next write starts the watch again.
         if not waiting:
             self._last = None
             return ReaderProgress.IDLE
         if self._last is None or taken > self._last[0] or unacked < self._last[1]:
             self._moved_at = now_s
-        # Control frames do not count as written. While one waits, `taken` is too low by its few bytes, so keep the
-        # maximum.
+        # Control frames do not count as written. While a control frame waits, `taken` is a few bytes too low, so keep
+        # the maximum.
         self._last = (max(taken, self._last[0]) if self._last is not None else taken, unacked)
         return ReaderProgress.STALLED if now_s - self._moved_at >= self._timeout_s else ReaderProgress.MOVING
 

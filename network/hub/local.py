@@ -1,4 +1,5 @@
-"""The in-process transport: the same sessions and frames as over a socket, in the hub's own event loop.
+"""`LocalTransport`: the in-process transport, with the same sessions and frames as over a socket, in the hub's own
+event loop.
 
 Used by `Network`, tests and simulations.
 """
@@ -14,7 +15,7 @@ from roundelay.network.errors import Closed, ConnectError
 from .hub import Hub
 
 QUEUE_FRAMES = 1024
-"""Number of frames that wait for the client before its session is paused. Further frames wait in the session's own
+"""Number of frames that may wait for the client before its session is paused. Further frames wait in the session's own
 queue."""
 
 
@@ -72,7 +73,8 @@ class LocalConnection:
             frame = await self._frames.get()
             if isinstance(frame, Closed):
                 raise frame
-            # Resume at half of the limit. Resuming after each frame would flush the session for one frame at a time.
+            # Resume only at half of the limit. Resuming after each frame would flush the session for one frame at a
+            # time.
             if self.is_paused and self._frames.qsize() < QUEUE_FRAMES // 2:
                 self.is_paused = False
                 self._hub.resume(self._session)
@@ -95,20 +97,20 @@ class LocalConnection:
     def end(self, code: int, reason: str) -> None:
         if self._closed is None:
             self._closed = Closed(code, reason)
-            # After the frames that were written: the client reads them first, as over a socket.
+            # Queue the end behind the frames that were written: the client reads them first, as over a socket.
             self._frames.put_nowait(self._closed)
 
     def admit(self) -> None:
-        """Do nothing, because no limit counts this connection."""
+        """Do nothing, because the handshake limit does not count in-process connections."""
 
     def pause_reading(self) -> None:
         self._held = self._held or []
 
     def resume_reading(self) -> None:
         held, self._held = self._held or [], None
-        # Handling a frame may pause reading again. The remaining frames then stay held, in order.
+        # Handling a frame may pause reading again. The remaining frames then stay held, in their order.
         for at, data in enumerate(held):
-            if self._held is not None:  # paused again
+            if self._held is not None:  # handling the frame has paused reading again
                 self._held = held[at:]
                 return
             self._hub.receive(self._session, data)

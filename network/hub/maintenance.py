@@ -1,4 +1,5 @@
-"""Work of the hub outside its batches: storing ack cursors, ending takeovers, checking the ledger's health, retention.
+"""Work of the hub outside its batches: storing ack cursors, ending takeovers, checking the ledger's files, retention,
+and upkeep of mods.
 
 Each kind of work is one task. Changes of the network become entries of the next batch, like all other changes.
 """
@@ -68,7 +69,7 @@ class Maintenance:
         self._writer = writer
         self._status = status
         self._due_mods = due_mods
-        """Mods with a ``due`` hook."""
+        """Ids of the mods with a ``due`` hook."""
         self._retain = retain
         self._is_read_only = is_read_only
         self._mods = () if is_read_only else mods
@@ -79,9 +80,9 @@ class Maintenance:
         self._clock_watch = clock_watch
         self._tasks: list[asyncio.Task[None]] = []
         self._is_slow = False
-        """Whether an unresponsive ledger was logged."""
+        """Whether the log already reports that the ledger does not respond."""
         self._questions_from = 0
-        """First seq whose questions are kept."""
+        """First seq whose questions are kept, as of the last cleanup."""
 
     def start(self, on_end: Callable[[asyncio.Task[None]], None]) -> None:
         """Start the tasks. ``on_end`` is called when a task ends."""
@@ -105,8 +106,8 @@ class Maintenance:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def collect_handled(self) -> SaveAckCursors:
-        """Return the ack cursors that changed since the last call, and the writes for failures that are handled by
-        now."""
+        """Return the changed ack cursors since the last call, and the table writes for failures that have been
+        handled."""
         registry, state = self._registry, self._registry.state
         writes: list[TableWrite] = []
         for mailbox in registry.participants.list_changed():
@@ -118,9 +119,9 @@ class Maintenance:
                 for seq in mailbox.handled_failures:
                     if seq not in open_triggers:
                         writes += clear_attempts(state, agent_id, seq)
-            # After the attempts: `snapshot` forgets which failures are handled.
+            # Call `snapshot` after the loop above, because it forgets which failures are handled.
             writes.append(TableWrite("floor", agent_id, mailbox.snapshot()))
-        # Only after a trim: the search for old questions scans the whole table.
+        # Search for old questions only after a trim, because the search scans the whole table.
         first_seq = registry.meta.first_seq
         if first_seq != self._questions_from:
             self._questions_from = first_seq
@@ -129,15 +130,16 @@ class Maintenance:
         return SaveAckCursors(tuple(writes))
 
     async def _run_periodic(self) -> None:
-        """Store acknowledgements soon, but not at once. A crash may repeat handled messages, and loses nothing."""
+        """Every `ACK_FLUSH_S`, store acknowledgements, end expired takeovers and drop idle participants. A crash before
+        acknowledgements are stored may repeat handled messages, but loses none."""
         while True:
-            # Together, not one by one: a commit for each acknowledgement would cost an fsync each.
+            # Store acknowledgements together: a commit for each acknowledgement would cost an fsync each.
             await asyncio.sleep(ACK_FLUSH_S)
             handled = self.collect_handled()
             if handled.writes:
                 self._pending.add(handled)
             if self._status.is_open and not self._is_read_only:
-                # End it by an entry, in the log's order: a replay must end the takeover at the same position.
+                # End the takeover by an entry in the log: a replay must end the takeover at the same position.
                 for thread_id in list_expired(self._registry.state, self._clock()):
                     self._pending.add(EndTakeover(thread_id))
                 self._add_due_times()
@@ -146,8 +148,9 @@ class Maintenance:
             self._log_slow_ledger()
 
     def _add_due_times(self) -> None:
-        """Enter the due times of mods that have come. Entering one again, before its commit, has no effect."""
-        # A ledger that hangs must not collect an entry per due time every half second.
+        """Add entries for the due times of mods that have been reached. A second entry for the same due time has no
+        effect."""
+        # While the ledger hangs, add nothing. Otherwise the same entries would be added again every half second.
         if not self._status.is_ready:
             return
         for mod, key, due in list_due(self._registry.state, self._due_mods, self._clock()):
@@ -188,7 +191,7 @@ class Maintenance:
             self._pending.add(ModEntry(mod_id, payload, cause=0))
 
     def _log_slow_ledger(self) -> None:
-        """Log when the ledger stops answering, and when it answers again."""
+        """Log a warning when the ledger stops responding, and when it responds again."""
         if self._status.is_open and not self._status.is_ready and not self._is_slow:
             log.warning("the ledger does not answer: the hub is not ready until it does")
             self._is_slow = True
@@ -197,10 +200,10 @@ class Maintenance:
             self._is_slow = False
 
     async def _watch_ledger(self) -> None:
-        """Check the ledger's files while nobody writes. A write checks them itself."""
+        """Check the ledger's files periodically, because a write checks them but nobody may be writing."""
         while True:
             await asyncio.sleep(VERIFY_S)
-            # The writer is already recovering, and opens the file itself.
+            # The writer is already recovering, and opens the ledger itself.
             if not self._status.is_open:
                 continue
             try:

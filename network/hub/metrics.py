@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from roundelay.network.cluster.shared_log import LogStatus
 
 RECENT_COMMITS = 1024
-"""Number of commits whose sizes and times the percentiles cover."""
+"""Number of recent commits from whose sizes and times the percentiles are computed."""
 
 
 class Metric(NamedTuple):
-    """One metric. A name that ends with ``_total`` is a counter."""
+    """A name and value in the hub's metrics. The name of a counter ends with ``_total``."""
 
     name: str
     help: str
@@ -31,14 +31,14 @@ class Metric(NamedTuple):
 
 
 class LogStatusSource(Protocol):
-    """State of the shared log, for metrics and HTTP answers."""
+    """Source of the shared log's state, for metrics and HTTP answers."""
 
     @property
     def status(self) -> LogStatus: ...
 
     @property
     def leader_node(self) -> str:
-        """Address of the node that leads, or an empty string if it is unknown."""
+        """Address of the leader node. An empty string if the leader is unknown."""
 
 
 class CommitStats:
@@ -49,13 +49,13 @@ class CommitStats:
         self.rows = 0
         self.seconds = 0.0
         self.recent: deque[tuple[int, float]] = deque(maxlen=RECENT_COMMITS)
-        """Rows and seconds of the newest commits."""
+        """Number of rows and duration in seconds of each recent commit."""
 
     def record(self, rows: int, seconds: float) -> None:
         self.number += 1
         self.rows += rows
         self.seconds += seconds
-        # A window of fixed size: percentiles over everything would hide that commits have become slow.
+        # Use a window of fixed size: percentiles over all commits would hide that commits have become slow.
         self.recent.append((rows, seconds))
 
 
@@ -63,10 +63,10 @@ def list_metrics(
     registry: SessionRegistry, ledger: Ledger, commits: CommitStats, *, is_ready: bool, pending: int, evicted: int
 ) -> list[Metric]:
     """Return all metrics, in the order of docs/operations.md. ``pending`` is the number of entries that wait for the
-    writer. ``evicted`` is the number of connections that were ended for new ones."""
+    batch writer. ``evicted`` is the number of connections that were ended to make room for new ones."""
     behind = deliveries = size = unacked = 0
-    # Counted when asked: counters on the hot path would cost more than a scan once in a while.
-    for session in registry.sessions.values():  # sessions before their welcome have empty outboxes
+    # Count when the metrics are requested: counters on the hot path would cost more than an occasional scan.
+    for session in registry.sessions.values():  # sessions that are not yet welcomed have empty outboxes
         outbox = session.outbox
         behind += outbox.is_behind and not outbox.is_silent and session.origin is not None
         deliveries += outbox.queued

@@ -39,12 +39,13 @@ from .session import Session, SessionOutput, SessionState
 # If `recent` begins above `position` + 1, there is a gap: the session reads a further page first.
 
 PAGE_ROWS, PAGE_BYTES = 256, 1 << 18
-"""Maximum size of a page. Pages are small: each session has its own, while live sessions share their frames."""
+"""Maximum number of rows and bytes of a page. Pages are small, because each session has its own page in memory, while
+live sessions share their frames."""
 MAX_CONCURRENT_PAGES = 16
-"""Maximum number of pages that are read at once, for all sessions. One thread reads them, and its results wait in
+"""Maximum number of pages that are read at once, for all sessions. One thread reads the pages, and the results wait in
 memory for the event loop."""
 RECENT_ROWS, RECENT_BYTES = 2048, 4 << 20
-"""Limits of the published messages that stay in memory."""
+"""Maximum number and bytes of the published messages that stay in memory."""
 
 
 class RecentRows:
@@ -75,8 +76,8 @@ class RecentRows:
         self._bytes = 0
 
     def may_have_new(self, agent_id: str, after: int) -> bool:
-        """Return whether a message for a participant may exist above ``after``. True if memory does not reach back that
-        far."""
+        """Return whether a message for a participant may exist above ``after``. Return True if the messages in memory
+        do not go back to ``after``."""
         state = self._participants.state
         if state.head <= after:
             return False
@@ -89,7 +90,7 @@ class RecentRows:
 
 
 class Pages:
-    """Reads pages for the sessions that are behind."""
+    """Reads pages from the ledger for the sessions that are behind."""
 
     def __init__(
         self,
@@ -123,7 +124,7 @@ class Pages:
                     return
                 # Take the head before the page is read. Messages that are published during the read are in `recent`.
                 until = self._participants.state.head
-                # Compute for each page: memberships may change between two pages.
+                # Compute the spans for each page, because memberships may change between two pages.
                 spans = inbox_spans(self._participants.state, participant)
                 max_bytes = min(PAGE_BYTES, self._limits.session_queue_bytes)
                 # No lock is held while a page is read. Commits continue, and `_go_live` adds the messages that they
@@ -142,8 +143,8 @@ class Pages:
                     return
                 if page.has_more:
                     continue
-                # Rows up to `until` that are not in the page are not for this session. Without this, the next page
-                # would start below them.
+                # Rows up to `until` that are missing in the page are not for this session. Without this line, the next
+                # page would start below them.
                 outbox.position = max(outbox.position, until)
                 self._go_live(session)
         except LedgerError as error:
@@ -153,7 +154,8 @@ class Pages:
                 self._output.end(session, 4503, reason)
         finally:
             outbox.is_paging = False
-            # While `is_paging` blocked it, another page may have been requested, or the queue may have emptied.
+            # During this page, a request for another page may have been ignored because of `is_paging`, or the queue
+            # may have emptied. The flush starts the next page.
             self._output.schedule_flush(session)
 
     def _push_page(self, session: Session, rows: Iterable[Row]) -> bool:
@@ -179,19 +181,19 @@ class Pages:
         return outbox.queued > 0
 
     def _skip_damaged(self, session: Session, seq: int) -> None:
-        """Skip a row that can no longer be read. Its reader gets a notice each time the row would have been delivered,
-        until the ack cursor has passed it."""
+        """Skip a row that can no longer be read. The reader gets a notice each time the row would have been delivered,
+        until the ack cursor has passed the row."""
         mailbox = self._participants.find_mailbox(session.live_origin().agent_id)
         session.outbox.position = seq
         if mailbox is None or session.outbox.is_own(seq):
             return
         is_handled = session.starts_at_ack_cursor and session.handled_at_join.is_handled(seq)
         if is_handled or (session.starts_at_ack_cursor and seq in mailbox.awaiting_retry):
-            return  # a retry that waits sends the notice when it is due
+            return  # if a retry is waiting, its timer sends the notice when the retry is due
         self._output.notice([session], "damaged", None, {"seq": seq})
 
     def _build_frame(self, session: Session, row: Row) -> bytes | None:
-        """Return the ``deliver`` frame of a row for a session, or None if the session does not get the row."""
+        """Return the ``deliver`` frame of a row for a session. Return None if the session does not receive the row."""
         agent_id = session.live_origin().agent_id
         assert row.head is not None
         if not is_recipient(self._participants.state, agent_id, row.head):
@@ -201,28 +203,29 @@ class Pages:
         mailbox = live.mailbox
         if session.outbox.is_own(row.seq):
             return None
-        if session.starts_at_ack_cursor:  # from an explicit cursor nothing is left out
+        if session.starts_at_ack_cursor:  # a session with an explicit cursor receives all messages, even handled ones
             if row.actor == agent_id and row.seq <= session.joined_at:
                 return None
-            # Decide by the time of the join: what a session gets must not depend on how fast it reads. A message that
-            # was handled then and is not handled now has been restored since, and comes as another attempt.
+            # Use the state at the time of the join: the deliveries of a session must not depend on how fast it reads. A
+            # message that was handled then and is unhandled now has been restored since, and is delivered as another
+            # attempt.
             if session.handled_at_join.is_handled(row.seq):
                 if mailbox.is_handled(row.seq):
                     return None
                 if row.seq in mailbox.awaiting_retry:
-                    session.outbox.skipped.add(row.seq)  # the timer delivers it, to this session too
+                    session.outbox.skipped.add(row.seq)  # the timer delivers the message, to this session too
                     return None
-        # A page may contain a message that failed before. Its attempt number must be that of a redelivery.
+        # A page may contain a message that failed before. The attempt number must be the same as in a redelivery.
         attempt = self._participants.find_attempt(agent_id, row.seq) if row.seq in mailbox.failed else None
         return deliver_bytes(row.data, attempt.failures + 1 if attempt is not None else 1)
 
     def _go_live(self, session: Session) -> None:
-        """Push the messages published since the last page, from memory. From then on `publisher` reaches the
-        session."""
+        """Push the messages published since the last page, from memory. From then on, `publisher` pushes messages to
+        the session."""
         outbox, head, recent = session.outbox, self._participants.state.head, self._recent.rows
         if outbox.position < head:
             if not recent or recent[0].seq > outbox.position + 1:
-                return  # a gap between the page and memory: read another page
+                return  # messages between the page and memory are missing, so read another page
             if self._push_page(session, [row for row in recent if row.seq > outbox.position]):
                 return
             outbox.position = max(outbox.position, head)

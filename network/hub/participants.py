@@ -1,7 +1,8 @@
-"""The live participants: their sessions, and the messages that each has handled.
+"""The live participants: their sessions, and the messages that each participant has handled.
 
-`intake` marks acknowledged messages as handled in this module. `publisher`, `pages` and `redelivery` use it to send
-messages. It holds the committed state, which the publisher replaces after each batch. Decides in memory; no IO.
+`intake` marks acknowledged messages as handled in this module. `publisher`, `pages` and `redelivery` find the sessions
+for their messages in it. `LiveParticipants` also holds the committed state, which the publisher replaces after each
+batch. Decides in memory; no IO.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .session import Session
 
 
 class LiveParticipant:
-    """A participant that has a session, or whose mailbox differs from the ledger's version."""
+    """A participant that has a session, or whose mailbox differs from the version in the ledger."""
 
     __slots__ = ("agent_id", "announced_card", "mailbox", "registered_seq", "sessions")
 
@@ -26,7 +27,7 @@ class LiveParticipant:
         self.agent_id = participant.agent_id
         self.registered_seq = participant.registered_seq
         self.announced_card = participant.card
-        """The card in the last presence event."""
+        """The participant's card in the last presence event."""
         self.mailbox = mailbox
         self.sessions: list[Session] = []
 
@@ -48,7 +49,8 @@ class LiveParticipants:
         """Participants without a session that `drop_idle` has not checked yet."""
         self._changed: dict[str, Mailbox] = {}
         self._head_moved = asyncio.Event()
-        """Set and replaced whenever the head moves. Each event wakes the tasks that wait at that moment."""
+        """Event that is set and then replaced whenever the head moves. Each event wakes the tasks that wait at that
+        moment."""
 
     # --- the state
 
@@ -56,7 +58,8 @@ class LiveParticipants:
         """Merge a draft into the committed state."""
         head = self.state.head
         self.state.merge(draft)
-        # Members who left stay in this index: they may still read earlier messages, and `is_recipient` decides.
+        # Members who left stay in this index, because they may still read earlier messages. `is_recipient` makes the
+        # decision.
         for key in draft.tables.get("member", ()):  # members who joined or left, as CHANNEL/ID
             channel, _, agent_id = key.partition("/")
             live = self.live.get(agent_id)
@@ -67,7 +70,7 @@ class LiveParticipants:
             self._head_moved = asyncio.Event()
 
     async def wait_beyond(self, seq: int, timeout_s: float) -> None:
-        """Wait until something newer than ``seq`` is committed, or until the timeout."""
+        """Wait until a row with a seq above ``seq`` is committed, or until the timeout."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.state.head <= seq:
@@ -76,10 +79,10 @@ class LiveParticipants:
             return
 
     def reset(self) -> None:
-        """Drop everything that was derived from the state, which is about to be loaded again."""
+        """Drop all data that was derived from the state, because the state is about to be loaded again."""
         for participants in (self.live, self._online, self._in_channels, self._idle):
             participants.clear()
-        self._changed = {}  # a new dict, because mailboxes from before keep the old one
+        self._changed = {}  # a new dict, because old mailboxes still refer to the old dict
 
     # --- sessions
 
@@ -110,7 +113,8 @@ class LiveParticipants:
         """Remove a session of a participant."""
         live.sessions.remove(session)
         mailbox = live.mailbox
-        # Outlives the session: receipts ("delivered") must not go back when a client disconnects.
+        # Keep the highest delivered seq after the session has ended: receipts ("delivered") must not go back when a
+        # client disconnects.
         mailbox.delivered = max(mailbox.delivered, session.outbox.delivered)
         if live.sessions:
             return
@@ -129,7 +133,7 @@ class LiveParticipants:
     # --- mailboxes
 
     def activate(self, participant: Participant) -> LiveParticipant:
-        """Return the live participant. It is loaded from the state if it is not in memory."""
+        """Return the live participant. Load it from the state if it is not in memory."""
         live = self.live.get(participant.agent_id)
         if live is None:
             mailbox = self._load_mailbox(participant.agent_id)
@@ -146,13 +150,13 @@ class LiveParticipants:
         mailbox = Mailbox(self.state.ack_cursor(agent_id), agent_id, self._changed)
         open_triggers = self.open_triggers(agent_id)
         for seq, attempt in self.state.attempts(agent_id).items():
-            # The agent still works on the message. Its reaction is resumed, so another delivery would start a second
-            # reaction.
+            # The agent still works on the message, and its reaction will be resumed. Another delivery would start a
+            # second reaction.
             if seq in open_triggers:
                 continue
             if attempt.is_revived or not mailbox.is_handled(seq):
                 mailbox.schedule_retry(seq)
-            else:  # acknowledged just before a crash, which left its failures behind
+            else:  # the message was acknowledged just before a crash, which left its failures behind
                 mailbox.handled_failures.append(seq)
                 mailbox.mark_changed()
         return mailbox
@@ -162,15 +166,16 @@ class LiveParticipants:
         return {reaction.trigger for reaction in self.state.reactions_of(agent_id).values()}
 
     def find_attempt(self, agent_id: str, seq: int) -> Attempt | None:
-        """Return the failures of a message at a participant, or None if the message is handled or has never failed."""
+        """Return the failures of a message at a participant. Return None if the message is handled or has never
+        failed."""
         attempt: Attempt | None = self.state.get("attempt", f"{agent_id}/{seq}")
         return attempt
 
     def find_delivery_start(self, participant: Participant, first_seq: int) -> int:
-        """Return the cursor at which delivery from the ack cursor starts.
+        """Return the cursor at which delivery starts for a session that starts at the ack cursor.
 
-        Afterwards the mailbox forgets messages that retention has deleted. So only this one result can be below
-        ``first_seq``: its session is welcomed as ``limited``, later sessions are not.
+        Afterwards the mailbox forgets messages that retention has deleted. So only the first call can return a cursor
+        below ``first_seq``, and only that session is welcomed as ``limited``.
         """
         mailbox = self.activate(participant).mailbox
         start = max(mailbox.delivery_start(), participant.registered_seq)
@@ -196,9 +201,10 @@ class LiveParticipants:
                 if mailbox.is_dirty:
                     continue
                 if not mailbox.awaiting_retry and mailbox.delivered <= mailbox.ack_cursor:
-                    # Forgetting it now would load the older cursor from the state, and deliver handled messages again.
+                    # If the mailbox were forgotten now, an older cursor would be loaded from the state, and handled
+                    # messages would be delivered again.
                     if mailbox.to_ack_cursor() != self.state.ack_cursor(agent_id):
-                        continue  # its commit is on the way
+                        continue  # the commit of the cursor is in progress
                     del self.live[agent_id]
             del self._idle[agent_id]
 
@@ -219,7 +225,7 @@ class LiveParticipants:
         return self.find_attempt(agent_id, seq) is not None and not self.is_handled(agent_id, seq)
 
     def delivered_up_to(self, agent_id: str) -> int:
-        """Return the highest seq that any session of this participant received, if the hub remembers it."""
+        """Return the highest seq that any session of this participant received. Return 0 if the hub remembers none."""
         live = self.live.get(agent_id)
         if live is None:
             return 0

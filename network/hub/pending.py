@@ -1,7 +1,8 @@
-"""Step 4: entries that wait for the batch writer, and the fair choice of the next batch. In memory; no IO, no clock.
+"""`PendingEntries`: entries that wait for the batch writer (step 4), and the fair choice of the next batch. In memory;
+no IO, no clock.
 
 `intake` adds entries, and `batch_writer` takes batches. A participant that sends more than fits into a batch delays
-only itself: owners take turns (docs/decisions/fair-batches.md).
+only itself, because owners take turns (docs/decisions/fair-batches.md).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from roundelay.network.core.entries import (
 )
 
 ENTRY_BYTES = 1024
-"""Memory of a pending entry in addition to its frame, estimated."""
+"""Estimated memory of a pending entry in addition to its frame, in bytes."""
 BATCH_COST = 1 << 19
-"""Maximum cost of a batch, about 400 small messages. Everybody waits while a batch is applied and written. A larger
-batch would save hardly any fsyncs."""
+"""Maximum cost of a batch, about 400 small messages. All participants wait while a batch is applied and written. A
+larger batch would save hardly any fsyncs."""
 TURN_COST = 1 << 14
 """Cost that one owner may add to a batch before the next owner's turn."""
 
@@ -42,7 +43,7 @@ class PendingEntries:
         self.bytes = 0
         self.has_work = asyncio.Event()
         """Wakes the batch writer, which clears the event."""
-        # Entries since the last batch, in two lists. With one tuple per message there would be one more object to
+        # Entries since the last batch, in two parallel lists. One tuple per message would be one more object to
         # allocate and to collect.
         self._entries: list[Entry] = []
         self._sizes: list[int] = []
@@ -60,9 +61,10 @@ class PendingEntries:
     def add(self, entry: Entry, size: int = 0, extra_cost: int = 0) -> None:
         """Add an entry. ``size`` is the size of its frame. ``extra_cost`` is the cost of further work, expressed in
         bytes."""
-        if not self.bytes:  # while entries are left, the writer keeps itself awake
+        if not self.bytes:  # while entries are left, the writer does not wait
             self.has_work.set()
-        # Tiny frames cost memory too. Without a fixed part, a million of them would pass the bound.
+        # Add a fixed part, because tiny frames need memory too. Without it, a million tiny frames would stay below the
+        # limit.
         size += ENTRY_BYTES
         self._entries.append(entry)
         self._sizes.append(size)
@@ -77,13 +79,14 @@ class PendingEntries:
             batch = self._entries
             self.clear()
             return batch
-        # Only once a batch does not fit: sorting every entry into queues would slow down the common case.
+        # Sort by owner only if the entries do not fit into one batch: sorting always would slow down the common case.
         self._sort_by_owner()
         batch = []
         batch_cost = 0
         while self._turns and batch_cost < BATCH_COST:
             queue = self._turns.popleft()
-            # Deficit round robin: unused credit stays, so an entry that costs more than one turn gets in later.
+            # Deficit round robin: unused credit stays, so an entry that costs more than one turn is taken in a later
+            # turn.
             queue.credit += TURN_COST
             while queue.entries and queue.entries[0][2] <= queue.credit:
                 entry, size, cost = queue.entries.popleft()
@@ -108,8 +111,8 @@ class PendingEntries:
         self.bytes = self._queued = 0
 
     def is_beyond_share(self, owner: str, max_bytes: int) -> bool:
-        """Return whether an owner has more pending than its share: ``max_bytes`` divided by the number of owners that
-        wait."""
+        """Return whether an owner has more pending than its share. The share is ``max_bytes`` divided by the number of
+        owners with pending entries."""
         self._sort_by_owner()
         queue = self._queues.get(owner)
         return queue is not None and queue.bytes * len(self._queues) >= max_bytes
@@ -130,8 +133,8 @@ class PendingEntries:
 
 
 class _OwnerQueue:
-    """Pending entries of one owner, oldest first: ``(entry, size, cost)``. ``credit`` is the cost that the owner may
-    still use."""
+    """Pending entries of one owner, oldest first, as ``(entry, size, cost)``. ``credit`` is the cost that the owner may
+    still use in its turn."""
 
     __slots__ = ("bytes", "credit", "entries", "owner")
 
@@ -143,9 +146,9 @@ class _OwnerQueue:
 
 
 def owner_of(entry: Entry) -> str:
-    """Return the owner of an entry, whose turn the entry uses. A ``hello`` belongs to the id that it names. So it stays
-    behind the entries of earlier sessions of that id."""
-    # tested before the match, whose class patterns are slow: nearly every entry is a message
+    """Return the owner of an entry, whose turn the entry uses. The owner of a ``hello`` is the id that it names, so a
+    ``hello`` stays behind the entries of earlier sessions of that id."""
+    # check this before the match, whose class patterns are slow: nearly every entry is a message
     if isinstance(entry, Send):
         return entry.origin.agent_id
     match entry:
