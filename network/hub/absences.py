@@ -6,21 +6,21 @@ import asyncio
 from collections import OrderedDict
 
 MAX_KNOWN = 10_000
-"""Maximum number of remembered departures."""
+"""Maximum number of participants whose departure is remembered."""
 
 
 class Absences:
-    """When the last sessions of participants ended, by the time of the event loop. A wall clock may jump, and somebody
-    would seem to have been absent for an hour.
+    """Times at which the last sessions of participants ended, by the clock of the event loop. With a wall clock that
+    jumps, a participant could seem to have been absent for an hour.
 
-    The hub does not store this. After `restart` everybody counts as absent since then, so that nobody seems to have been
-    absent for longer than is certain.
+    The hub does not store these times. After `restart`, every offline participant counts as absent since the restart,
+    so that no absence is reported as longer than is certain.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()
-        """Time of the last restart, or of the newest departure that was forgotten."""
+        """Time of the last restart, or of the newest departure that was forgotten to limit memory."""
         self._left_at: OrderedDict[str, float] = OrderedDict()
 
     def restart(self) -> None:

@@ -1,9 +1,9 @@
-"""Steps 5 to 8 of each batch, and recovery when a step fails.
+"""`BatchWriter`: steps 5 to 8 of each batch, and recovery when a step fails.
 
 One task commits batch after batch: look up, apply, append, publish. Nothing is answered or delivered before the append
-has returned. If an append fails, its outcome is unknown. The writer then answers nobody, closes every session with
-4503, reopens the ledger and loads the state from it. Clients repeat their unanswered frames. If an entry was stored after
-all, the first rule of step 6 recognizes its repeat.
+has returned. If an append fails, its outcome is unknown. The writer then answers no client, closes every session with
+4503, reopens the ledger and loads the state from it. Clients send their unanswered frames again. If an entry was stored
+after all, the first rule of step 6 recognizes its repeat.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ LEDGER_FAILED = "The hub's ledger failed; reconnect and repeat what was not answ
 
 
 class Batch:
-    """Entries on their way through steps 5 to 8, with the results of the steps so far."""
+    """Entries that go through steps 5 to 8, with the results of the steps so far."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self.entries = entries
         self.lookup = build_lookup(entries)
         self.is_guessed = True
-        """Whether keys are not looked up, on the guess that no entry is a repeat."""
+        """Whether step 5 skips the lookup of keys, on the assumption that no entry is a repeat."""
         self.is_checked = False
         """Whether step 6 tests that the ledger can store each outcome."""
         self.is_appending = False
@@ -115,10 +115,11 @@ class BatchWriter:
         self._full_errors = RepeatedErrorLog("nothing is stored", "there is room again", now_s)
 
     async def run(self) -> None:
-        """Commit pending entries, batch by batch, until the hub drains and nothing is left."""
+        """Commit pending entries, batch by batch, until the hub drains and no entry is left."""
         while True:
             await self._pending.has_work.wait()
-            # Clear before taking the batch: an entry that is added while the batch commits sets the event again.
+            # Clear the event before taking the batch: an entry that is added while the batch commits sets the event
+            # again.
             self._pending.has_work.clear()
             # Recover before the next batch, because a commit to a failed ledger would only fail too.
             if self._reported_error is not None:
@@ -127,22 +128,22 @@ class BatchWriter:
             if batch:
                 # A commit that hangs raises nothing. `HubStatus.is_ready` uses this time to detect it.
                 self._status.commit_started_s = self._now_s()
-                # Recovery takes the lock itself, so it runs outside the ``async with``.
+                # Recovery takes the lock itself, so it must run outside the ``async with``.
                 try:
                     async with self.lock:
                         await self._commit_or_refuse(batch)
                 except LedgerError as error:
                     await self._recover(error)
-                # a bug: everything that was committed is in the ledger, so load the state from it
+                # This is a bug: everything that was committed is in the ledger, so load the state from it.
                 except Exception as error:
                     log.exception("a batch failed; starting again from the ledger")
                     await self._recover(error)
                 self._status.commit_started_s = None
             if self._pending.bytes:
                 self._pending.has_work.set()
-                # A ledger in memory never waits. Without this, no session would be read between two batches.
+                # A ledger in memory never waits. Without this line, no session would be read between two batches.
                 await asyncio.sleep(0)
-            # Only when nothing is pending: `Hub.close` adds a last entry, which must be stored before the ledger is
+            # End only when nothing is pending: `Hub.close` adds a last entry, which must be stored before the ledger is
             # closed.
             elif self._status.draining.is_set():
                 return
@@ -210,7 +211,7 @@ class BatchWriter:
                 outcome = apply(self._rules, draft, facts, entry)
                 if batch.is_checked:
                     self._ledger.check(outcome.rows, outcome.writes)
-            except Exception:  # a bug: refuse only this entry
+            except Exception:  # this is a bug, so refuse only this entry
                 quote = self._new_id()
                 log.exception("apply failed", extra={"quote": quote, "entry": type(entry).__name__})
                 outcome = refuse_after_defect(entry, quote)
@@ -239,12 +240,12 @@ class BatchWriter:
                 # From here on, a failure leaves open whether the ledger stored the batch.
                 batch.is_appending = True
                 await self._ledger.append(rows, writes)
-        except KeyTaken:  # the guess was wrong: an entry repeats a stored one
+        except KeyTaken:  # the assumption was wrong: an entry repeats a stored entry
             # After a real lookup no key can be taken. If one is, the ledger and the state disagree: recover.
             if not batch.is_guessed:
                 raise
             batch.is_guessed = batch.is_appending = False
-        except Unstorable:  # a bug: find the outcome that cannot be stored, and store the others
+        except Unstorable:  # this is a bug: find the outcome that cannot be stored, and store the others
             if batch.is_checked:
                 raise
             batch.is_checked, batch.is_appending = True, False
@@ -271,11 +272,12 @@ class BatchWriter:
             raise
         except Exception:
             if not await self._has_stored_nothing(batch):
-                raise  # stored rows have to be published, so the state is loaded again
+                raise  # rows were stored and must be published, so load the state again
             quote = self._new_id()
             log.exception("a batch failed before anything was stored", extra={"quote": quote, "entries": len(entries)})
             outcome = refuse_after_defect(entries[0], quote)
-        # One by one: the entry that does not fit, or triggers the bug, must not make the others fail too.
+        # Commit the entries one by one: an entry that does not fit or triggers the bug must not make the others fail
+        # too.
         if len(entries) > 1:
             for entry in entries:
                 await self._commit_or_refuse([entry])
@@ -288,13 +290,14 @@ class BatchWriter:
         that has only table writes leaves no trace to look for."""
         if batch.is_stored:
             return False
-        # The ledger was never asked to store, so the state in memory still equals the stored one.
+        # The ledger was never asked to store the batch, so the state in memory still equals the stored state.
         if not batch.is_appending:
             return True
         return bool(batch.rows) and not await self._ledger.rows(self._registry.state.head, 1)
 
     async def _recover(self, cause: Exception) -> None:
-        """Answer nobody, close every session, reopen the ledger and load the state from it."""
+        """Recover from a failed step: close every session without answers, reopen the ledger and load the state from
+        it."""
         status = self._status
         # Refuse new sessions first: clients that reconnect must not join before the state is loaded again.
         status.is_open = False
@@ -302,26 +305,26 @@ class BatchWriter:
         status.commit_started_s = None
         self._reported_error = None
         has_lost_leadership = isinstance(cause, LeadershipLost)
-        if not has_lost_leadership:  # lost leadership is not a failure, and the ledger has already logged it
+        if not has_lost_leadership:  # the ledger has already logged lost leadership, which is not a failure
             self._ledger_errors.record(cause)
         # End every session: no answer and no delivery may depend on a commit whose outcome is unknown.
         self._registry.counts["recoveries"] += 1
         self._registry.end_all(
             format_lost_leadership(cause.leader) if isinstance(cause, LeadershipLost) else LEDGER_FAILED
         )
-        # Clients repeat the entries that are dropped here, because nobody was answered.
+        # Clients repeat the entries that are dropped here, because these entries were not answered.
         self._intake.drop_pending()
         # Timers, mailboxes and recent rows may depend on a batch that was never stored.
         self._registry.reset()
         failures = 0
-        # Retry without end, because the storage may return. A hub that gave up would need an operator. Draining ends
-        # the loop.
+        # Retry without end, because the storage may become available again. A hub that gave up would need an operator.
+        # Draining ends the loop.
         while not status.is_open and not status.draining.is_set():
             try:
                 async with self.lock:  # a trim must not continue with a plan from before the recovery
                     await self._ledger.close()
                     await self._load_unless_draining()
-            except Exception as error:  # noqa: BLE001 (whatever a failing storage raises, it is tried again)
+            except Exception as error:  # noqa: BLE001 (whatever a failing storage raises, try again)
                 self._ledger_errors.record(error, is_defect=not isinstance(error, LedgerError))
                 failures += 1
                 await asyncio.sleep(REOPEN_BACKOFF.delay_s(failures))
@@ -350,12 +353,14 @@ class BatchWriter:
         registry.meta, writes = await self._ledger.open()
         stamp = registry.meta.stamp
         registry.participants.state = State(head=registry.meta.head, stamp=stamp, rights=self._rights)
-        self._clock_watch.check(stamp)  # compare with the newest row's time: a clock far ahead of it may be wrong
+        # compare the clock with the newest row's time: a clock far ahead of it may be wrong
+        self._clock_watch.check(stamp)
         # New rows must not be older than stored ones, even if the clock was set back between two starts.
         self._clock.not_before(stamp)
         for start in range(0, len(writes), MAX_TABLE_WRITES):
             registry.state.apply_writes(writes[start : start + MAX_TABLE_WRITES])
-            await asyncio.sleep(0)  # the leader of a shared log must be able to send heartbeats meanwhile
-        registry.participants.absences.restart()  # after a wait for this node's election, earlier departures say nothing
+            await asyncio.sleep(0)  # the leader of a shared log must be able to send heartbeats during the load
+        # forget earlier departures: participants may have been connected to another node before this node's election
+        registry.participants.absences.restart()
         self._status.is_open = True
         self._status.opened.set()

@@ -1,4 +1,4 @@
-"""Step 8: a batch's draft becomes the committed state, and its outcomes are sent to sessions.
+"""`Publisher`: step 8 of a batch. The batch's draft becomes the committed state, and the outcomes are sent to sessions.
 
 Turns outcomes into deliveries, answers, notices, welcomes and goodbyes, in the order of the batch. Decides nothing
 about the network. Runs without an await, so a session never sees half of a batch.
@@ -61,7 +61,7 @@ log = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Performs the outcomes of committed batches."""
+    """Sends the outcomes of committed batches to sessions."""
 
     def __init__(
         self,
@@ -84,13 +84,13 @@ class Publisher:
         self._limits = rules.limits.model_dump()
 
     def publish(self, draft: State, outcomes: Sequence[tuple[Entry, Outcome]]) -> None:
-        """Merge a batch into the committed state. Then send each entry's messages and effects in order."""
+        """Merge a batch into the committed state. Then send the messages and effects of each entry, in order."""
         registry, sessions, messages = self._registry, self._registry.sessions, list[Row]()
-        # before the merge, because it compares the draft with the committed state
+        # call this before the merge, because it compares the draft with the committed state
         inbox_changes = find_inbox_changes(registry.state, draft)
         conversations = registry.subscriptions.conversations
         changed = conversations.list_open(registry.state, draft)
-        # Before any delivery: `is_recipient` must see the members and participants of this batch.
+        # Merge before any delivery: `is_recipient` must see the members and participants of this batch.
         registry.participants.merge(draft)
         if inbox_changes is not None:
             registry.notify_inbox(inbox_changes.list_people(registry.state), operators=inbox_changes.operators)
@@ -100,18 +100,18 @@ class Publisher:
         for entry, outcome in outcomes:
             for row in outcome.rows:
                 if row.head is not None:
-                    # A message that this batch has also deleted must not be delivered with its text.
+                    # If this batch has deleted a message, do not deliver the message with its text.
                     if changes:
                         row = revise_all([row], changes).get(row.seq, row)
                     messages.append(row)
                     # The sender's session gets `stored` instead of a delivery. A message that an operation or a hook
-                    # sent has no `stored`, so it is delivered to the caller's session too.
+                    # sent has no `stored`, so it is also delivered to the caller's session.
                     sender_session = entry.origin.session_id if isinstance(entry, Send | Group) and row.key else ""
                     self._deliver(row, sender_session)
                     for mod in self._after_hooks:
                         self._run_after(mod, row)
             for effect in outcome.effects:
-                if isinstance(effect, SessionReply):  # tested before the match, whose class patterns are slow
+                if isinstance(effect, SessionReply):  # check this before the match, whose class patterns are slow
                     session = sessions.get(effect.session_id)
                     if session is not None:
                         registry.write(session, effect.data)
@@ -138,9 +138,10 @@ class Publisher:
         seq, sender, kind = row.seq, head.sender_id, head.kind
         state, live = participants.state, participants.live
         frame = FIRST_DELIVERY % row.data
-        if kind == "direct":  # nearly every message: to one participant, and to the sender's other sessions
+        # true for nearly every message: it goes to one participant, and to the sender's other sessions
+        if kind == "direct":
             _, name = parse_address(row.target)
-            # Kept in memory only (`uncaused_answers`): after a restart, counting begins again.
+            # Keep this count only in memory (`uncaused_answers`): after a restart, counting begins again.
             state.recent_messages.delivered[name] = seq
             if head.sender_kind == "human":
                 record_person(self._rules.limits, state, head)
@@ -165,7 +166,8 @@ class Publisher:
             targets = [live[name] for name in dict.fromkeys(parties(head)) if name in live]
         others = [session for recipient in targets if recipient.agent_id != row.actor for session in recipient.sessions]
         registry.push(others, (seq, frame, True), sender_session)
-        # The sender's other sessions get the message too, but need not acknowledge it, because it is not their work.
+        # The sender's other sessions get the message too. They need not acknowledge it, because the sender has no work
+        # with its own message.
         own = [session for recipient in targets if recipient.agent_id == row.actor for session in recipient.sessions]
         registry.push(own, (seq, frame, False), sender_session)
 
@@ -177,7 +179,7 @@ class Publisher:
             self._registry.read_errors.record(error, "the search index")
 
     async def _notify_readers(self, seqs: set[int]) -> None:
-        """Notify the readers of these messages that their inbox changed. The heads of these messages are only in the
+        """Notify the readers of these messages that their inbox changed. Read the heads of the messages from the
         ledger."""
         registry = self._registry
         try:
@@ -190,8 +192,8 @@ class Publisher:
         )
 
     async def _notify_quiet(self, roots: Sequence[int]) -> None:
-        """Notify whoever began these conversations that they are quiet. The heads of the roots are only in the
-        ledger."""
+        """Notify the participants who began these conversations that the conversations are quiet. Read the heads of the
+        roots from the ledger."""
         registry = self._registry
         try:
             heads = await self._ledger.heads(set(roots))
@@ -239,11 +241,12 @@ class Publisher:
                 assert_never(effect)
 
     def _notify(self, effect: SendNotice) -> None:
-        """Send a notice to the sessions of its readers. The sender of the request gets it without the reason."""
+        """Send a notice to the sessions of its readers. The sender of the request receives the notice without the
+        reason."""
         registry = self._registry
         sessions = {
             session.session_id: session
-            for agent_id in sorted(effect.agent_ids)  # the same order in every process
+            for agent_id in sorted(effect.agent_ids)  # sorted, so that the order is the same in every process
             for session in registry.participants.sessions_of(agent_id)
         }
         if effect.to_operators:
@@ -284,11 +287,11 @@ class Publisher:
     def _welcome(self, effect: AcceptSession) -> None:
         hello, participant, origin = effect.hello, effect.participant, effect.origin
         registry, state, meta = self._registry, self._registry.state, self._registry.meta
-        # Do this even if the new session has ended: the older fencing token is refused from here on, and its session
-        # must learn that.
+        # Supersede even if the new session has already ended: from here on, the older fencing token is refused, and the
+        # older session must be informed.
         if origin.fencing_token is not None:
             self._supersede(participant.agent_id)
-        # The connection may have ended while its hello was in the batch. In this case its registration stays, but no
+        # The connection may have ended while its hello was in the batch. In this case the registration stays, but no
         # session starts.
         session = registry.sessions.get(origin.session_id)
         if session is None or session.state is not SessionState.JOINING:
@@ -323,19 +326,19 @@ class Publisher:
         registry.write(session, encode(frame))
         at_ack_cursor = hello.resume is UNSET
         registry.join(session, origin, participant, cursor, at_ack_cursor=at_ack_cursor, is_silent=not hello.deliver)
-        # These requests came while no runner was connected. The new runner has just learned of its open reactions from
-        # the welcome.
+        # Send the cancel requests that arrived while no runner was connected. The welcome has just reported the open
+        # reactions to the new runner.
         for request in effect.cancel_requests:
             self._request_cancel(request)
         # Release last: frames that arrived early must be handled after the welcome and the cancel requests.
         self._intake.release(session)
 
     def _describe_leader(self) -> Follows | UnsetType:
-        """Return the fields of ``welcome`` that describe the leader. Empty if this node leads."""
+        """Return the description of the leader for ``welcome``. Unset if this node is the leader."""
         return UNSET
 
     def _list_limits(self, agent_id: str) -> dict[str, int]:
-        """Return the limits of one participant, without limits that do not apply to it."""
+        """Return the limits of one participant. Leave out limits that do not apply to it."""
         quotas = self._rules.quotas
         if agent_id not in quotas.own:
             return self._limits
@@ -343,10 +346,10 @@ class Publisher:
         return {name: value for name, value in limits.items() if value is not None}
 
     def _find_start(self, effect: AcceptSession) -> tuple[int, Any, int | None]:
-        """Return the cursor, the kind of resume and, if the history was cut, its first seq.
+        """Return the session's start cursor, the kind of resume and, if the history was cut, the first remaining seq.
 
-        Without a ``resume`` a session starts at its participant's ack cursor. With a cursor of another history, or
-        outside of this one, it starts at the beginning, as ``limited``.
+        A session without a ``resume`` starts at its participant's ack cursor. If the cursor of a ``resume`` belongs to
+        another history or is outside this history, the session starts at the beginning, and is welcomed as ``limited``.
         """
         resume, meta = effect.hello.resume, self._registry.meta
         if resume is UNSET:
@@ -364,8 +367,8 @@ class Publisher:
     def _supersede(self, agent_id: str) -> None:
         for session in self._registry.participants.sessions_of(agent_id):
             if session.is_reactor:
-                # Written before the close frame: the old runner must stop its work, instead of reconnecting and taking
-                # the agent back.
+                # Send the notice before the close frame: the old runner must stop its work, instead of reconnecting and
+                # taking the agent back.
                 self._registry.notice([session], "superseded", None, {"agent_id": agent_id})
                 self._registry.end(session, 4409, "A newer reactor has taken over.")
 

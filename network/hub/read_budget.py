@@ -1,10 +1,11 @@
-"""The read budget decides which reads may begin and which wait, so that unread results stay limited.
+"""The read budget decides which reads may begin and which must wait, so that the memory of unread results stays
+limited.
 
-A read in progress counts as twice ``max_result_bytes`` (its rows, and the frame made from them). A result counts as its
-own size until the connection has accepted it. Three limits apply at once: per session, per participant with all its
-sessions, and for the hub. A session without reads may always begin one, however small the limits are. Waiting reads
-take turns, first by participant, then by session. Decides in memory, on the hub's loop. Its only clock is the loop's
-timer.
+A read in progress counts as twice ``max_result_bytes``, for its rows and for the frame made from them. A result counts
+as its own size until the connection has accepted it. Three limits apply at once: per session, per participant with all
+its sessions, and for the hub. A session without reads may always begin one, however small the limits are. Waiting reads
+take turns, first by participant, then by session. Decides in memory, on the hub's loop. The loop's timer is its only
+clock.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from collections.abc import Callable
 from roundelay.network.config import Limits
 
 FULL_S = 2.0
-"""Time in seconds at the hub's limit after which the session with the most unread results is closed
-(docs/protocol.md)."""
+"""Time in seconds for which the hub may stay at its limit. After that, the session with the most unread results is
+closed (docs/protocol.md)."""
 LARGE_BYTES = 1 << 19
 REST_S_PER_BYTE = 1 / (1 << 30)
-"""Pause before the next read after a large result, in seconds per byte. It is about the time that the loop spent to
-encode and write the result. Delivering other sessions' frames takes several turns of the loop. Without a pause each of
-these turns would make another large result."""
+"""Pause before the next read after a large result, in seconds per byte of the result. The pause is about as long as the
+loop needed to encode and write the result. Delivering other sessions' frames takes several turns of the loop. Without a
+pause, each of these turns would create another large result."""
 
 
 class ByteBudget:
-    """Bytes in use under one limit. They also count under the limits of the parents."""
+    """Bytes in use under one limit. The same bytes also count under the limits of the parent budgets."""
 
     __slots__ = ("limit", "parent", "ready", "used")
 
@@ -34,10 +35,10 @@ class ByteBudget:
         self.limit = limit
         self.parent = parent
         self.ready: dict[ByteBudget, None] = {}
-        """Children that wait and may fit into their own limit, in turn."""
+        """Child budgets with waiting reads that may fit into the child's own limit, in the order of their turns."""
 
     def fits(self, size: int) -> bool:
-        # A read beyond the limit may run alone: otherwise it would wait forever.
+        # A read that is larger than the limit may run alone. Otherwise it would wait forever.
         return not self.used or self.used + size <= self.limit
 
     def add(self, size: int) -> None:
@@ -59,7 +60,7 @@ class ParticipantBudget(ByteBudget):
 
 
 class SessionReads(ByteBudget):
-    """One session's reads, from its first read on: those in progress, those that wait, and results to be written."""
+    """The reads of one session, from its first read on: reads in progress, waiting reads, and results to be written."""
 
     __slots__ = ("end", "in_progress", "participant", "request_bytes", "results", "unread", "waiting", "written")
 
@@ -67,19 +68,19 @@ class SessionReads(ByteBudget):
         super().__init__(limit, participant)
         self.participant = participant
         self.end = end
-        """Ends the session if its unread results make everybody wait."""
+        """Function that ends the session. Called if the session's unread results make all other reads wait."""
         self.waiting: list[asyncio.Future[None]] = []
         """Reads that wait for the budget, oldest first; at most ``max_reads``."""
         self.unread = 0
         """Bytes of results that the connection has not accepted."""
         self.in_progress = 0
-        """Number of reads and of signals by thread, including waiting ones."""
+        """Number of reads in progress, including waiting reads and signals to threads."""
         self.request_bytes = 0
         """Bytes of the frames that requested the reads in progress."""
         self.results: list[bytes] = []
         """Results to be written, one by one."""
         self.written = 0
-        """Bytes of the result that was written last, until the connection has accepted it."""
+        """Size in bytes of the result that was written last. 0 once the connection has accepted it."""
 
 
 class ReadBudget:
@@ -94,7 +95,8 @@ class ReadBudget:
         self._participants: dict[str, ParticipantBudget] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._holds = 0
-        """Number of reasons why no read may begin now: a read began in this turn, or a large result was made."""
+        """Number of reasons for which no read may begin now: a read began in this turn of the loop, or a large result
+        was encoded."""
 
     @property
     def used(self) -> int:
@@ -112,7 +114,7 @@ class ReadBudget:
         return reads
 
     async def acquire(self, reads: SessionReads) -> None:
-        """Reserve the bytes of one read. Waits if there is no room. Raises `CancelledError` if the session has
+        """Reserve the bytes of one read. Wait if the read does not fit. Raises `CancelledError` if the session has
         ended."""
         if reads not in reads.participant.sessions:  # the session ended while its read waited for something else
             raise asyncio.CancelledError
@@ -140,12 +142,13 @@ class ReadBudget:
             asyncio.get_running_loop().call_later(size * REST_S_PER_BYTE, self._end_hold)
 
     def drop_result(self, reads: SessionReads, size: int) -> None:
-        """Free a result that the connection has accepted, or that is given up."""
+        """Release the bytes of a result that the connection has accepted, or that the hub has discarded."""
         reads.unread -= size
         self._free(reads, size)
 
     def close_session(self, reads: SessionReads) -> None:
-        """Remove a session with its waiting reads and its results. Reads in progress end by themselves."""
+        """Remove a session with its waiting reads and its results. Reads in progress continue, and release their bytes
+        at their end."""
         for turn in reads.waiting:
             # The waiting tasks get a `CancelledError`. They release nothing, because they have reserved nothing yet.
             turn.cancel()
@@ -164,8 +167,8 @@ class ReadBudget:
 
     def _free(self, reads: SessionReads, size: int) -> None:
         reads.add(-size)
-        # The participant's budget outlives its sessions while one of their reads is in progress, because its bytes are
-        # still in use.
+        # Keep the participant's budget while a read of an ended session is in progress, because the bytes of that read
+        # are still in use.
         if not reads.participant.used and not reads.participant.sessions:
             self._participants.pop(reads.participant.agent_id, None)
         if reads.waiting or reads.participant.ready:
@@ -185,8 +188,8 @@ class ReadBudget:
             self._hub.ready[participant] = None
 
     def _start_waiting(self) -> None:
-        """Start every waiting read that fits. A participant or session at its own limit leaves the queue, and returns
-        when it frees bytes."""
+        """Start every waiting read that fits. A participant or session at its own limit leaves the queue, and enters it
+        again when it releases bytes."""
         hub, size = self._hub, self._read_bytes
         while hub.ready:
             participant = next(iter(hub.ready))
@@ -198,29 +201,31 @@ class ReadBudget:
             if not reads.waiting or not reads.fits(size):
                 del participant.ready[reads]
                 continue
-            # Check only now: readers at their own limit must leave the queue even while no read may start.
+            # Check the hold only here: readers at their own limit must leave the queue even while no read may start.
             if self._holds:
                 return
             if not hub.fits(size):
                 if self._timer is None:
-                    # The hub is full for everybody. Results that are being written get this much time.
+                    # The hub is full for all readers. The results that are being written may take this long before a
+                    # session is evicted.
                     self._timer = asyncio.get_running_loop().call_later(FULL_S, self._evict_largest)
                 return
-            # Both leave the front of their queues, and `_enqueue` puts them at the end. This is how they take turns.
+            # Remove both from the front of their queues. `_enqueue` adds them at the end, so that participants and
+            # sessions take turns.
             del participant.ready[reads], hub.ready[participant]
             turn = reads.waiting.pop(0)
             self.waiting -= 1
             self._enqueue(reads)
-            # The task that waited may have been cancelled meanwhile.
+            # The waiting task may have been cancelled since it was queued.
             if not turn.done():
-                # Wake this read before `_start` schedules the end of the hold. If the read makes a large result at
-                # once, the result delays the next read.
+                # Wake this read before `_start` schedules the end of the hold. If the read encodes a large result at
+                # once, this result extends the hold for the next read.
                 turn.set_result(None)
                 self._start(reads)
 
     def _start(self, reads: SessionReads) -> None:
-        """Count a read, and allow no other read in this turn of the loop. Some reads take milliseconds, and other
-        sessions' frames must come in between."""
+        """Count a read, and allow no other read in this turn of the loop. Some reads take milliseconds, and the frames
+        of other sessions must be handled in between."""
         reads.add(self._read_bytes)
         self._holds += 1
         asyncio.get_running_loop().call_soon(self._end_hold)
@@ -230,14 +235,14 @@ class ReadBudget:
         self._start_waiting()
 
     def _evict_largest(self) -> None:
-        """End the session with the most unread results, of the participant with the most. The hub has been at its limit
-        for `FULL_S`."""
+        """Choose the participant with the most unread results, and end the session with the most of them. Called when
+        the hub has been at its limit for `FULL_S`."""
         self._timer = None
         if not self._hub.ready or self._hub.fits(self._read_bytes):
             return
         unread = {budget: sum(reads.unread for reads in budget.sessions) for budget in self._participants.values()}
-        # Choose the participant first: a participant with many sessions must not be spared because each session holds
-        # little.
+        # Choose the participant first. Otherwise a participant could avoid eviction by spreading its results over many
+        # sessions.
         participant = max(unread, key=lambda budget: unread[budget])
         if unread[participant]:
             max(participant.sessions, key=lambda reads: reads.unread).end()
@@ -245,7 +250,7 @@ class ReadBudget:
 
 
 class ReadSlot:
-    """The budget of one read: acquired, released, and acquired again after a wait."""
+    """The share of the budget for one read. It is acquired, released, and acquired again after a wait."""
 
     def __init__(self, budget: ReadBudget, reads: SessionReads) -> None:
         self._budget = budget
@@ -257,7 +262,7 @@ class ReadSlot:
         self._is_acquired = True
 
     def release(self) -> None:
-        """Release the budget. Idempotent."""
+        """Release the share of the budget. Idempotent."""
         if self._is_acquired:
             self._is_acquired = False
             self._budget.release(self._reads)

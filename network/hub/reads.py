@@ -1,6 +1,8 @@
-"""Reads: operations that change nothing. They run in parallel to the batches, on the committed state and the ledger.
+"""`ReadService`: reads, which are operations that change nothing. They run in parallel to the batches, on the committed
+state and the ledger.
 
-`intake` starts one task per read. Each task waits for the read budget, so that unread results stay limited.
+`intake` starts one task per read. Each task waits for the read budget, so that the memory of unread results stays
+limited.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from .sessions import SessionRegistry
 log = logging.getLogger(__name__)
 
 Complete: TypeAlias = Callable[[Any, RoundelayError | None], None]
-"""Gets the result of an operation's IO, or the error that refuses the call."""
+"""Callback that receives the result of an operation's IO, or the error that refuses the call."""
 
 
 class ReadService:
@@ -40,7 +42,8 @@ class ReadService:
         self._new_id = new_id
 
     def start(self, session: Session, operation: Operation, call_id: str, args: msgspec.Struct, size: int) -> None:
-        """Start one read. ``size`` is the size of its frame, which counts until the read has ended."""
+        """Start one read. ``size`` is the size of its frame, which counts against the session until the read has
+        ended."""
         reads = self._registry.open_reads(session)
         reads.in_progress += 1
         reads.request_bytes += size
@@ -49,7 +52,7 @@ class ReadService:
     def start_prepare(
         self, session: Session, operation: Operation, args: msgspec.Struct, size: int, complete: Complete
     ) -> None:
-        """Start the IO of a changing operation. ``complete`` gets its result or its error, unless the session has
+        """Start the IO of a changing operation. ``complete`` receives its result or its error, unless the session has
         ended."""
         reads = self._registry.open_reads(session)
         reads.in_progress += 1
@@ -92,8 +95,8 @@ class ReadService:
             await slot.acquire()
             data = await self._answer(session.live_origin(), operation, call_id, args, slot)
             if session.state is LIVE:
-                # Before `finally` frees the read: from here on the result counts in the budget, so there is no gap
-                # between the two.
+                # Count the result in the budget before `finally` releases the read. Otherwise the bytes would be
+                # uncounted for a moment.
                 self._registry.write_result(session, data)
         finally:
             reads.in_progress -= 1
@@ -103,16 +106,16 @@ class ReadService:
     async def _answer(
         self, origin: Origin, operation: Operation, call_id: str, args: msgspec.Struct, slot: ReadSlot
     ) -> bytes:
-        """Perform one operation and return its ``result`` or ``error`` frame, whatever happens."""
+        """Perform one operation. Return its ``result`` frame, or an ``error`` frame for any failure."""
         keys = {"call_id": call_id}
         read_errors, reader = self._registry.read_errors, f"{operation.op} of {origin.agent_id}"
         try:
-            as_of = self._view.as_of()  # before the read, which may wait: later rows may be missing from its result
+            as_of = self._view.as_of()  # set this before the read, which may wait: its result may lack later rows
             reading = Reading(origin, self._view, operation.op.partition(".")[0], slot)
             value = await operation.call(reading, args)
             if read_errors.is_failing:
                 read_errors.record_success(reader)
-            # Encode at once, because a large result takes megabytes as a value and again as a frame.
+            # Encode at once, because a large result needs megabytes as a value and again as a frame.
             return encode(ResultFrame(call_id=call_id, value=cast(Raw, value), as_of=as_of))
         except LedgerError as error:
             quote = read_errors.record(error, reader)

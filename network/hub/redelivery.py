@@ -1,7 +1,8 @@
-"""Deliver failed messages again when they are due: timers on the hub's loop, one per message and participant.
+"""`Redelivery`: delivers failed messages again when they are due. It has one timer per message and participant on the
+hub's loop.
 
 `core.failures` decides whether an attempt counts. This module sends the attempt to one session that can still handle
-it. Changes nothing in the ledger.
+it. It changes nothing in the ledger.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from .repeated_errors import RepeatedErrorLog
 from .session import SessionOutput
 
 REREAD_AFTER_MS = 5000
-"""Delay before a row that could not be read is read again."""
+"""Delay in ms before a row that could not be read is read again."""
 
 
 class Redelivery:

@@ -1,7 +1,8 @@
-"""Log of repeated errors: each reason when it appears and once a minute while it lasts, then the recovery.
+"""`RepeatedErrorLog`: logs each reason of a repeated error when it appears and once a minute while it lasts, and then
+the recovery.
 
-A failing storage is tried again twenty times a minute, and a participant that cannot be served reconnects at once. A
-line for each failure would hide the first line, which has the reason. Writes only to the log.
+The hub retries a failing storage twenty times a minute, and a participant that cannot be served reconnects at once. If
+each failure were logged, the first line, which has the reason, would be hidden. Writes only to the log.
 """
 
 from __future__ import annotations
@@ -13,37 +14,37 @@ log = logging.getLogger(__name__)
 
 REPEAT_AFTER_S = 60.0
 MAX_REASONS = 20
-"""Number of distinct reasons beyond which all others count as one. A reason that contains a number may be new each
-time."""
+"""Number of distinct reasons beyond which all further reasons count as one. A reason that contains a number may be new
+each time."""
 
 
 class RepeatedErrorLog:
-    """An operation that may fail for a while, for one subject or for many.
+    """Log of an operation that may fail for a while, for one subject or for many.
 
-    ``what`` starts each line about a failure, and ``over`` starts the line about the recovery. With ``new_id`` each
-    reason gets an id to quote, which is logged and returned by `record`.
+    ``what`` starts each line about a failure, and ``over`` starts the line about the recovery. With ``new_id``, each
+    reason gets an id that users can quote. The id is logged, and `record` returns it.
     """
 
     def __init__(
         self, what: str, over: str, now_s: Callable[[], float], new_id: Callable[[], str] | None = None
     ) -> None:
         self.is_failing = False
-        """Whether any subject fails. It is an attribute, so that callers on the hot path need not call
+        """Whether any subject fails. This is an attribute, so that callers on the hot path need not call
         `record_success`."""
         self._what = what
         self._over = over
         self._now_s = now_s
         self._new_id = new_id
         self._failing: dict[str, float] = {}
-        """Time of the last failure by subject, oldest first."""
+        """Time of the last failure of each subject, oldest first."""
         self._logged: dict[str, tuple[float, str]] = {}
-        """Time of the last line, and the id to quote, by reason."""
+        """Time of the last log line and the id to quote, for each reason."""
         self._began_s = 0.0
         self._failures = 0
 
     def record(self, error: Exception, subject: str = "", *, is_defect: bool = False) -> str:
-        """Record a failure and return the id to quote, which is the same for the same reason. A bug is logged with its
-        traceback."""
+        """Record a failure and return the id to quote, which stays the same for the same reason. A bug is logged with
+        its traceback."""
         now_s, reason = self._now_s(), str(error) or type(error).__name__
         if not self._failing:
             self._began_s, self._failures = now_s, 0
@@ -70,13 +71,13 @@ class RepeatedErrorLog:
         return quote
 
     def record_success(self, subject: str = "") -> None:
-        """Record that a subject succeeded. The outage is over when every subject that failed lately has succeeded. A
+        """Record that a subject succeeded. The outage ends when every subject that failed recently has succeeded. A
         subject that has not tried for `REPEAT_AFTER_S` does not count, because it may never try again."""
         if not self._failing:
             return
         now_s = self._now_s()
         self._failing.pop(subject, None)
-        # Without this, a participant that failed and never came back would keep the outage open forever.
+        # Drop old failures. Otherwise a participant that failed and never came back would keep the outage open forever.
         while self._failing and now_s - next(iter(self._failing.values())) > REPEAT_AFTER_S:
             del self._failing[next(iter(self._failing))]
         if not self._failing:

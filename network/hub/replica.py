@@ -1,8 +1,8 @@
-"""The read replica of a node that follows: clients can read data that another node has decided.
+"""The read replica of a follower node: clients can read data that the leader has committed.
 
 `ReplicaHub` serves the node's index and stores nothing. `ReplicaReaders` starts a replica when the node begins to
-follow, and stops it when the node begins to lead. Meanwhile the node's own hub waits; it begins when the node leads. A
-failure of the replica ends only the replica: reading is no reason to miss an election.
+follow, and stops the replica when the node begins to lead. Until then, the node's own hub does not start. A failure of
+the replica ends only the replica, because a node that cannot serve reads should still take part in elections.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ CANNOT_SHOW = "What this node has of the network can't be shown for the moment; 
 
 
 class ReplicaView(LiveHubView):
-    """Interface of a replica for reading operations. Results are complete up to the last followed row."""
+    """Interface of a replica for reading operations. Results are complete up to the last row that the node has
+    followed."""
 
     def as_of(self) -> int | UnsetType:
         assert self._rules.follows is not None
@@ -45,7 +46,7 @@ class ReplicaView(LiveHubView):
 
 
 class ReplicaIntake(Intake):
-    """Refuses frames that only the leader can handle and that `core.apply` never sees."""
+    """Refuses the frames that only the leader can handle and that never reach `core.apply`."""
 
     def _accept_nack(self, session: Session, origin: Origin, frame: NackFrame) -> None:
         self._refuse_change(session)
@@ -60,23 +61,23 @@ class ReplicaIntake(Intake):
 
 
 class ReplicaPublisher(Publisher):
-    """Welcomes sessions to a replica. Does not run the mods' ``after`` hooks, which run at the leader."""
+    """Welcomes sessions to a replica. The mods' ``after`` hooks run only at the leader."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        # The leader runs them once. Otherwise every replica would repeat their IO.
+        # The leader runs the hooks once. Otherwise every replica would repeat their IO.
         self._after_hooks = ()
 
     def _welcome(self, effect: AcceptSession) -> None:
         session = self._registry.sessions.get(effect.origin.session_id)
         if session is not None and session.state is SessionState.JOINING and self._is_ahead(effect.hello.resume):
-            # Starting at an earlier cursor would show the client messages that it has already seen.
+            # End the session: starting at an earlier cursor would show the client messages that it has already seen.
             self._registry.end(session, 4503, BEHIND)
             return
         super()._welcome(effect)
 
     def _is_ahead(self, resume: ResumePoint | UnsetType) -> bool:
-        """Return whether a cursor is in this history, but beyond the replica's data."""
+        """Return whether a cursor belongs to this history but is beyond the replica's data."""
         meta, head = self._registry.meta, self._registry.state.head
         return resume is not UNSET and resume.epoch == meta.epoch and resume.cursor > head
 
@@ -86,7 +87,7 @@ class ReplicaPublisher(Publisher):
 
 
 class ReplicaHub(Hub):
-    """A hub over the index of a node that follows. ``follows`` describes the leader, and how current this node is.
+    """A hub over the index of a follower node. ``follows`` describes the leader, and how current this node is.
 
     It decides who may join and refuses every change, by the same rules as the leader. It stores nothing, so it has no
     maintenance. The leader's acknowledgements, takeovers and trims arrive by `apply_followed` and `drop_before`.
@@ -111,24 +112,24 @@ class ReplicaHub(Hub):
             draft = state.draft(max(self._clock(), state.stamp))
             outcome = Outcome(rows=rows, writes=writes)
             draft.apply_outcome(outcome)
-            # End revoked sessions before anything is published: the same commit may contain messages that they must no
-            # longer see.
+            # End revoked sessions before anything is published: the same commit may contain messages that these
+            # sessions must no longer see.
             for write in writes:
                 if write.table == "participant" and write.value is not None:
                     self._end_cut_sessions(write.value)
                 elif write.table == "token" and write.value is not None and write.value.revoked:
                     self._end_token_sessions(write.key, write.value.agent_id)
-            # An entry without origin represents the leader's commit: no session is its sender, so all of them get the
-            # messages.
+            # An entry without an origin represents the leader's commit. No session of the replica is its sender, so all
+            # recipients get the messages.
             self._publisher.publish(draft, [(BindCredentials(), outcome)])
 
     async def drop_before(self, first_seq: int) -> None:
-        """Forget messages below ``first_seq``, which the index no longer has."""
+        """Forget messages below ``first_seq``, because the index has deleted them."""
         async with self.lock:
             drop_before(self.registry, first_seq)
 
     def _end_cut_sessions(self, participant: Participant) -> None:
-        """End the sessions that joined before the participant was removed or its tokens were revoked."""
+        """End the sessions that joined before their participant was removed or its tokens were revoked."""
         cut_seq = max(participant.cut_seq, participant.removed_seq or 0)
         for session in self.registry.participants.sessions_of(participant.agent_id):
             if session.joined_at < cut_seq:
@@ -148,7 +149,7 @@ class ReplicaReaders:
     def __init__(self, make_hub: Callable[[ReadOnlyIndex], ReplicaHub]) -> None:
         self._make_hub = make_hub
         self.hub: ReplicaHub | None = None
-        """The hub for readers. None while this node does not follow, or has not caught up yet."""
+        """The hub for readers. None while this node leads or has not yet caught up."""
 
     @property
     def is_serving(self) -> bool:
@@ -172,8 +173,8 @@ class ReplicaReaders:
             await self._run(self.hub, self.hub.drop_before(first_seq))
 
     async def _run(self, hub: ReplicaHub, work: Awaitable[None]) -> None:
-        """Do one piece of work. If it fails, stop serving: the replica's state may differ from the index after the
-        failure."""
+        """Run one update of the replica. If it fails, stop serving: the replica's state may then differ from the
+        index."""
         try:
             await work
         except Exception:
@@ -187,7 +188,7 @@ class ReplicaReaders:
         await self._stop(LEADS_NOW)
 
     async def _stop(self, reason: str) -> None:
-        # Clear first: `close` waits, and no further session may start here meanwhile.
+        # Clear the hub first: `close` waits, and no further session may start on this hub meanwhile.
         hub, self.hub = self.hub, None
         if hub is not None:
             await hub.close(reason)

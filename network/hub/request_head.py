@@ -1,4 +1,4 @@
-"""The head of an HTTP request as it arrives, before the library may parse it. Sans-IO: bytes in, bytes out.
+"""`RequestHead`: the head of an HTTP request as it arrives, before the library parses it. Sans-IO: bytes in, bytes out.
 
 The library accepts only GET, and does not limit a request that never ends. `RequestHead` finds the end of the head,
 turns HEAD into GET, and reports other methods.
@@ -7,28 +7,29 @@ turns HEAD into GET, and reports other methods.
 from __future__ import annotations
 
 MAX_REQUEST_BYTES = 32 * 1024
-"""Maximum size of a request's head. A thousand pending requests take 32 MiB."""
+"""Maximum size of the head of a request, in bytes. A thousand pending requests need at most 32 MiB."""
 MAX_METHOD_CHARS = 16
 
 
 class UnsupportedMethodError(Exception):
-    """A request with a method other than GET and HEAD."""
+    """Error for a request with a method other than GET and HEAD."""
 
     def __init__(self, method: str) -> None:
         super().__init__(f"There is no {method} here; use GET or HEAD.")
 
 
 class RequestHead:
-    """Splits the request from the bytes after it."""
+    """Separates the head of a request from the bytes that follow."""
 
     __slots__ = ("_pending", "_size", "is_complete", "method")
 
     def __init__(self) -> None:
         self.method = b""
-        """Method of the request, once it is known."""
+        """Method of the request. Empty until the method is complete."""
         self.is_complete = False
         self._pending = b""
-        """Bytes that are only meaningful together with the next bytes: the method, or a part of the blank line."""
+        """Bytes that are meaningful only together with the next bytes: the method, or a part of the blank line at the
+        end of the head."""
         self._size = 0
 
     @property
@@ -38,7 +39,7 @@ class RequestHead:
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
         """Return bytes of the request for the library, and the bytes that follow the request.
 
-        Raises `UnsupportedMethodError`. The request then ends.
+        Raises `UnsupportedMethodError`, after which the request must be closed.
         """
         given, data = self._pending, self._pending + data
         if not self.method:
@@ -46,18 +47,18 @@ class RequestHead:
             if len(method) == len(data):  # the method is not complete yet
                 self._pending = data
                 return b"", b""
-            # Anything else goes to the library, which answers that the request is not HTTP.
+            # A head without a valid method goes to the library, which answers that the request is not HTTP.
             is_method = method.isalpha() and method.isupper() and len(method) < MAX_METHOD_CHARS
             if method not in (b"GET", b"HEAD") and is_method:
                 raise UnsupportedMethodError(method.decode())
             given, self.method = b"", method
-            # The library accepts GET alone. `HubConnection` leaves out the body of the answer.
+            # The library accepts only GET. `HubConnection` removes the body of the answer to a HEAD.
             if method == b"HEAD":
                 data = b"GET" + data[len(method) :]
         head, blank_line, rest = data.partition(b"\r\n\r\n")
         request = (head + blank_line)[len(given) :]
         self.is_complete = bool(blank_line)
-        # The library already has these bytes. They are kept to find a blank line that arrives in two parts.
+        # The library already has these bytes. Store them to find a blank line that arrives in two parts.
         self._pending = b"" if blank_line else data[-3:]
         self._size += len(request)
         return request, rest

@@ -22,18 +22,19 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 60.0
 ROUNDS_BETWEEN_EXPIRIES = 60
-"""Number of one-minute rounds between two expiries, so that results of calls expire every hour."""
+"""Number of one-minute rounds between two expiries. With 60, results of calls expire every hour."""
 LEAP_MS = DAY_MS
-"""A clock this far ahead of the known time may be wrong, in ms."""
+"""Leap of the clock in ms beyond which the time may be wrong."""
 DOUBT_S = 3600.0
-"""Time in seconds during which nothing is deleted by a clock that may be wrong. Meanwhile an operator may correct the
-clock."""
+"""Time in seconds during which retention deletes nothing after the clock has leapt. An operator may correct the clock
+during this time."""
 KEEP_ALL = Retain()
 TOO_LATE = "What this session has yet to be given is too old to be kept; reconnect and go on from there."
 
 
 class ClockWatch:
-    """Detects that a clock (ms) leaps ahead. ``seconds`` never leaps, and does not stop while the machine sleeps."""
+    """Detects that a clock (ms) leaps ahead. ``seconds`` is a second clock, which never leaps and keeps running while
+    the machine sleeps."""
 
     def __init__(self, clock: Clock, seconds: Callable[[], float]) -> None:
         self._clock = clock
@@ -44,10 +45,10 @@ class ClockWatch:
         """Size of the last leap, in ms."""
 
     def check(self, known: int = 0) -> None:
-        """Compare the clock with the last check. The first check compares it with ``known``, a time in the past."""
+        """Compare the clock with the last check. The first check compares the clock with ``known``, a time in the
+        past."""
         now, seconds = self._clock(), self._seconds()
-        # At the start, the newest stored row is the last known time: the clock may already have been wrong when the hub
-        # started.
+        # At the start, compare with the newest stored row: the clock may already have been wrong when the hub started.
         last_time, last_seconds = self._last or (known or now, seconds)
         self._last = now, seconds
         leap_ms = now - last_time - int((seconds - last_seconds) * 1000)
@@ -61,21 +62,22 @@ class ClockWatch:
 
 
 def plan_trim(retain: Retain, registry: SessionRegistry, now: int) -> Trim:
-    """Return what may be deleted now. Messages that the prompt of an open reaction may contain are kept. So are
-    messages that a connected session has not received yet."""
+    """Return the rows that may be deleted now. Keep messages that the prompt of an open reaction may contain. Also keep
+    messages that a connected session has not received."""
     return Trim(
         messages_before=None if retain.days is None else now - retain.days * DAY_MS,
         records_before=None if retain.record_days is None else now - retain.record_days * DAY_MS,
         max_bytes=retain.bytes,
-        # Without pins everything stored may be deleted, by age and size.
+        # without pins, everything stored may be deleted, by age and size
         pinned=min(_find_pins(registry, now), default=registry.state.head + 1),
     )
 
 
 def _find_pins(registry: SessionRegistry, now: int) -> Iterator[int]:
-    """Yield seqs that must stay. Also record since when each session waits for its first undelivered seq."""
+    """Yield the seqs of messages that must stay. Also record since when each session waits for its first undelivered
+    message."""
     for reaction in registry.state.reactions_by_oldest():
-        if registry.state.present(reaction.agent_id) is not None:  # a removed agent never comes back to its reaction
+        if registry.state.present(reaction.agent_id) is not None:  # a removed agent never continues its reaction
             yield reaction.oldest
             break
     for live in registry.participants.online():
@@ -85,7 +87,7 @@ def _find_pins(registry: SessionRegistry, now: int) -> Iterator[int]:
         if session.origin is None:
             continue
         undelivered = session.outbox.first_undelivered()
-        # Progress restarts the time limit: only a session that stays at one message counts as stalled.
+        # Progress restarts the time limit: only a session that stays at the same message counts as stalled.
         if undelivered != session.undelivered_seq:
             session.undelivered_seq, session.undelivered_since = undelivered, now
         if undelivered is not None:
@@ -93,8 +95,8 @@ def _find_pins(registry: SessionRegistry, now: int) -> Iterator[int]:
 
 
 def _end_stalled(registry: SessionRegistry, pinned: int, patience_ms: int, now: int) -> bool:
-    """End the sessions that have pinned ``pinned`` for longer than ``patience_ms``. Return whether there were any.
-    Their clients reconnect and are welcomed as ``limited``."""
+    """End the sessions that have kept the message ``pinned`` from deletion for longer than ``patience_ms``. Return
+    whether there were any. Their clients reconnect and are welcomed as ``limited``."""
     stalled = [
         session
         for session in registry.sessions.values()
@@ -109,8 +111,8 @@ def _end_stalled(registry: SessionRegistry, pinned: int, patience_ms: int, now: 
 
 
 def drop_before(registry: SessionRegistry, first_seq: int) -> None:
-    """Apply a trim that another node has decided. End the sessions that have not received the deleted messages yet.
-    Their clients reconnect and are welcomed as ``limited``."""
+    """Apply a trim that the leader has decided. End the sessions that have not received the deleted messages. Their
+    clients reconnect and are welcomed as ``limited``."""
     registry.meta = msgspec.structs.replace(registry.meta, first_seq=first_seq)
     for session in list(registry.sessions.values()):
         undelivered = session.outbox.first_undelivered() if session.origin is not None else None
@@ -124,20 +126,20 @@ async def enforce_retention(
     """Delete rows beyond the retention limits, and return their number. Raises `LedgerError`."""
     total = 0
     while True:
-        # Commits wait from the plan to the deletion. Otherwise a session could be welcomed to rows that are just being
-        # deleted, or a reaction could begin with them.
+        # Hold the lock from the plan to the deletion, so that no commit runs in between. Otherwise a session could be
+        # welcomed to rows that are just being deleted, or a reaction could begin with them.
         async with commit_lock:
             now = clock()
             plan = plan_trim(retain, registry, now)
             trimmed = await ledger.trim(plan)
             registry.meta = msgspec.structs.replace(registry.meta, first_seq=trimmed.first_seq)
         total += trimmed.dropped
-        # One transaction deletes a limited number of rows. The lock is free in between, so commits continue.
+        # One transaction deletes a limited number of rows. The lock is released in between, so that commits continue.
         if trimmed.dropped:
             continue
-        # Ending stalled sessions unpins rows, so the loop tries once more.
+        # Ending stalled sessions unpins rows, so plan once more after that.
         if not trimmed.is_pinned or not _end_stalled(registry, plan.pinned, retain.patience_minutes * MINUTE_MS, now):
-            await ledger.forget_dropped()  # outside the lock: no commit waits for it
+            await ledger.forget_dropped()  # called without the lock, so that no commit waits for it
             return total
 
 
@@ -155,7 +157,7 @@ async def run_retention(
     was_suspect, is_expiry_due = False, False
     for number in itertools.count():
         clock_watch.check()
-        # Log once per leap, and only if the leap changes what is deleted.
+        # Log once per leap, and only if the leap changes which rows are deleted.
         if clock_watch.is_suspect and not was_suspect and retain != regardless_of_age:
             log.warning(
                 "the clock is %.1f days ahead of the newest stored row. If it is wrong, correct it: for an hour nothing "
@@ -169,7 +171,7 @@ async def run_retention(
                 dropped = await enforce_retention(effective, registry, ledger, clock, commit_lock)
                 if dropped:
                     log.info("old rows were dropped", extra={"rows": dropped, "first_seq": registry.meta.first_seq})
-            # Kept until it succeeds: an expiry that fails, or falls into an hour with a suspect clock, is done later.
+            # Keep the flag until an expiry succeeds: an expiry that fails or meets a suspect clock is repeated later.
             is_expiry_due = is_expiry_due or number % ROUNDS_BETWEEN_EXPIRIES == 0
             if is_expiry_due and not was_suspect:
                 await ledger.expire_calls(clock() - RESULT_TTL_MS)

@@ -1,6 +1,7 @@
-"""The listening socket of a hub, and the HTTP answers of its port: health, metrics, and the files of a page.
+"""`WebSocketServer`: the listening socket of a hub, and the HTTP answers of its port: health, metrics, and the files of
+a page.
 
-Accepts connections, judges each handshake, and runs a `HubConnection` for each session. Knows nothing about frames.
+Accepts connections, checks each handshake, and runs a `HubConnection` for each session. Does not interpret frames.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 MAX_ACCEPTED_AT_ONCE = 4
-"""Number of connections that are accepted before existing ones are read again. A flood delays these by about 2 ms per
-turn."""
+"""Maximum number of connections that are accepted before existing connections are read again. With this number, a flood
+of new connections delays existing ones by about 2 ms per turn."""
 MIN_TURNS = 16
-"""Minimum number of turns in which a pending connection is read before new connections can have evicted it."""
+"""Minimum number of loop turns in which a pending connection is read before new connections can evict it."""
 ACCEPT_PAUSE_S = 1.0
 """Delay in seconds before accepting again when the system has no more file descriptors."""
 WARN_AGAIN_S = 60.0
 
 
 class WebSocketServer:
-    """Listens for one hub. Serves sessions at ``/``, health at ``/healthz`` and ``/readyz``, metrics at ``/metrics``.
-    With a ``site`` it also serves a page at ``/`` and its files under ``/web/``.
+    """The server that listens for one hub. It serves sessions at ``/``, health at ``/healthz`` and ``/readyz``, and
+    metrics at ``/metrics``. With a ``site`` it also serves a page at ``/`` and the page's files under ``/web/``.
 
-    Accepts connections itself. Event loops accept all waiting connections at once, so silent connections could keep the
-    loop from all other work. The server also knows the connections in their TLS handshake, and can evict them when the
-    system runs out of file descriptors.
+    The server accepts connections itself. The event loop would accept all waiting connections at once, so a flood of
+    silent connections could stop all other work. The server also tracks the connections in their TLS handshake. It can
+    evict them when the system has no more file descriptors.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class WebSocketServer:
         self._shared_log = shared_log
         self._readers = readers
         self.is_accepting_sessions = True
-        """Whether sessions are accepted when the hub is ready. False while a node that waits to lead is not
+        """Whether sessions are accepted when the hub is ready. False on a node that waits to become leader, until it is
         prepared."""
         self._tls: ssl.SSLContext | None = None
         self._sockets: list[socket.socket] = []
@@ -82,17 +83,17 @@ class WebSocketServer:
         self._warned_at = -math.inf
 
     async def bind(self, host: str, port: int) -> int:
-        """Bind the address and return the port. The system chooses the port if ``port`` is 0. Nobody can connect yet.
-        Raises `OSError`."""
+        """Bind the address and return the port. If ``port`` is 0, the system chooses the port. Clients can connect only
+        after `listen`. Raises `OSError`."""
         self._sockets = await _bind(host, port)
         return int(self._sockets[0].getsockname()[1])
 
     def listen(self, *, tls: ssl.SSLContext | None = None) -> None:
-        """Begin to accept connections. Raises `OSError` if another process took the address meanwhile."""
+        """Begin to accept connections. Raises `OSError` if another process has taken the address since `bind`."""
         self._tls = tls
         for listening in self._sockets:
             listening.listen(BACKLOG)
-        # Listen on all addresses before accepting on any: if one is taken, nobody has been accepted yet.
+        # Listen on all addresses before accepting on any. If one address is taken, no client has been accepted yet.
         for listening in self._sockets:
             self._start_accepting(listening)
 
@@ -104,7 +105,7 @@ class WebSocketServer:
             await asyncio.wait(self._tasks)
 
     def stop_listening(self) -> None:
-        """Accept no more connections. Existing connections stay. Idempotent."""
+        """Stop accepting connections. Existing connections stay open. Idempotent."""
         loop = asyncio.get_running_loop()
         listening, self._sockets = self._sockets, []
         for sock in listening:
@@ -112,7 +113,7 @@ class WebSocketServer:
             sock.close()
 
     def is_serving(self) -> bool:
-        """Return whether connections are accepted. The library asks at each handshake."""
+        """Return whether connections are accepted. The library calls this at each handshake."""
         return bool(self._sockets)
 
     @property
@@ -129,12 +130,12 @@ class WebSocketServer:
         for number in range(self._accepted_at_once):
             try:
                 accepted, address = listening.accept()
-            # Nobody waits, or the peer has given up meanwhile. Neither is a failure.
+            # No connection waits, or the peer has given up. Neither is a failure.
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                # Only the first failure proves that somebody waits: `accept` reports a lack of file descriptors before
-                # it looks for a connection.
+                # Only a failure of the first call proves that a connection waits: `accept` reports a lack of file
+                # descriptors before it looks for a connection.
                 if number == 0:
                     self._handle_file_shortage(listening, error)
                 return
@@ -147,29 +148,30 @@ class WebSocketServer:
                 limits=self._limits,
                 behind_proxy=self._behind_proxy,
             )
-            # Before the TLS handshake, so that connections in it count against the limit and can be evicted.
+            # Start the limit before the TLS handshake, so that connections in their TLS handshake count and can be
+            # evicted.
             connection.start_handshake()
             task = asyncio.get_running_loop().create_task(self._run(connection, accepted))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _handle_file_shortage(self, listening: socket.socket, error: OSError) -> None:
-        """Evict a pending connection to free its file descriptor, or wait until a connection ends."""
+        """Evict a pending connection to free its file descriptor. If there is none, stop accepting for a while."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._warned_at >= WARN_AGAIN_S:
-            # Once a minute: without free file descriptors, this happens at each attempt to connect.
+            # Warn only once a minute: without free file descriptors, every attempt to connect fails.
             self._warned_at = loop.time()
             log.warning(
                 "no further connection can be accepted. New ones wait until one ends; raise the limit of open files",
                 extra={"error": error.strerror},
             )
-        # Stop listening for a while. The socket stays readable, so the loop would call `_accept` without end.
+        # Stop listening for a while. The socket stays readable, so the loop would otherwise call `_accept` without end.
         if not self._handshakes.evict_one():
             loop.remove_reader(listening)
             loop.call_later(ACCEPT_PAUSE_S, self._start_accepting, listening)
 
     async def _run(self, connection: HubConnection, accepted: socket.socket) -> None:
-        """Run one connection, from the socket to its end."""
+        """Run one connection, from the accepted socket to its end."""
         timeout_s = self._limits.hello_timeout_ms / 1000
         is_tls = self._tls is not None
         try:
@@ -191,7 +193,7 @@ class WebSocketServer:
             if connection.protocol.state is WireState.OPEN:
                 await connection.run()
         except (ConnectionClosed, InvalidHandshake, OSError):
-            pass  # the connection ended, or its request was not a handshake, which the library has answered
+            pass  # the connection ended, or the library has refused a request that was not a handshake
         except Exception:
             log.exception("a connection failed")
         finally:
@@ -250,7 +252,7 @@ class WebSocketServer:
         return Readiness(False, "starting" if status.behind is None else "following", str(status), log)
 
     def _check_origin(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Refuse a request from a page that this node does not serve."""
+        """Refuse a request from a page whose origin this node does not allow."""
         refusal = self._origin_policy.find_wrong_origin(
             request.headers, connection.local_address, is_encrypted=self._tls is not None
         )
@@ -264,7 +266,7 @@ class WebSocketServer:
         if file is None:
             sentence = "There is no such file here; open the page again, at /."
             return _refuse_browser(connection, HTTPStatus.NOT_FOUND, sentence)
-        # The body is set below: `respond` accepts only text, and files are bytes.
+        # Set the body below: `respond` accepts only text, and files are bytes.
         response = connection.respond(HTTPStatus.OK, "")
         for name, value in (*file.headers, ("Content-Length", str(len(file.body)))):
             _set_header(response, name, value)
@@ -272,7 +274,7 @@ class WebSocketServer:
         return response
 
     def _check_session(self, connection: HubConnection, request: Request) -> Response | None:
-        """Choose the hub of a session and return None, or refuse the session."""
+        """Choose the hub of a session and return None. Return a response if the session is refused."""
         hub = self._hub
         if (
             not self._is_ready
@@ -285,7 +287,7 @@ class WebSocketServer:
             response = connection.respond(HTTPStatus.UPGRADE_REQUIRED, "")
             response.headers["Upgrade"] = "websocket"
             return response
-        # `Intake` checks again at the hello. This check avoids a handshake that would fail anyway.
+        # `Intake` checks the limit again at the hello. Checking here avoids a handshake that would fail anyway.
         if hub.registry.admitted >= self._limits.max_connections:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "max_connections is reached; try again later.\n")
         if hub is self._hub and not self._is_ready:
@@ -293,7 +295,7 @@ class WebSocketServer:
         return None
 
     def _refuse_not_ready(self, connection: ServerConnection) -> Response:
-        """Refuse a session until the hub is ready. Name the leader if another node leads."""
+        """Refuse a session until the hub is ready. Name the leader if another node is the leader."""
         readiness = self._describe_readiness()
         status = readiness.detail.partition(", log ")[0]
         match readiness.state:
@@ -314,7 +316,7 @@ class WebSocketServer:
 
 def _set_header(response: Response, name: str, value: str) -> None:
     if name in response.headers:
-        del response.headers[name]  # setting it would add a second header
+        del response.headers[name]  # an assignment would add a second header
     response.headers[name] = value
 
 
@@ -323,7 +325,7 @@ def _accepts_json(headers: Headers) -> bool:
 
 
 def _refuse_browser(connection: ServerConnection, status: HTTPStatus, sentence: str) -> Response:
-    """Answer a browser with plain text, and forbid it to guess another type."""
+    """Refuse a browser with plain text, and forbid it to guess another content type."""
     response = connection.respond(status, f"{sentence}\n")
     response.headers["X-Content-Type-Options"] = "nosniff"
     return response
@@ -332,11 +334,11 @@ def _refuse_browser(connection: ServerConnection, status: HTTPStatus, sentence: 
 def _process_response(connection: ServerConnection, _request: Request, response: Response) -> None:
     assert isinstance(connection, HubConnection)
     if connection.is_head:
-        response.body = b""  # the headers stay, including the length
+        response.body = b""  # the headers stay unchanged, including the length of the body
 
 
 async def _bind(host: str, port: int) -> list[socket.socket]:
-    """Return bound sockets, one for each address of the host. Raises `OSError`; all sockets are closed before that."""
+    """Return bound sockets, one for each address of the host. On failure, close all sockets and raise `OSError`."""
     addresses = await asyncio.get_running_loop().getaddrinfo(
         host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )
@@ -346,10 +348,11 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
             sock = socket.socket(family, kind, protocol)
             sockets.append(sock)
             sock.setblocking(False)
-            # A node that restarts must get its port back while connections of the old process are in TIME_WAIT.
+            # A restarted node must get its port back while connections of the old process are in TIME_WAIT.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                # Each family has its own socket. Without this the IPv6 socket would take the IPv4 port too.
+                # Each address family has its own socket. Without this option, the IPv6 socket would also take the IPv4
+                # port.
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.bind(address)
     except OSError:

@@ -1,4 +1,4 @@
-"""One session, the hub's side of a connection: its state, its queues, and how fast its participant may send.
+"""`Session`: the hub's side of one connection, with its state, its queues, and the frame rate of its participant.
 
 `intake` handles frames from a session, and `sessions` writes frames to it. Decides in memory; no IO, no clock.
 """
@@ -17,15 +17,17 @@ from .delivery import Outbox
 from .read_budget import SessionReads
 
 REFILLS_PER_S = 100
-"""Refills of the credit per second at full rate. Reading the clock for each frame would cost as much as decoding the
-frame."""
+"""Number of times per second that the credit is refilled at full rate. Reading the clock for each frame instead would
+cost as much as decoding the frame."""
 MAX_EXCESS_FRAMES = 64
-"""Number of frames beyond the rate that are read and refused before the participant is not read for `PAUSE_S`."""
+"""Number of frames beyond the rate that are read and refused. After that, nothing is read from the participant for
+`PAUSE_S`."""
 PAUSE_S = 0.1
 
 
 class SendRate:
-    """Rate of one participant's frames, shared by its sessions: ``per_s``, with a burst of one second's worth.
+    """Rate limit for the frames of one participant, shared by its sessions: ``per_s``, with a burst of one second's
+    worth.
 
     Uses the algorithm of `core.limits.next_arrival`, in steps of a hundredth of the rate. ``credit`` is the number of
     frames that may arrive before the clock is read again.
@@ -60,7 +62,8 @@ class SendRate:
     def refill(self, now: int) -> None:
         """Grant the credit of another step if the rate allows it at ``now`` (ms). Call this when the credit is used
         up."""
-        # The generic cell rate algorithm (`core.limits`): one number instead of a list of the last arrivals.
+        # This is the generic cell rate algorithm (`core.limits`). It needs one number instead of a list of recent
+        # arrivals.
         due = max(self._arrival, now)
         ahead_ms = due - now - 1000.0
         if ahead_ms > 0:
@@ -72,39 +75,42 @@ class SendRate:
 
 class SessionState(Enum):
     OPENING = "opening"
-    """Connected. The hub waits for ``hello``."""
+    """The session is connected. The hub waits for ``hello``."""
     JOINING = "joining"
-    """``hello`` is in the batch. Later frames wait."""
+    """The ``hello`` is in the batch. Later frames wait."""
     LIVE = "live"
     CLOSED = "closed"
 
 
 LIVE = SessionState.LIVE
-"""Module-level name for the hot path: looking up a member in its enum costs as much as a call."""
+"""Module-level name of the enum member. The hot path uses this name, because looking up a member in its enum costs as
+much as a function call."""
 
 
 class Connection(Protocol):
-    """The transport under a session, through which the hub writes. Implemented by `connection` (WebSocket) and `local`
+    """The transport through which the hub writes to a session. Implemented by `connection` (WebSocket) and `local`
     (in-process)."""
 
     peer: Peer
 
     @property
     def is_paused(self) -> bool:
-        """Whether the peer accepts no more data for now. `Hub.resume` is called when it does again."""
+        """Whether the peer accepts no more data for now. The transport calls `Hub.resume` when the peer accepts data
+        again."""
 
     def write(self, payloads: list[bytes]) -> None:
         """Write these text messages as one write."""
 
     def end(self, code: int, reason: str) -> None:
-        """Close with a code, after everything that was written. Idempotent."""
+        """Close with a code after all data has been written. Idempotent."""
 
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
 
     def admit(self) -> None:
-        """Record that the participant is known: the handshake limiter no longer evicts this connection. Idempotent."""
+        """Record that the participant is authenticated. From then on, the handshake limiter does not evict this
+        connection. Idempotent."""
 
 
 class SessionOutput(Protocol):
@@ -117,23 +123,23 @@ class SessionOutput(Protocol):
         """Flush the session at the end of this tick."""
 
     def flush_session(self, session: Session) -> None:
-        """Write as much as the connection accepts, now."""
+        """Write now, as much as the connection accepts."""
 
     def write(self, session: Session, frame: bytes) -> None:
         """Queue a frame that is not a delivery."""
 
     def notice(self, sessions: Iterable[Session], kind: Any, thread_id: str | None, body: object) -> None:
-        """Send a notice. It is dropped for sessions that do not read even their answers."""
+        """Send a notice. Drop it for sessions that do not read their answers."""
 
     def end(self, session: Session, code: int, reason: str) -> None:
-        """Write everything that is queued, then close the connection with this code."""
+        """Write all queued frames, then close the connection with this code."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a task until it ends or the hub closes."""
 
 
 class PauseReason(Enum):
-    """Why nothing is read from a session for now."""
+    """Reason for not reading from a session."""
 
     JOINING = "frames after the hello wait for the welcome"
     ANSWERS = "the peer does not read its answers"
@@ -150,39 +156,41 @@ class Session:
         self.outbox = outbox
         self.state = SessionState.OPENING
         self.origin: Origin | None = None
-        """Participant, token and fencing token of the session, after its welcome."""
+        """Participant, token and fencing token of the session. None before its welcome."""
         self.starts_at_ack_cursor = True
-        """Whether delivery started at the ack cursor, instead of a cursor that the client named."""
+        """Whether delivery started at the ack cursor. False if the client named a cursor."""
         self.joined_at = 0
-        """The head at the welcome. A session that starts at the ack cursor gets its participant's own messages only if
-        they are later than this seq."""
+        """The head at the welcome. A session that starts at the ack cursor receives its own participant's messages only
+        if they are later than this seq."""
         self.handled_at_join = AckCursor(0)
-        """Messages that the participant had handled at the welcome, or had refused and not received again. Only set for
-        a session that starts at the ack cursor."""
+        """Messages that, at the welcome, the participant had handled, or had refused and not received again. Set only
+        for a session that starts at the ack cursor."""
         self.said_bye = False
         self.outgoing: list[bytes] = []
-        """Frames to be written at the end of this tick, before deliveries."""
+        """Frames to be written at the end of this tick of the loop, before deliveries."""
         self.is_inbox_changed = False
         """Whether the next write must include the notice that the inbox changed."""
         self.early_frames: list[bytes] = []
         """Frames that arrived while the session was joining."""
         self.arrivals: dict[asyncio.Future[None], None] = {}
-        """Reads that wait for a message to this participant; at most ``max_reads``."""
-        # Most sessions never read, and ten thousand idle ones need no budgets.
+        """Futures of reads that wait for a message to this participant. There are at most ``max_reads``."""
+        # Create the budgets at the first read. Most sessions never read, and ten thousand idle sessions should not need
+        # the memory.
         self.reads: SessionReads | None = None
-        """Reads in progress and their results. None before the first read."""
+        """The session's reads in progress and their results. None before the first read."""
         self.undelivered_seq: int | None = None
         """First undelivered seq of the session when retention last checked."""
         self.undelivered_since = 0
         """Time (ms) at which retention first saw ``undelivered_seq``."""
         self.pauses: set[PauseReason] = set()
-        # Never used before the welcome, when `Intake.release` replaces it. With a value, frames need no check for None.
+        # Not used before the welcome, when `Intake.release` replaces it. The initial value saves a check for None at
+        # each frame.
         self.send_rate = SendRate(1)
-        """Replaced by the participant's rate at the welcome."""
+        """Frame rate of the participant, set at the welcome."""
 
     @property
     def is_reactor(self) -> bool:
-        """Whether this is the one session that works for its agent, or was this session until it was superseded."""
+        """Whether this session runs its agent's reactor. Stays true after a newer reactor has superseded it."""
         return self.origin is not None and self.origin.fencing_token is not None
 
     def live_origin(self) -> Origin:
@@ -192,13 +200,13 @@ class Session:
         return self.origin
 
     def pause_reading(self, reason: PauseReason) -> None:
-        """Stop reading until every reason has been dropped."""
-        # Reasons are a set, not a counter: the same reason may be reported twice, and must end with one report.
+        """Stop reading for a reason. Reading resumes when every reason has been dropped."""
+        # Use a set of reasons, not a counter: the same reason may be reported twice, and must end with one report.
         self.pauses.add(reason)
         self.connection.pause_reading()
 
     def resume_reading(self, reason: PauseReason) -> None:
-        """Drop a reason, and resume reading if it was the last one. Does nothing if the reason was not set."""
+        """Drop a reason, and resume reading if no reason is left. Does nothing if the reason was not set."""
         if reason in self.pauses:
             self.pauses.discard(reason)
             if not self.pauses:

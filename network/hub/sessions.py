@@ -1,8 +1,10 @@
-"""The session registry: who is connected, and what is written to each session, once per tick of the loop.
+"""The session registry: which sessions are connected, and the frames that are written to each session, once per tick of
+the loop.
 
-`intake` and `publisher` queue frames here; `flush_session` hands them to the connection. Runs on the hub's loop without
-locks: nothing else runs between two awaits. Decides nothing about the network. `participants` records the messages that
-each participant has handled, `pages` serves sessions that are behind, and `redelivery` repeats failed messages.
+`intake` and `publisher` queue frames in the registry, and `flush_session` writes them to the connection. The registry
+runs on the hub's loop without locks, because no other code runs between two awaits. It decides nothing about the
+network. `participants` records the messages that each participant has handled, `pages` serves sessions that are behind,
+and `redelivery` repeats failed messages.
 """
 
 from __future__ import annotations
@@ -37,34 +39,34 @@ from .subscriptions import Subscriptions
 log = logging.getLogger(__name__)
 
 WRITE_BYTES = 1 << 18
-"""Maximum size of the deliveries in one write, in bytes."""
+"""Maximum number of bytes of deliveries in one write."""
 INBOX_NOTICE = encode(NoticeFrame(kind="inbox", body={}))
 
 
 class SessionRegistry:
-    """The hub's sessions. ``meta`` describes the ledger; the batch writer and retention replace it.
+    """The registry of the hub's sessions. ``meta`` describes the ledger; the batch writer and retention replace it.
 
     Implements `SessionOutput`.
     """
 
     def __init__(self, limits: Limits, ledger: Ledger, now: Callable[[], int], new_id: NewId) -> None:
         self.counts: Counter[str] = Counter()
-        """Events since the start, for the metrics."""
+        """Number of events of each kind since the start, for the metrics."""
         self.participants = LiveParticipants()
         self.meta = Meta(epoch="", name="", first_seq=1, head=0, stamp=0)
         self.sessions: dict[str, Session] = {}
         self.joined = 0
-        """Number of sessions that were welcomed."""
+        """Number of sessions that were welcomed and have not ended."""
         self.joining = 0
         """Number of sessions whose ``hello`` waits for its batch."""
         self.deliveries = 0
         """Number of deliveries queued since the start."""
         self._limits = limits
         self._reactor_ends: dict[str, asyncio.Future[bool]] = {}
-        """Futures by agent. A future is completed when the agent's reactor ends. Its result says whether the reactor
-        said goodbye."""
+        """Futures by agent. Each completes when the agent's reactor ends. Its result is True if the reactor said
+        goodbye."""
         self._dirty: dict[Session, None] = {}
-        """Sessions to be flushed at the end of this tick."""
+        """Sessions to be flushed at the end of this tick of the loop."""
         self._operators: dict[Session, None] = {}
         self._flush_is_due = False
         self._loop = asyncio.get_running_loop()
@@ -72,7 +74,7 @@ class SessionRegistry:
         self.read_errors = RepeatedErrorLog(
             "the ledger cannot be read", "the ledger can be read again", self._loop.time, new_id
         )
-        """Errors of all reads outside the batches."""
+        """Log of errors in all reads outside the batches."""
         self.recent = RecentRows(self.participants)
         self.pages = Pages(self, self.participants, ledger, limits, self.read_errors, self.recent)
         self.redelivery = Redelivery(self, self.participants, ledger, now, self.read_errors)
@@ -103,9 +105,10 @@ class SessionRegistry:
         at_ack_cursor: bool,
         is_silent: bool,
     ) -> None:
-        """Make a welcomed session live. Its first page brings it up to date, unless it is silent."""
+        """Make a welcomed session live. Unless the session is silent, its first page brings it up to date."""
         live = self.participants.activate(participant)
-        # Before the session is added: a later session announces its participant only if it brought a new card.
+        # Check this before the session is added: a later session of a participant is announced only if it brought a new
+        # card.
         if not live.sessions or live.announced_card != participant.card:
             live.announced_card = participant.card
             self.subscriptions.announce_presence(participant, "online")
@@ -118,8 +121,8 @@ class SessionRegistry:
         session.starts_at_ack_cursor = at_ack_cursor
         session.joined_at = self.state.head
         if at_ack_cursor:
-            # Use a snapshot, because the participant's other sessions acknowledge meanwhile. The deliveries of this
-            # session must not depend on how fast it reads.
+            # Use a snapshot, because the participant's other sessions may acknowledge messages later. The deliveries of
+            # this session must not depend on how fast it reads.
             session.handled_at_join = live.mailbox.snapshot_at_join()
         session.outbox.is_silent = is_silent
         session.outbox.start(cursor)
@@ -134,11 +137,11 @@ class SessionRegistry:
         self._dirty.pop(session, None)
         self._operators.pop(session, None)
         self.subscriptions.remove(session)
-        # Read before the state changes below: a session that ends while its hello waits is counted as joining.
+        # Read the state before it changes below: a session that ends while its hello waits is counted as joining.
         self.joining -= session.state is SessionState.JOINING
         session.state = SessionState.CLOSED
         for arrival in session.arrivals:
-            # Cancelled, not woken: the read would compute an answer that nobody receives.
+            # Cancel the read instead of waking it: otherwise it would compute an answer that nobody receives.
             arrival.cancel()
         session.arrivals.clear()
         if session.reads is not None:
@@ -153,10 +156,10 @@ class SessionRegistry:
         self.joined -= 1
         log.info("left", extra={**_log_fields(session, live.agent_id), "code": code})
         if session.is_reactor and (reactor_end := self._reactor_ends.pop(live.agent_id, None)) is not None:
-            # 1000 is a goodbye. Any other end may be a lost connection, after which the runner comes back.
+            # Code 1000 is a goodbye. Any other code may mean a lost connection, after which the runner comes back.
             reactor_end.set_result(code == 1000)
         if live.sessions:
-            # A redelivery goes to one session only. If that session ended, nobody else would get it.
+            # A redelivery goes to one session only. If that session has ended, another session must get it.
             self.redelivery.reassign(live)
             return
         participant = self.state.participant(live.agent_id)
@@ -172,7 +175,8 @@ class SessionRegistry:
         period."""
         while self.has_reactor(agent_id):
             reactor_end = self._reactor_ends.setdefault(agent_id, self._loop.create_future())
-            has_said_bye = await asyncio.shield(reactor_end)  # shared by everyone who waits for this agent
+            # shield the future, because all callers that wait for this agent share it
+            has_said_bye = await asyncio.shield(reactor_end)
             if not has_said_bye:
                 await asyncio.sleep(grace_s)
 
@@ -187,18 +191,18 @@ class SessionRegistry:
         return len(self.sessions) - self.joined
 
     def end(self, session: Session, code: int, reason: str) -> None:
-        """Write everything that is queued, then close the connection with this code."""
-        # Answers of committed entries must leave before the close frame. Otherwise the client would repeat those
+        """Write all queued frames, then close the connection with this code."""
+        # Write the answers of committed entries before the close frame. Otherwise the client would repeat those
         # entries.
         self.flush_session(session)
         session.connection.end(code, reason)
-        session.said_bye = True  # the hub ended the session, so its reactor is not lost
+        session.said_bye = True  # the hub ended the session, so its reactor does not count as lost
         self.leave(session, code)
 
     def refuse(self, session: Session, code: int, error: RoundelayError | None) -> None:
-        """End a session. If there is an error, its frame is the last one before the close code."""
+        """End a session. If there is an error, its frame is the last frame before the close frame."""
         if error is not None:
-            session.is_inbox_changed = False  # a notice would come between the error and the close
+            session.is_inbox_changed = False  # otherwise a notice would be sent between the error and the close frame
             self.flush_session(session)
             log.info("a session is refused", extra={**_log_fields(session), "code": error.code})
             session.outgoing.append(error_bytes(error))
@@ -215,7 +219,7 @@ class SessionRegistry:
         return list(self._operators)
 
     def reset(self) -> None:
-        """Drop everything that was derived from the state, which is about to be loaded again."""
+        """Drop all data that was derived from the state, because the state is about to be loaded again."""
         self.redelivery.cancel_all()
         self.participants.reset()
         self.recent.clear()
@@ -237,7 +241,7 @@ class SessionRegistry:
     # --- queue
 
     def push(self, sessions: Iterable[Session], delivery: Delivery, sender_session: str) -> None:
-        """Queue a published message for each of the sessions that is up to date, except ``sender_session``.
+        """Queue a published message for each session that is up to date, except ``sender_session``.
 
         A session that is behind is skipped, because it reads the message from its pages.
         """
@@ -248,12 +252,13 @@ class SessionRegistry:
             if needs_ack and session.arrivals:
                 session.wake_arrivals()
             if session.session_id == sender_session:
-                # The sender already has the message. Its position must move on, or a page would bring the message back.
+                # The sender already has the message. Advance its position, because a page would otherwise deliver the
+                # message.
                 outbox.skip_own(seq)
             elif not outbox.is_behind:
                 self.deliveries += 1
                 if not outbox.push(delivery):
-                    # Only at the overflow itself: from now on `is_behind` skips the session.
+                    # Send this notice only at the overflow itself: from now on, `is_behind` skips the session.
                     self.write(session, encode(NoticeFrame(kind="behind", body={"from_seq": outbox.position})))
                 if session not in dirty:
                     self.schedule_flush(session)
@@ -265,7 +270,7 @@ class SessionRegistry:
             self.schedule_flush(session)
 
     def notice(self, sessions: Iterable[Session], kind: Any, thread_id: str | None, body: object) -> None:
-        """Send a notice. It is dropped for sessions that do not read even their answers."""
+        """Send a notice. Drop it for sessions that do not read their answers."""
         frame = encode(NoticeFrame(kind=kind, thread_id=UNSET if thread_id is None else thread_id, body=body))
         for session in sessions:
             if PauseReason.ANSWERS not in session.pauses:
@@ -282,14 +287,14 @@ class SessionRegistry:
                 self.schedule_flush(session)
 
     def open_reads(self, session: Session) -> SessionReads:
-        """Return a session's part of the read budget, which is made at the session's first read."""
+        """Return a session's part of the read budget. Create it at the session's first read."""
         if session.reads is None:
             agent_id = session.live_origin().agent_id
             session.reads = self.read_budget.open_session(agent_id, partial(self._end_unread, session))
         return session.reads
 
     def write_result(self, session: Session, frame: bytes) -> None:
-        """Queue the result of a read. It is written alone, after the connection has accepted everything before it.
+        """Queue the result of a read. The result is written alone, after the connection has accepted all earlier data.
 
         Unlike a delivery, a result cannot be read from the ledger again. The read budget limits the waiting results.
         """
@@ -307,26 +312,26 @@ class SessionRegistry:
     # --- write
 
     def schedule_flush(self, session: Session) -> None:
-        """Flush the session at the end of this tick."""
+        """Flush the session at the end of this tick of the loop."""
         self._dirty[session] = None
         if not self._flush_is_due:
             self._flush_is_due = True
-            # At the end of the tick: all frames of a batch for one session then leave in one write.
+            # Flush at the end of the tick, so that all frames of a batch for one session leave in one write.
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_is_due = False
-        # Swap first: flushing may end sessions, and may mark others as dirty for the next tick.
+        # Swap the dicts first: flushing may end sessions, and may mark others as dirty for the next tick.
         dirty, self._dirty = self._dirty, {}
         for session in dirty:
             self.flush_session(session)
 
     def flush_session(self, session: Session) -> None:
-        """Write as much as the connection accepts; the rest waits. Stop reading a session that does not read its
-        answers, and start paging for a session that is behind."""
+        """Write as much as the connection accepts. Stop reading from a session that does not read its answers, and
+        start paging for a session that is behind."""
         connection, outbox = session.connection, session.outbox
         while not connection.is_paused and session.state is not SessionState.CLOSED:
-            # One result per round, and only after the connection has accepted everything before it: a result may have
+            # Write one result per round, and only after the connection has accepted all earlier data: a result may have
             # megabytes.
             has_written_result = session.reads is not None and self._write_next_result(session, session.reads)
             if session.is_inbox_changed:
@@ -340,23 +345,24 @@ class SessionRegistry:
             if frames:
                 connection.write(frames)
             if not has_written_result and not (outbox.queued_bytes and frames):
-                break  # nothing waits, or the window of unacknowledged deliveries is full
+                break  # no delivery waits, or the window of unacknowledged deliveries is full
         if session.state is not LIVE:
             return
         if connection.is_paused and PauseReason.ANSWERS not in session.pauses:
-            # Answers cannot be dropped and read again, so the client must not be able to ask for more of them.
+            # Unlike deliveries, answers cannot be dropped and read again. Stop reading, so that the client cannot
+            # request more answers.
             if sum(map(len, session.outgoing)) > self._limits.session_queue_bytes:
                 session.pause_reading(PauseReason.ANSWERS)
         elif session.pauses and not connection.is_paused:
             session.resume_reading(PauseReason.ANSWERS)
         if outbox.is_behind and outbox.wants_page() and not connection.is_paused:
-            # Only while the connection accepts bytes: a page for a blocked reader would wait in memory.
+            # Start a page only while the connection accepts bytes: a page for a blocked reader would wait in memory.
             self.pages.start(session)
 
     def _write_next_result(self, session: Session, reads: SessionReads) -> bool:
-        """Free the budget of the result that the connection has accepted, and write the next result. Return False if
-        there is none."""
-        # The connection accepts bytes again, so the result that was written last has left the process.
+        """Release the budget of the result that the connection has accepted, and write the next result. Return False if
+        no result waits."""
+        # The connection accepts bytes again, so it has accepted all of the result that was written last.
         written, reads.written = reads.written, 0
         if written:
             self.read_budget.drop_result(reads, written)

@@ -1,6 +1,8 @@
-"""Step 2: check the form of a frame: JSON, nesting, fields, types, the form of ids. Never checks its content. Pure.
+"""Step 2: check the form of a frame: JSON, nesting, fields, types, and the form of ids. The content is not checked.
+Pure.
 
-The fast path decodes once. The slow path finds out what is wrong with a frame, so that the refusal can name the error.
+The fast path decodes a frame once. The slow path finds the error in a malformed frame, so that the refusal can name the
+error.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _decoder: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 MAX_NUMBER_CHARS = 1000
-"""Maximum length of a number. JSON parsers of common languages accept this length, and refuse numbers a few times as
-long."""
+"""Maximum number of characters in a number. The JSON parsers of common languages accept this length, and refuse numbers
+a few times as long."""
 _NAMES = frozenset(str(cls.__struct_config__.tag) for cls in CLIENT_FRAMES)
 
 
 class FrameError(Exception):
-    """A malformed frame. ``keys`` holds its valid ids, which the answer repeats."""
+    """Error for a malformed frame. ``keys`` holds the valid ids of the frame, which the answer repeats."""
 
     def __init__(self, error: RequestError, keys: dict[str, str]) -> None:
         super().__init__(str(error))
@@ -55,9 +57,10 @@ def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> Client
     """Decode and check one text frame, whose UTF-8 the caller has checked. Raises `FrameError`.
 
     Refuses NaN, lone surrogates, deep nesting, long numbers, unknown fields, wrong types and malformed ids. With
-    ``is_brief``, the refusal of a frame that does not decode has no explanation, only the id near its beginning.
+    ``is_brief``, the refusal of a frame that does not decode contains no explanation, only the id near the beginning of
+    the frame.
     """
-    # Most frames are one object, or an object inside another. Detecting that by `rfind` costs a fraction of the
+    # Most frames are one object, or an object inside another. Detecting these frames by `rfind` costs a fraction of the
     # decoding, while `count` alone costs as much as the decoding.
     last = data.rfind(b"{")
     is_shallow = _BRACKET not in data and (last == 0 or (max_depth > 1 and data.rfind(b"{", 0, last) == 0))
@@ -66,8 +69,8 @@ def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> Client
             InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."),
             _shown_keys(data) if is_brief else _valid_keys(_fields(data)),
         )
-    # The decoder accepts such numbers, but Python and other clients refuse to read them. One message would break these
-    # clients.
+    # msgspec accepts long numbers, but Python's `json` and other clients refuse to read them. One such message would
+    # break these clients.
     if len(data) > MAX_NUMBER_CHARS and _has_long_number(data):
         raise FrameError(
             InvalidFrame(f"The frame holds a number of more than {MAX_NUMBER_CHARS} characters; send it as a string."),
@@ -90,7 +93,7 @@ def is_key(text: str) -> bool:
 
 
 def _check_keys(frame: ClientFrame, data: bytes) -> None:
-    # tested before the match, whose class patterns are slow: nearly every frame is a SendFrame
+    # check this before the match, whose class patterns are slow: nearly every frame is a SendFrame
     if isinstance(frame, SendFrame):
         _check_send(frame, data)
         return
@@ -139,7 +142,7 @@ def _check_send(frame: SendFrame, data: bytes) -> None:
             raise _refuse("conversation goes with the address of a participant only", data)
         if not is_id(frame.conversation):
             raise _refuse("conversation must be lower case letters, digits, '.', '_', '-', at most 64", data)
-    # Most messages have none of these. One test skips the checks below.
+    # Most messages have none of these fields. This one test skips the checks below.
     if frame.metadata is UNSET and frame.requires_response is UNSET and frame.exclude_agent_ids is UNSET:
         return
     if frame.requires_response is False:
@@ -156,7 +159,8 @@ def _check_send(frame: SendFrame, data: bytes) -> None:
 
 
 def _check_card(card: Raw, data: bytes) -> None:
-    """Check the types of the fields that others read. The owner may put anything into the other fields."""
+    """Check the types of the card's fields that other participants read. The owner may put any value into the other
+    fields."""
     if not _is_object(card):
         raise _refuse("card must be an object", data)
     try:
@@ -188,12 +192,12 @@ def _refuse(what: str, data: bytes) -> FrameError:
 
 
 def _reread_or_refuse(data: bytes, error: Exception) -> ClientFrame:
-    """Explain the error of a frame that did not decode. If its only error are duplicated fields, decode it again, so
-    that the last value counts."""
+    """Explain the error of a frame that did not decode. If duplicated fields are the only error, decode the frame
+    again, so that the last value counts."""
     if isinstance(error, msgspec.ValidationError):
         try:
-            # msgspec refuses a duplicated field of a struct, but JSON parsers agree that the last value counts. Decode
-            # the frame in this way.
+            # msgspec refuses a duplicated field of a struct, but JSON parsers agree that the last value counts. So
+            # decode the frame to a dict first.
             frame = _decoder.decode(encode(_FIELDS.decode(data)))
         except msgspec.DecodeError:
             pass
@@ -222,13 +226,13 @@ def _fields(data: bytes) -> dict[str, Raw]:
 def _readable_fields(data: bytes) -> Iterator[tuple[str, Raw]]:
     """Yield the string fields of a broken frame that can be found by its strings and brackets.
 
-    An error in one field does not hide other fields, whether that field is nested too deeply, cut off or not JSON at
-    all. A frame may consist of brackets alone. So the search ends after `MAX_TOKENS` runs, and costs no more than
-    reading a correct frame.
+    An error in one field does not hide the other fields, even if that field is nested too deeply, cut off or not JSON.
+    A frame may consist only of brackets. So the search ends after `MAX_TOKENS` runs, and costs no more than reading a
+    correct frame.
     """
     depth = 0
     name, expects = None, "{"
-    # The ids may come before or after the error. A scan of tokens finds them without decoding the rest.
+    # The ids may be before or after the error. Scanning tokens finds the ids without decoding the rest.
     for match in itertools.islice(_TOKENS.finditer(data), MAX_TOKENS):
         token = match[0]
         if token[:1] in (b"{", b"["):
@@ -260,8 +264,8 @@ _TOKENS = re.compile(
 )  # an unterminated string is one match too; otherwise each of its quotes would start a search
 MAX_TOKENS = 256
 SHOWN_BYTES = 512
-"""Number of bytes at the beginning of a frame that are searched for an id without an explanation. Clients put the id
-there."""
+"""Number of bytes at the beginning of a frame that are searched for an id if the refusal contains no explanation.
+Clients put the id there."""
 
 
 def _shown_keys(data: bytes) -> dict[str, str]:
@@ -286,8 +290,8 @@ _ID_FIELDS = {"send": "message_id", "call": "call_id", "record": "record_id", "b
 
 
 def _valid_keys(fields: dict[str, Raw]) -> dict[str, str]:
-    """Return the id that the answer repeats: the ``message_id``, ``call_id``, ``record_id`` or ``batch_id`` of the
-    frame, if valid."""
+    """Return the valid id that the answer repeats: the ``message_id``, ``call_id``, ``record_id`` or ``batch_id`` of
+    the frame."""
     name = _ID_FIELDS.get(_string(fields.get("type")) or "")
     for key in (name,) if name else _ID_FIELDS.values():
         value = _string(fields.get(key))
@@ -307,7 +311,7 @@ def _refuse_lone_surrogates(data: bytes) -> None:
 
 
 def _is_too_deep(data: bytes, max_depth: int) -> bool:
-    # The frames of a batch may be as deep as frames of their own.
+    # Each frame within a batch may be as deep as a frame outside a batch.
     return _is_deeper(data, max_depth + _BATCH_DEPTH if data.startswith(_BATCH) else max_depth)
 
 
@@ -318,13 +322,14 @@ _BATCH_DEPTH = 2
 def _is_deeper(data: bytes, max_depth: int) -> bool:
     """Return whether objects and arrays outside of strings nest deeper than ``max_depth``.
 
-    Anybody may send any frame, so the check must not cost more than decoding. It processes whole bytes objects.
+    Anybody may send any frame, so the check must not cost more than decoding. Therefore the check processes whole bytes
+    objects.
     """
     steps = _outside_strings(data).translate(_STEPS, _NO_BRACKETS)
-    # Replacing whole pairs works at the speed of C. A loop over characters would cost more than decoding the frame.
+    # Replacing whole pairs runs at the speed of C. A loop over characters would cost more than decoding the frame.
     while max_depth > 0:  # remove the innermost pairs, which reduces the nesting by one level
         outer = steps.replace(b"\x01\xff", b"")
-        # Too few pairs were removed to continue like this: a frame may be built so that each pass removes one pair.
+        # Stop if a pass removes few pairs: a frame may be built so that each pass removes only one pair.
         if len(outer) * 8 > len(steps) * 7:
             break
         steps, max_depth = outer, max_depth - 1
@@ -362,7 +367,7 @@ def _outside_strings(data: bytes) -> bytes:
     """Return the bytes between the strings of a frame. If the frame is not JSON, the result is an approximation."""
     if _QUOTE not in data:
         return data
-    # Remove escaped backslashes first. Otherwise a quote after two of them would look escaped.
+    # Remove escaped backslashes first. Otherwise a quote after two backslashes would look escaped.
     plain = data.replace(b"\\\\", b"").replace(b'\\"', b"") if _BACKSLASH in data else data
     return b" ".join(plain.split(b'"')[::2])
 

@@ -1,9 +1,10 @@
-"""Signals: short-lived reports of work in progress, forwarded to participants who may read them. Never stored.
+"""Signals: short-lived reports of work in progress, forwarded to participants who may read them. Signals are never
+stored.
 
-A signal to an address reaches the participants that are there now. A signal to a thread reaches participants who may
-read every message that the signal may be about. These messages are the signal's trigger. Without a trigger, they are
-the newest message of the thread and the triggers of the sender's open reactions in it. Signals are dropped beyond their
-rate and for slow readers.
+A signal to an address reaches the participants that are there now. A signal to a thread may be about several messages,
+and reaches the participants who may read all of these messages. If the signal names a trigger, this is its only
+message. Otherwise the messages are the newest message of the thread and the triggers of the sender's open reactions in
+the thread. Signals beyond the rate and signals for slow readers are dropped.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ from .sessions import SessionRegistry
 MAX_OPEN_REACTIONS = 64
 """Maximum number of open reactions that are checked for a signal without a trigger (docs/protocol.md)."""
 MAX_MESSAGES_BACK = 64
-"""Maximum number of messages of a thread that are searched for one that the sender may read (docs/protocol.md)."""
+"""Maximum number of messages in a thread that are searched for a message that the sender may read
+(docs/protocol.md)."""
 
 
 class Signals:
-    """Forwards signals. Refusals go through ``pending``, so that they are answered in order."""
+    """Forwards signals. Refusals go through ``pending``, so that they are answered in the order of the frames."""
 
     def __init__(
         self, registry: SessionRegistry, rules: Rules, ledger: Ledger, pending: PendingEntries, clock: Clock
@@ -69,11 +71,11 @@ class Signals:
         if due is None:
             self._registry.counts["signals_dropped"] += 1
             return
-        # Before the checks below: refused signals use up the rate too.
+        # Count the signal before the checks below: refused signals use up the rate too.
         send_rate.next_signal_at = due
         if frame.to is UNSET:
             reads = self._registry.open_reads(session)
-            # A signal about a thread reads the ledger, so it counts as a read. Dropping one does no harm.
+            # A signal to a thread reads the ledger, so it counts as a read. Dropping a signal does no harm.
             if reads.in_progress < self._limits.max_reads:  # otherwise the signal is dropped
                 reads.in_progress += 1
                 self._registry.spawn(self._signal_thread(session, frame))
@@ -100,7 +102,7 @@ class Signals:
         raise UnknownRecipient(f"{kind}:{name} is no place where {sender} may signal.")
 
     async def _signal_thread(self, session: Session, frame: SignalFrame) -> None:
-        """Send a signal about a thread to participants who may read everything that the signal may be about."""
+        """Send a signal to a thread, to the participants who may read every message that the signal may be about."""
         assert frame.thread_id is not UNSET
         origin, reads = session.live_origin(), session.reads
         sender, read_errors, reader = origin.agent_id, self._registry.read_errors, f"a signal of {origin.agent_id}"
@@ -120,11 +122,11 @@ class Signals:
         finally:
             if reads is not None:
                 reads.in_progress -= 1
-        # Take the state only now: members may have left while the ledger was read.
+        # Read the state only now: members may have left while the ledger was read.
         state, head = self._registry.state, heads[0]
         is_private = head.kind in ("direct", "mod")
-        # Start from participants who may be near: asking the rules about every participant would cost too much per
-        # signal.
+        # Start from the participants who can be readers: checking the rules for every participant would cost too much
+        # per signal.
         near = parties(head) if is_private else self._registry.subscriptions.list_signal_readers(head.to)
         readers = [agent_id for agent_id in dict.fromkeys(near) if follows_live(state, agent_id, heads)]
         if state.rights is not None:
@@ -147,19 +149,19 @@ class Signals:
         return [head]
 
     async def _find_heads(self, sender: str, thread_id: str) -> list[MessageHead]:
-        """Return the messages that a signal without a trigger may be about: the newest message of the thread, the
-        newest one that the sender may read, and the triggers of the sender's open reactions in the thread.
+        """Return the messages that a signal without a trigger may be about. These are the newest message of the thread,
+        the newest message that the sender may read, and the triggers of the sender's open reactions in the thread.
 
-        Raises `UnknownMessage` if the sender may read none, and `InvalidArguments` if there are too many.
+        Raises `UnknownMessage` if the sender may read no message, and `InvalidArguments` if there are too many.
         """
         row = await find_newest_message(self._ledger, thread_id)
         newest = row.head if row is not None else None
         page = None
         if newest is not None and not may_read(self._registry.state, sender, newest):
-            # The sender may only be able to read older messages, like a member who has left.
+            # The sender may have the right to read only older messages, like a member who has left.
             page = await self._ledger.thread(thread_id, before=newest.seq, limit=MAX_MESSAGES_BACK)
         state = self._registry.state
-        # The smaller group: either may have thousands, and the result has to be in both.
+        # Search the smaller group: either group may have thousands of reactions, and a result must be in both.
         reactions = min(state.reactions_of(sender), state.reactions_in(thread_id), key=len)
         if len(reactions) > MAX_OPEN_REACTIONS:
             raise InvalidArguments(

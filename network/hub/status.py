@@ -1,4 +1,5 @@
-"""The lifecycle of a hub, shared by its parts: whether its ledger is open and answers, and whether the hub drains.
+"""`HubStatus`: the lifecycle of a hub, shared by its parts. It shows whether the ledger is open and responds, and
+whether the hub drains.
 
 `batch_writer` and `hub` write it; `server`, `hub_view` and `maintenance` read it.
 """
@@ -21,13 +22,14 @@ class HubStatus:
         self.is_open = False
         """Whether the ledger is open and the outcome of every commit is known."""
         self.opened = asyncio.Event()
-        """Set while the ledger is open and nobody has asked to reopen it."""
+        """Event that is set while the ledger is open and no part of the hub has requested to reopen it."""
         self.draining = asyncio.Event()
-        """Set from the start of `Hub.close` on: no more frames are accepted from sessions."""
+        """Event that is set from the start of `Hub.close` on. From then on, the hub accepts no more frames from
+        sessions."""
         self.failed = asyncio.Event()
-        """Set when a task of the hub failed. The caller that runs the hub must then close it."""
+        """Event that is set when a task of the hub failed. The caller that runs the hub must then close it."""
         self.commit_started_s: float | None = None
-        """Loop time at which the commit in progress began."""
+        """Loop time at which the commit in progress began. None if no commit is in progress."""
         self._ledger = ledger
         self._loop = asyncio.get_running_loop()
 

@@ -1,7 +1,8 @@
-"""Events that are sent to subscribed sessions and are never stored: presence, channel members, signals, quiet.
+"""`Subscriptions`: events for subscribed sessions, which are never stored: presence, channel members, signals, and
+quiet conversations.
 
-`SessionRegistry` owns one `Subscriptions`. This module decides which sessions get an event. `signals` and the core
-decide who may see a thread. Events are dropped for slow sessions.
+`SessionRegistry` owns one `Subscriptions`. This module decides which sessions receive an event. `signals` and the core
+decide who may see a thread. Events for slow sessions are dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .participants import LiveParticipants
 from .session import Session, SessionOutput
 
 UNWATCHED_S = 10.0
-"""Time after which reactors learn that nobody subscribes to signals any more, in seconds."""
+"""Time in seconds after which the hub notifies reactors that no session subscribes to signals any more."""
 
 
 class Subscriptions:
@@ -33,11 +34,11 @@ class Subscriptions:
         self._signals: dict[Session, None] = {}
         self.conversations = ConversationWatch(output, participants)
         self.is_watched = False
-        """Whether reactors were told to send signals."""
+        """Whether the hub's last notice asked reactors to send signals."""
         self._unwatched: asyncio.TimerHandle | None = None
 
     def subscribe(self, session: Session, presence: bool | None, signals: bool | None, quiet: bool | None) -> None:
-        """Start (True), end (False) or keep (None) each of a session's subscriptions."""
+        """Start (True), end (False) or keep (None) each subscription of a session."""
         wanted = (self._presence, presence), (self._signals, signals), (self.conversations.subscribers, quiet)
         for subscribers, is_wanted in wanted:
             if is_wanted:
@@ -47,14 +48,15 @@ class Subscriptions:
         self._update_watched()
 
     def _update_watched(self) -> None:
-        """Tell reactors when the first session subscribes to signals, and some time after the last one left."""
+        """Notify reactors when the first session subscribes to signals, and some time after the last subscriber
+        left."""
         if self._signals and self._unwatched is not None:
             self._unwatched.cancel()
             self._unwatched = None
         if self._signals and not self.is_watched:
             self._announce_watched(is_watched=True)
         elif not self._signals and self.is_watched and self._unwatched is None:
-            # Later, because a page that reloads subscribes again at once.
+            # Wait before the notice, because a page that reloads subscribes again at once.
             loop = asyncio.get_running_loop()
             self._unwatched = loop.call_later(UNWATCHED_S, partial(self._announce_watched, is_watched=False))
 
@@ -74,13 +76,15 @@ class Subscriptions:
         """Report that a participant came online or went offline."""
         frame = encode(PresenceFrame(agent_id=participant.agent_id, state=state, card=participant.card))
         for session in self._presence:
-            # A slow session gets no presence: the event would be out of date when it arrives, and would delay answers.
+            # Send no presence to a slow session: the event would be out of date when it arrives, and would delay
+            # answers.
             if not session.connection.is_paused:
                 self._output.write(session, frame)
 
     def announce_members(self, channel: str | None, agent_id: str | None) -> None:
         """Report that the members of a channel, or their rights, changed. The report goes to the channel's members, to
-        operators, and to the participant concerned. Without a channel, it goes to every presence subscriber."""
+        operators, and to the participant concerned. Without a channel, it goes to every session that subscribed to
+        presence."""
         sessions = [
             session
             for session in self._presence
@@ -95,14 +99,14 @@ class Subscriptions:
         return origin.is_operator or origin.agent_id == agent_id or is_member
 
     def list_signal_readers(self, address: str) -> Iterable[str]:
-        """Return the ids that a signal to ``broadcast`` or to a channel may reach: subscribers, or the online
-        members."""
+        """Return the ids of the participants that a signal to ``broadcast`` or to a channel may reach: subscribers, or
+        the online members."""
         if address == "broadcast":
             return dict.fromkeys(session.live_origin().agent_id for session in self._signals)
         return [live.agent_id for live in self._participants.online_in(name_of(address))]
 
     def send_signal(self, readers: Iterable[str], sender_session: str, frame: bytes) -> None:
-        """Send a signal to the subscribed sessions of ``readers``, except to the session that it came from."""
+        """Send a signal to the subscribed sessions of ``readers``, except to the session that sent it."""
         for agent_id in readers:
             for session in self._participants.sessions_of(agent_id):
                 if session.session_id == sender_session or session.connection.is_paused:
