@@ -28,8 +28,8 @@ class SqliteConnection:
     async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Run a function on the thread. It runs to its end even if the caller is cancelled."""
         assert self._db is not None, "a connection is opened before it is used"
-        # One thread, so functions run in the order of the calls, and a cancelled caller never leaves half of a
-        # transaction.
+        # Functions run in the order of the calls, because there is one thread. A cancelled caller never leaves half of
+        # a transaction.
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, self._db)
 
     async def close(self) -> None:
@@ -41,5 +41,6 @@ class SqliteConnection:
             self._thread.shutdown(wait=False)
 
     def _connect(self) -> sqlite3.Connection:
-        # No isolation level: the module would begin transactions by itself, at moments that this code does not choose.
+        # Set no isolation level. Otherwise the `sqlite3` module would begin transactions by itself, at points that this
+        # code does not choose.
         return sqlite3.connect(self._path, isolation_level=None, cached_statements=256)

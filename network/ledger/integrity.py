@@ -34,8 +34,8 @@ MAX_SHOWN = 5
 
 
 class LogSummary(Struct, frozen=True, kw_only=True):
-    """Content of a ledger's file. Times are timestamps (ms). ``held_by`` is the agent whose open reaction needs the
-    oldest message, so that retention keeps that message. ``held_at`` is the time of the message."""
+    """Content of a ledger's file. Times are timestamps (ms). ``held_by`` is the agent whose open reaction keeps the
+    oldest message from deletion by retention. ``held_at`` is the time of that message."""
 
     head: int
     used_bytes: int
@@ -43,7 +43,7 @@ class LogSummary(Struct, frozen=True, kw_only=True):
     held_by: str | None
     held_at: int | None
     unchecked: int | None
-    """Seq of the newest row without a checksum, stored before rows had checksums."""
+    """Seq of the newest row without a checksum. Such rows were stored before rows had checksums."""
 
 
 def summarize(path: Path) -> LogSummary:
@@ -73,7 +73,7 @@ def summarize(path: Path) -> LogSummary:
 
 
 def check_file(path: Path) -> list[str]:
-    """Return the problems of a file (`check`). Raises `LedgerError` if the file cannot be read at all."""
+    """Return the problems of a file, as found by `check`. Raises `LedgerError` if the file cannot be read at all."""
     try:
         with open_to_read(path) as db:
             return check(db)
@@ -82,24 +82,24 @@ def check_file(path: Path) -> list[str]:
 
 
 def check(db: sqlite3.Connection) -> list[str]:
-    """Return the problems of a ledger's file: those found by SQLite's own check, and rows that do not match their
-    checksums.
+    """Return the problems of a ledger's file: the errors that SQLite's own check finds, and the rows that do not match
+    their checksums.
 
-    Reads the whole file. An older schema is not a problem. Raises `LedgerError` for a newer schema, or a database of
-    another program.
+    Reads the whole file. An older schema is not a problem. Raises `LedgerError` for a newer schema, or for a database
+    of another program.
     """
     version = refuse_schema(db)
-    reports = "\n".join(text for (text,) in db.execute("PRAGMA integrity_check(10)"))  # some have several lines
+    reports = "\n".join(text for (text,) in db.execute("PRAGMA integrity_check(10)"))  # some reports have several lines
     problems = [line for line in reports.splitlines() if line not in ("ok", "*** in database main ***")]
-    # Without checksums nothing shows whether a row is what was stored.
+    # Without checksums, a changed row cannot be detected.
     if version < CHECKSUMS_SINCE:
         return problems
     try:
-        db.execute("BEGIN")  # one view of the log and its index tables
+        db.execute("BEGIN")  # begin a transaction, so that the log and its index tables are read in the same state
         return [*_check_rows(db), *problems]
     except sqlite3.DataError:
         return [*problems, f"a row is larger than {MAX_READ_BYTES // 2**20} MiB, and is not read"]
-    except (sqlite3.Error, *UNREADABLE) as error:  # damaged pages
+    except (sqlite3.Error, *UNREADABLE) as error:  # the file has damaged pages
         return [*problems, str(error)]
     finally:
         with suppress(sqlite3.Error):
@@ -115,7 +115,7 @@ def _check_rows(db: sqlite3.Connection) -> list[str]:
         ("meta", "SELECT key, value, crc FROM meta"),
         ("state", "SELECT tbl, key, value, crc FROM state"),
     ):
-        # Damaged text must not end the check: the row does not match its checksum, and is listed.
+        # Damaged text must not end the check. Its row does not match the checksum, so it is listed.
         with reading_any_text(db):
             bad = ["/".join(map(str, row[:-2])) for row in db.execute(sql) if row[-1] != checksum(row[:-1])]
         problems += _describe_rows(f"the table {table}", bad)
@@ -127,21 +127,23 @@ def _check_rows(db: sqlite3.Connection) -> list[str]:
             damaged.append(f"#{row.seq}")
         else:
             sums.add(row)
-    # The places of a damaged row are unknown, so the comparison would report differences that do not exist.
+    # The places of a damaged row are unknown, so a comparison would report differences that do not exist.
     if not damaged and version >= PLACES_SINCE:
         problems += sums.compare(db)
     return [*_describe_rows("the log", damaged), *problems]
 
 
 class _IndexSums:
-    """Compares the index tables with the log by sums of numbers, so that no rows have to be kept in memory."""
+    """Compares the index tables with the log. It compares sums of numbers, so that no rows have to be kept in
+    memory."""
 
     def __init__(self, flushed_to: int) -> None:
         self._flushed_to = flushed_to
         self._keys = self._places = 0
 
     def add(self, row: Row) -> None:
-        """Add the expected entries of a row. Rows above ``flushed_to`` are only in the memtable."""
+        """Add the entries that the index tables should have for a row. Rows above ``flushed_to`` are only in the
+        memtable."""
         if row.seq > self._flushed_to:
             return
         if row.key:
@@ -151,8 +153,8 @@ class _IndexSums:
             self._places += _place_number(place, row.seq)
 
     def compare(self, db: sqlite3.Connection) -> list[str]:
-        """Return which tables differ. The differing rows need not be known, because any index can be rebuilt from the
-        log."""
+        """Return the names of the index tables that differ from the log. The differing rows need not be known, because
+        any index can be rebuilt from the log."""
         keys = places = 0
         for key_hash, seq, actor, key in db.execute(
             f"SELECT k.hash, k.seq, l.actor, l.key FROM ({KEYS}) AS k LEFT JOIN log AS l USING (seq) WHERE k.seq <= ?",
@@ -161,7 +163,7 @@ class _IndexSums:
             if actor is not None and key is not None and key_hash == hash_key(actor, key):
                 keys += seq * 2**64 + 1
             else:
-                # A wrong entry must change the sum even if a missing entry could compensate for it.
+                # A wrong entry must change the sum even if a missing entry could compensate for the wrong one.
                 keys -= 1
         for place, seq in db.execute("SELECT place, seq FROM place WHERE seq <= ?", (self._flushed_to,)):
             places += _place_number(place, seq)

@@ -1,5 +1,5 @@
-"""The databases that ledgers of this process have locked. `DatabaseLock` updates the set, and other code checks it
-before it opens a file."""
+"""The set of databases that ledgers of this process have locked. `DatabaseLock` updates the set, and other code checks
+it before it opens a file."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 FileId = tuple[int, int]
-"""A file's device and inode."""
+"""Device and inode of a file."""
 
 locked: set[FileId] = set()
 
 
 def is_locked_here(path: Path) -> bool:
     """Return whether a ledger of this process has locked the file. If so, other code in this process must not open the
-    file: closing it would drop the locks (`database_lock`)."""
+    file: closing the file again would drop the ledger's locks (`database_lock`)."""
     try:
         return identify(os.stat(path)) in locked
     except OSError:

@@ -1,13 +1,13 @@
 """The memtable: keys and places of the newest rows, before they are written to the index tables ``key`` and ``place``.
 
 A row itself is appended at the end of the log, next to the other rows of its commit. But its key and places are spread
-all over the index tables, so each of them would write another page. So they are first kept in memory. They are
-written in the order of the tables, thousands of rows together, a part with each commit. ``flushed_to`` in ``meta`` is
-the row up to which everything is in the tables. At a start, the rows after it are read again. Some of their keys and
-places may already be in the tables. Readers skip entries above ``flushed_to`` in the tables, and writing them again
-does no harm.
+over the whole index tables, so each of them would write another page. Therefore they are first stored in memory. Later,
+the keys and places of thousands of rows are sorted in the order of the tables and written together (a flush), a part
+with each commit. ``flushed_to`` in ``meta`` is the seq up to which all rows are in the index tables. At a start, the
+rows after ``flushed_to`` are read again. Some of their keys and places may already be in the tables. Readers skip these
+entries, and writing them again does no harm.
 
-The writer's thread adds, flushes and drops rows. Every thread may search.
+Only the writer's thread adds, flushes and drops rows. Every thread may search.
 """
 
 from __future__ import annotations
@@ -26,38 +26,37 @@ from roundelay.network.core.rows import Row, RowType
 from .row_encoding import collect_places, hash_bytes
 
 FLUSHED_TO = "placed_to"
-"""Key in ``meta`` for the newest row whose key and places are in the tables. Existing files use this name."""
+"""Key in ``meta`` for the newest row whose key and places are in the index tables. Existing files use this name."""
 FLUSH_ROWS = 32_768
-"""Number of rows that are flushed together. With a smaller number, each page of the tables would be written for only a
-few rows. With a larger one, a start would read more rows again."""
+"""Number of rows that are flushed together. With a smaller number, each page of the index tables would be written for
+only a few rows. With a larger number, a start would have to read more rows again."""
 MIN_FLUSH_ENTRIES = 32
 FLUSH_ENTRIES_PER_ROW = 8
 """Number of keys and places that a commit flushes for each of its rows. A row has only three or four, so a flush ends
-before as many new rows have come."""
+before as many new rows have arrived."""
 SKIP_ROWS = 500
 """Number of rows that are read one by one if a page of the file cannot be read."""
 
 Key = tuple[int, int]
-"""Hash and seq."""
+"""Hash of an idempotency key, and the seq of its row."""
 Range = tuple[str, int, int]
-"""A place, and two seqs: the rows of the place that are strictly between them."""
+"""A place and two seqs. The range contains the rows of the place that are strictly between the seqs."""
 
 
 class MemtableRows(NamedTuple):
-    """The result of a search: seqs of rows above ``flushed_to``, ascending for each place."""
+    """Result of a search in the memtable: seqs of rows above ``flushed_to``, ascending for each place."""
 
     flushed_to: int
     seqs: list[int]
 
 
 class Flush(NamedTuple):
-    """The part of the memtable that one transaction writes into the index tables. ``flushed_to`` is set if this part
-    ends a flush."""
+    """The part of a flush that one transaction writes into the index tables. ``flushed_to`` is set in the last part."""
 
     keys: Sequence[int]
-    """Hash and seq of each key, one after the other."""
+    """Hash and seq of each key, in one flat sequence."""
     places: Sequence[str | int]
-    """Place and seq, one after the other."""
+    """Place and seq of each entry, in one flat sequence."""
     flushed_to: int | None
 
 
@@ -65,14 +64,14 @@ _NOTHING = Flush((), (), None)
 
 
 class _FlushInProgress:
-    """A flush of all rows up to ``end``, sorted like the tables. Commits write it part by part."""
+    """A flush of all rows up to ``end``, sorted like the index tables. Commits write it part by part."""
 
     def __init__(self, end: int, keys: list[int], places: list[str | int]) -> None:
         self.end = end
         self.keys = keys
         self.places = places
         self.written = 0
-        """Number of values written so far: first the keys, then the places."""
+        """Number of values written so far. Keys are written first, then places."""
 
     def next_part(self, entries: int) -> Flush:
         start, stop, keys = self.written, self.written + 2 * entries, len(self.keys)
@@ -81,21 +80,21 @@ class _FlushInProgress:
 
 
 class Memtable:
-    """The memtable of one ledger. Rows stay in it until their whole flush is written. Only then may readers look for
-    them in the tables alone."""
+    """The memtable of one ledger. Rows stay in it until their whole flush has been written. Only then may readers
+    search for these rows in the index tables alone."""
 
     def __init__(self, flushed_to: int) -> None:
         self.keys: dict[int, int] = {}
-        """The first seq of each hash. Only for the writer's thread."""
+        """The first seq of each hash. Only the writer's thread uses this dict."""
         self._more_keys: list[Key] = []
-        """Keys whose hash another key already has."""
+        """Keys whose hash is already the hash of another key."""
         self._flushed_to = self._last = flushed_to
         self._places: dict[str, list[int]] = {}
         self._whole_places: set[str] = set()
-        """Places that have no row in the tables. Not all of them are known."""
+        """Places whose rows are all in memory. Some such places may be missing here."""
         self._lock = Lock()
-        """Guards ``_flushed_to``, ``_places`` and ``_whole_places``, which must match: a reader that saw only one of the
-        changes would miss rows, or find them twice."""
+        """Guards ``_flushed_to``, ``_places`` and ``_whole_places``, which must change together. Otherwise a reader
+        could miss rows, or find them twice."""
         self._new_rows = 0
         """Number of new rows since the last flush began."""
         self._flush: _FlushInProgress | None = None
@@ -103,11 +102,11 @@ class Memtable:
     # --- searches
 
     def find(self, ranges: Iterable[Range], limit: int = -1, *, newest: bool = False) -> MemtableRows:
-        """Return the rows at these places, each strictly between two seqs. Of each place return the first ``limit``
-        rows, or the last."""
+        """Return the rows at the places of the ranges, each strictly between two seqs. For each range return the first
+        ``limit`` rows, or the last ones if ``newest``."""
         result: list[int] = []
-        # Search all ranges under one lock. A flush that ends between two ranges would show some rows twice and others
-        # not at all.
+        # Search all ranges under one lock. If a flush ended between two ranges, some rows would be found twice and
+        # others not at all.
         with self._lock:
             for place, after, before in ranges:
                 seqs = self._places.get(place)
@@ -119,14 +118,15 @@ class Memtable:
             return MemtableRows(self._flushed_to, result)
 
     def find_all(self, ranges: Iterable[Range], limit: int = -1, *, newest: bool = False) -> list[int] | None:
-        """Return the seqs of `find`, or None if the tables may have further rows for the result."""
+        """Return the seqs that `find` would return. Return None if the index tables may have further rows for the
+        result."""
         ranges = [*ranges]
         with self._lock:
             flushed_to, whole = self._flushed_to, [place in self._whole_places for place, _, _ in ranges]
         seqs: list[int] = []
         for (place, after, before), is_whole in zip(ranges, whole, strict=True):
             rows = self.find([(place, after, before)], limit, newest=newest)
-            # The newest rows are in memory, so a full result needs no older ones.
+            # The newest rows are in memory, so a full result needs no rows from the tables.
             is_full = newest and len(rows.seqs) == limit
             if rows.flushed_to != flushed_to or not (is_whole or is_full or after >= flushed_to):
                 return None
@@ -134,8 +134,8 @@ class Memtable:
         return seqs
 
     def summarize(self, kind: str, among: Collection[str] | None) -> tuple[int, list[tuple[str, int, int]]]:
-        """Return ``flushed_to``, and the newest row and the number of rows of each place. The places are given, or all
-        places of a kind."""
+        """Return ``flushed_to``, and for each place its newest row and its number of rows. ``among`` names the places,
+        or is None for all places of a kind."""
         with self._lock:
             places = self._places if among is None else [kind + name for name in among if kind + name in self._places]
             seqs = [(place, self._places[place]) for place in places if place.startswith(kind)]
@@ -144,13 +144,13 @@ class Memtable:
     # --- the writer's thread
 
     def seqs_of(self, key_hash: int) -> list[int]:
-        """Return the rows whose keys have this hash."""
+        """Return the seqs of the rows whose keys have this hash."""
         if key_hash not in self.keys:
             return []
         return [self.keys[key_hash], *(seq for other, seq in self._more_keys if other == key_hash)]
 
     def list_new_places(self, places: Iterable[str]) -> list[str]:
-        """Return the places that have no row in memory."""
+        """Return the given places that have no row in memory."""
         return [place for place in places if place not in self._places]
 
     def add(
@@ -161,7 +161,7 @@ class Memtable:
         rows: int,
         whole_places: Iterable[str] = (),
     ) -> None:
-        """Add rows that were stored, up to the seq ``last``. ``whole_places`` have no row in the tables."""
+        """Add stored rows up to the seq ``last``. All rows at the ``whole_places`` are in memory."""
         self._add_keys(keys)
         with self._lock:
             self._whole_places.update(whole_places)
@@ -175,7 +175,7 @@ class Memtable:
         self._new_rows += rows
 
     def _add_keys(self, keys: Collection[Key]) -> None:
-        # Almost always no hash repeats. In this case two operations on whole dicts replace a loop over the rows.
+        # Hashes hardly ever repeat. Without a repeat, two operations on whole dicts replace a loop over the rows.
         known, new = self.keys, dict(keys)
         if len(new) == len(keys) and known.keys().isdisjoint(new):
             known.update(new)
@@ -185,22 +185,23 @@ class Memtable:
                 self._more_keys.append((key_hash, seq))
 
     def next_flush(self, rows: int) -> Flush:
-        """Return the part that the next commit, with this number of rows, has to flush."""
+        """Return the part of the flush that the next commit must write. ``rows`` is the number of rows in that
+        commit."""
         if self._flush is None:
-            # Collect many rows first. Sorted together they fill whole pages of the tables.
+            # Collect many rows before a flush: sorted together, they fill whole pages of the tables.
             if self._new_rows < FLUSH_ROWS:
                 return _NOTHING
             self._flush = self._begin_flush()
         return self._flush.next_part(max(MIN_FLUSH_ENTRIES, FLUSH_ENTRIES_PER_ROW * rows))
 
     def remaining_flushes(self) -> Iterator[Flush]:
-        """Yield all remaining parts, each for one transaction."""
+        """Yield all remaining parts of the flush, each for one transaction."""
         if self._last > self._flushed_to:
             flush = self._begin_flush()
             yield Flush(flush.keys, flush.places, flush.end)
 
     def _begin_flush(self) -> _FlushInProgress:
-        # Sorted as the tables are, so that each page is written once.
+        # Sort the entries like the tables, so that each page is written once.
         hashes, places = sorted(self.keys), list[str | int]()
         keys = list(chain.from_iterable(zip(hashes, map(self.keys.__getitem__, hashes), strict=True)))
         keys += chain.from_iterable(self._more_keys)
@@ -211,8 +212,8 @@ class Memtable:
         return _FlushInProgress(self._last, keys, places)
 
     def complete_flush(self, flush: Flush) -> None:
-        """Record that a part was stored. After the last part its rows leave memory."""
-        # Counted after the commit: a rolled back part is written again with the next commit.
+        """Record that a part of the flush was stored. After the last part, the flushed rows leave memory."""
+        # Count the part only after the commit: a part that was rolled back is written again with the next commit.
         if self._flush is not None:
             self._flush.written += len(flush.keys) + len(flush.places)
         if flush.flushed_to is not None:
@@ -223,8 +224,8 @@ class Memtable:
         """Remove rows that were deleted from the log."""
         gone = frozenset(seq for seq in seqs if seq > self._flushed_to)
         if gone:
-            # The flush in progress contains these rows, and would write them. Begin it again: entries that it has
-            # already written are written a second time, without harm.
+            # The flush in progress contains these rows and would write them, so begin it again. Entries that it has
+            # already written are written a second time, which does no harm.
             self._flush = None
             self._new_rows = max(self._new_rows, FLUSH_ROWS)
             self._retain(self._flushed_to, gone)
@@ -249,15 +250,15 @@ class Memtable:
 
 
 def load_memtable(db: sqlite3.Connection, flushed_to: int) -> Memtable:
-    """Read the rows after ``flushed_to``.
+    """Return the memtable with the rows after ``flushed_to``.
 
-    Checksums are not compared here. If a damaged row's key is readable, the key counts as taken.
+    This function does not compare checksums. If a damaged row's key is readable, the key counts as taken.
     """
     memtable = Memtable(flushed_to)
     keys: list[Key] = []
     places: defaultdict[str, list[int]] = defaultdict(list)
     last, rows = flushed_to, 0
-    # As bytes: invalid UTF-8 in one damaged row would end the whole load.
+    # Read text as bytes. Otherwise invalid UTF-8 in one damaged row would end the whole load.
     with _reading_bytes(db):
         for seq, *texts in _walk(db, flushed_to):
             last, rows = seq, rows + 1
@@ -273,7 +274,8 @@ def load_memtable(db: sqlite3.Connection, flushed_to: int) -> Memtable:
 
 
 def _make_placeholder(seq: int, type_: bytes, actor: str, target: str, stream: str, label: str) -> Row:
-    """Return a row with the fields that `collect_places` reads. All types but record and message are treated alike."""
+    """Return a row with only the fields that `collect_places` reads. All types except record and message are treated
+    alike."""
     row_type: RowType = "message" if type_ == b"message" else "record" if type_ == b"record" else "registered"
     return Row(seq=seq, at=0, type=row_type, actor=actor, target=target, stream=stream, label=label, data=b"")
 
@@ -282,11 +284,11 @@ _SELECT_NEWEST = "SELECT seq, type, actor, key, target, stream, label FROM log W
 
 
 def _walk(db: sqlite3.Connection, after: int) -> Iterator[tuple[int, ...]]:
-    """Yield the rows after a seq that can be read."""
+    """Yield the readable rows after a seq."""
     while True:
         try:
             for columns in db.execute(f"{_SELECT_NEWEST} > ? ORDER BY seq", (after,)):
-                if columns[0] <= after:  # damaged pages of the file refer to each other in a circle
+                if columns[0] <= after:  # damaged pages of the file may refer to each other in a circle
                     raise sqlite3.DatabaseError(f"pages of the log are mixed up: #{columns[0]} is reached twice")
                 after = columns[0]
                 yield columns

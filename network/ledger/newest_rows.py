@@ -1,11 +1,12 @@
-"""Cache of the newest rows, and of the newest values about conversations and triggers.
+"""`NewestRows`: a cache of the newest rows, and of the newest values about conversations and triggers.
 
-A reaction asks for its trigger, the messages of its thread, and the budget of its conversation. Nearly always all of
-them were stored a moment ago. Answers from this cache need no change of threads, which costs as much as the read.
+A reaction needs its trigger, the messages of its thread, and the budget of its conversation. Nearly always, all of them
+were stored a moment ago. An answer from this cache needs no switch to another thread, which would cost as much as the
+read itself.
 
-The cache has every row above `_since`, and every value about a message above it. So a row or a value that is missing
-there does not exist. Values about older messages are in the cache if they were written lately. Only the event loop uses
-the cache. No IO.
+The cache has every row above `_since`, and every value about a message above `_since`. So a row or value above `_since`
+that is not in the cache does not exist. A value about an older message is in the cache if it was written recently. Only
+the event loop uses the cache. No IO.
 """
 
 from __future__ import annotations
@@ -19,39 +20,40 @@ from roundelay.network.core.tables import ConversationBudget, Facts, LookupReque
 from .row_reader import Damage
 
 MAX_ROWS, MAX_ROW_BYTES = 8192, 8 << 20
-"""Limits of the cached rows."""
+"""Maximum number of cached rows, and their maximum size in bytes."""
 MAX_VALUE_BYTES = 4 << 20
-"""Maximum memory of the cached values, in bytes, estimated."""
+"""Maximum memory of the cached values, in bytes. The size of a value is estimated."""
 _VALUE_BYTES, _ITEM_BYTES = 600, 100
 _UNKNOWN = 2**62
-"""Value of ``_since`` while the cache cannot answer anything."""
+"""Value of ``_since`` while the cache cannot answer any request."""
 
 
 class NewestRows:
-    """The cache of one ledger. It is empty until `restart`. Rows and values in ``damage`` are read from the file, so that
-    every reader gets the same answer."""
+    """The cache of the newest rows of one ledger. It is empty until `restart`. Rows and values in ``damage`` are read
+    from the file, so that every reader gets the same answer."""
 
     def __init__(self, damage: Damage) -> None:
         self._damage = damage
         self._since = _UNKNOWN
         self._head = 0
-        """Newest cached seq, or ``_since`` without rows."""
+        """Newest cached seq. Equal to ``_since`` if no row is cached."""
         self._rows: dict[int, Row] = {}
-        """Ascending by seq."""
+        """Cached rows by seq, ascending."""
         self._revising: set[int] = set()
-        """Rows that a commit under way rewrites. The file may have the new version already."""
+        """Seqs of rows that a commit in progress rewrites. The file may already have the new versions."""
         self._row_bytes = 0
         self._values: dict[tuple[Table, str], Any] = {}
-        """Least recently written first. None for a deleted value."""
+        """Cached values, least recently written first. The value is None if it was deleted."""
         self._value_bytes = 0
 
     def restart(self, head: int) -> None:
-        """Begin after the row ``head``."""
+        """Empty the cache. Rows after the row ``head`` are cached from now on."""
         self.forget()
         self._since = self._head = head
 
     def forget(self) -> None:
-        """Drop everything, because the stored rows may be others. The next row that is added begins the cache."""
+        """Empty the cache, because the stored rows may differ from the cached ones. The next row that is added restarts
+        the cache."""
         self._since = self._head = _UNKNOWN
         self._rows.clear()
         self._values.clear()
@@ -60,7 +62,8 @@ class NewestRows:
 
     def add(self, rows: Sequence[Row], writes: Iterable[TableWrite]) -> None:
         """Add a batch that was stored."""
-        if rows and rows[0].seq != self._head + 1:  # a batch whose outcome was unknown came before
+        # an earlier batch is missing in the cache, because its outcome was unknown
+        if rows and rows[0].seq != self._head + 1:
             self.restart(rows[0].seq - 1)
         for row in rows:
             self._rows[row.seq] = row
@@ -73,7 +76,7 @@ class NewestRows:
             self._drop_oldest_row()
 
     def begin_revising(self, seqs: Iterable[int]) -> None:
-        """Leave these rows to the file until `end_revising`."""
+        """Read these rows from the file, not from the cache, until `end_revising`."""
         self._revising.update(seqs)
 
     def end_revising(self, seqs: Iterable[int], rows: Iterable[Row]) -> None:
@@ -92,7 +95,8 @@ class NewestRows:
         while self._value_bytes > MAX_VALUE_BYTES:
             oldest = next(iter(self._values))
             self._value_bytes -= _estimate_bytes(self._values.pop(oldest))
-            # From here on a missing value about this message may be in the file.
+            # The dropped value may still be in the file. Raise `_since`, so that its absence here is not taken as proof
+            # that it does not exist.
             while self._since < _read_seq(*oldest):
                 self._drop_oldest_row()
 
@@ -107,7 +111,7 @@ class NewestRows:
     # --- answers; None if the file may know more
 
     def find(self, seqs: Iterable[int]) -> dict[int, Row] | None:
-        """Return the rows with these seqs."""
+        """Return the rows with these seqs. Return None if the file must be read."""
         rows: dict[int, Row] = {}
         for seq in seqs:
             if seq <= self._since or seq in self._damage.rows or seq in self._revising:
@@ -117,17 +121,17 @@ class NewestRows:
         return rows
 
     def knows_value(self, table: Table, key: str) -> bool:
-        """Return whether `value` is the stored value."""
+        """Return whether `value` would return the stored value."""
         if f"{table}/{key}" in self._damage.rows:
             return False
         return (table, key) in self._values or (table in _CACHED_TABLES and _read_seq(table, key) > self._since)
 
     def value(self, table: Table, key: str) -> Any:
-        """Return a value that `knows_value`, or None if it does not exist."""
+        """Return a value for which `knows_value` is true. Return None if the value does not exist."""
         return self._values.get((table, key))
 
     def recall(self, request: LookupRequest) -> Facts | None:
-        """Answer `Ledger.recall`."""
+        """Answer `Ledger.recall`. Return None if the file must be read."""
         rows = self.find(request.seqs)
         if rows is None:
             return None
@@ -140,13 +144,13 @@ class NewestRows:
 
 
 _CACHED_TABLES = frozenset({"root", "triggered"})
-"""Tables whose keys end in the seq of the message that the value is about. Each message and each start of a reaction
-needs them."""
+"""Tables with values about messages, whose keys end in the message's seq. Each message and each start of a reaction
+needs these values."""
 
 
 def _read_seq(table: Table, key: str) -> int:
     seq = key if table == "root" else key.rpartition("/")[2]
-    return int(seq) if seq.isdecimal() else 0  # a refused request may name no message
+    return int(seq) if seq.isdecimal() else 0  # a request that will be refused may name no message
 
 
 def _estimate_bytes(value: Any) -> int:
