@@ -1,7 +1,8 @@
 """`files`: contents that participants save and attach to messages.
 
-The state holds only metadata. The node's blob store (`roundelay.network.blobs`) holds the bytes. It stores them before
-the change that names them is decided, so an accepted reference implies a durable content.
+The state holds only metadata. The node's blob store (`roundelay.network.blobs`) holds the bytes. The
+blob store writes the bytes to disk before the hub accepts a change that refers to them. Every accepted reference
+therefore has its content on disk.
 
 Readers of a message may read the versions that it attaches. Other versions are private to the owner.
 """
@@ -52,15 +53,15 @@ from .screens import FILES
 
 MIB = 2**20
 MAX_CHUNK = 128 * 1024
-"""Maximum size of one chunk, in bytes. As base64 it fits into a frame."""
+"""Maximum size of an upload chunk, in bytes. A chunk of this size, encoded as base64, fits into one frame."""
 MAX_FILES = 20_000
 MAX_VERSIONS = 50
 MAX_GRANTS = 200
-"""Maximum number of messages to which one file is attached."""
+"""Maximum number of messages to which one file can be attached."""
 MAX_ATTACHED = 20
-"""Maximum number of files in one message."""
+"""Maximum number of files that one message can attach."""
 EXAMINED = 1000
-"""Maximum number of files that are examined at once. The hub is blocked meanwhile."""
+"""Maximum number of files that one call examines. The limit exists because the call blocks the hub."""
 EXPIRED_AT_ONCE = 100
 
 FileId = Annotated[str, Meta(pattern=f"^{FILE_ID_PATTERN}$", description="The file's id.")]
@@ -151,7 +152,7 @@ class Files(Mod):
         return self._add(change, change.prepared, name, media_type, file, cause, "")
 
     async def _check_shown(self, reading: Reading, *, files: Sequence[str], cause: int | None, **_: object) -> None:
-        """Refuse files that an agent may not use in the reaction to ``cause``."""
+        """Refuse files that the agent may not use while it reacts to the message ``cause``."""
         if reading.origin.kind == "agent" and cause is not None:
             view = await open_view(reading, cause)
             for file_id in files:
@@ -174,7 +175,7 @@ class Files(Mod):
             attached.append(describe_reference(file, version))
         content: dict[str, Any] = {"text": text, "files": attached} if text else {"files": attached}
         address, head = write_address(to), None if cause is None else change.head(cause)
-        # A message to the sender of a direct cause answers it, which ends the sender's wait.
+        # If the cause is a direct message, a message to its sender is the answer and ends the sender's wait.
         is_answer = head is not None and head.kind == "direct" and agent_address(head.sender_id) == address
         row = change.post(address, content, reply_to=cause if is_answer else None, cause=cause)
         return {"seq": row.seq, "thread_id": row.stream}
@@ -190,7 +191,7 @@ class Files(Mod):
         keep_versions(change, stored, (), ())
         for grant in stored.grants:
             key = f"in/{grant.head.seq}"
-            # The message may attach further files, which go if it is deleted.
+            # The message may attach other files. Deleting the message must also detach those files.
             change.put(key, [it for it in change.get(key) or [] if it != file] or None)
         change.log({"file": file})
         return {"file": file}
@@ -213,7 +214,7 @@ class Files(Mod):
         cause: int | None,
         upload_id: str,
     ) -> dict[str, Any]:
-        """Add a version to a file, or add a file. The blob is already durable."""
+        """Add a version to a file, or create the file. The blob with the content is already on disk."""
         caller, name = change.origin.agent_id, normalize_name(name)
         file = None if file_id is None else decode_file(change.get(f"file/{file_id}"))
         if file_id is not None and (file is None or file.owner != caller):
@@ -233,7 +234,7 @@ class Files(Mod):
                 f"Too many files: at most {self.max_files_by_one} per participant and {MAX_FILES} in the network. Delete some "
                 "with files.delete."
             )
-        # The same content is stored once, so only its first reference adds to the total.
+        # Identical content is stored only once, so only the first reference adds to the total size.
         added = blob.size if stored[1] == 0 else 0
         if total[1] + added > self.max_bytes:
             raise TooLarge(f"The files of this network may have at most {self.max_bytes} bytes together.")
@@ -255,14 +256,14 @@ class Files(Mod):
             keep_versions(change, changed, tuple(it for it in versions if it is not oldest), file.grants)
         else:
             change.put(f"file/{file.id}", changed)
-        # Without the arguments, which may contain the text of a private file.
+        # Do not log the arguments: they may contain the text of a private file.
         change.log({"file": file.id, "version": number, "sha256": blob.sha256, "size": blob.size}, hides_args=True)
         return describe_file(changed, version)
 
     # --- references in messages
 
     def apply(self, change: Change, message: Row) -> None:
-        # Nearly all messages have no files, so look at the bytes before decoding them.
+        # Search the raw bytes before decoding the message, because most messages attach no files.
         if b'"file"' not in message.data or message.head is None:
             return
         references = read_references(msgspec.json.decode(message.data).get("content"))
@@ -278,7 +279,8 @@ class Files(Mod):
             change.put(f"in/{message.seq}", [file_id for file_id, _ in references])
 
     def deleted(self, change: Change, message: MessageHead) -> None:
-        # The files go with the text: the message's readers lose them, and the owner keeps them for a while.
+        # Deleting the text also detaches the files: readers of the message lose access, and the owner keeps the files
+        # for a limited time.
         for file_id in change.get(f"in/{message.seq}") or ():
             file = decode_file(change.get(f"file/{file_id}"))
             if file is not None:
@@ -306,7 +308,7 @@ class Files(Mod):
             raise InvalidArguments(f"{stored.name} ({stored.media_type}, {wanted.size} bytes) is not a text.")
         end = start + len(data)
         if end < wanted.size:
-            # Do not split a character: leave its first bytes to the next part.
+            # Do not split a character: the next part begins with the whole character.
             data = data[: len(data) - count_cut_bytes(data)]
             end = start + len(data)
         text = {"text": data.decode(errors="replace"), "start": start, "size": wanted.size}
@@ -341,7 +343,7 @@ class Files(Mod):
         `next` as `after`."""
         view = await open_view(reading, trigger)
         page, last = ListPage(limit, reading.hub.limits.max_result_bytes), after
-        # A list, because the state may change while the loop waits for the ledger.
+        # Copy into a list, because the state may change while the loop waits for the ledger.
         while candidates := [*islice(list_stored(reading.hub.state, after), EXAMINED)]:
             for after, raw in candidates:
                 file = read_stored(raw)
@@ -350,7 +352,7 @@ class Files(Mod):
                 if shown := await list_shown(reading, view, file):
                     if not page.add({**describe_file(file, shown[-1]), "versions": [it.number for it in shown]}):
                         break
-                    last = after  # never the id of a file of others, which tells when it was saved
+                    last = after  # never another owner's file id, because the id reveals when the file was saved
             if page.has_more or len(candidates) < EXAMINED:
                 break
             await reading.take_turns()
@@ -360,7 +362,7 @@ class Files(Mod):
 
     async def maintain(self, context: Upkeep) -> None:
         until, expired = context.now - self.keep_ms, []
-        # A list, because the state may change while other work has its turn.
+        # Copy into a list, because the state may change when the loop yields to other tasks.
         for number, (file_id, raw) in enumerate([*list_stored(context.state, "")]):
             if number % EXAMINED == EXAMINED - 1:
                 await asyncio.sleep(0)

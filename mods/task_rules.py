@@ -1,5 +1,5 @@
-"""Rules and steps of the mod `tasks`: who may see and claim a task, how it is stored, and what the end of a claim or of
-a task causes. Pure, like the mod's operations."""
+"""Rules of the mod `tasks`: who may see and claim a task, how tasks are stored, and what happens when a claim or a task
+ends. This module is pure: it does no IO and reads no clock."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from roundelay.network.units import DAY_MS
 MAX_TASKS, MAX_UNFINISHED_BY_ONE, MAX_HELD_BY_ONE = 4000, 500, 50
 """Maximum number of tasks in a network, of unfinished tasks of one creator, and of tasks that one participant holds."""
 MAX_LINKS, MAX_EVENTS, MAX_EXAMINED = 50, 30, 1000
-"""Maximum number of dependencies or dependents of a task, of events that it remembers, and of tasks that one page or one
-search for a cycle examines."""
+"""Limits of a task: its dependencies or dependents, its stored events, and the tasks that one page of a list or one
+search for a dependency cycle examines."""
 MAX_INDEXED, MAX_SHOWN_TITLE = 10, 60
-"""Maximum number of tasks of one conversation that prompts may name, and of characters of their titles there."""
+"""Limits for tasks in prompts: the number of tasks per conversation, and the number of characters per title."""
 LEASE_MS = 15 * 60_000
-"""Default time in ms for which the holder of a task may be offline."""
+"""Default time for which the holder of a task may be offline before the claim ends, in ms."""
 KEEP_MS = 7 * DAY_MS
-"""Time in ms for which an ended task is kept."""
+"""Time for which the hub keeps an ended task, in ms."""
 
 MAX_AHEAD_MS = 100 * 365 * DAY_MS
-"""Maximum time in ms until a task is due. Some clients cannot show later times."""
+"""Maximum time until a task is due, in ms. Some clients cannot display later dates."""
 
 TaskState: TypeAlias = Literal["waiting", "open", "claimed", "review", "done", "failed", "cancelled"]
 ENDED: Collection[str] = ("done", "failed", "cancelled")
 
 
 class TaskClaim(Struct, frozen=True, omit_defaults=True):
-    """The present claim of a task. ``reaction`` is the reaction in which an agent made it."""
+    """Current claim of a task. ``reaction`` identifies the reaction in which an agent claimed the task."""
 
     holder: str
     lease_ms: int
@@ -94,7 +94,7 @@ class SharedTask(Struct, omit_defaults=True):
 
 
 def is_visible(state: State, origin: Origin, task: SharedTask, listeners: Collection[str] = ()) -> bool:
-    """Return whether the caller, and everyone who hears of the answer, may see a task."""
+    """Return whether the caller and all ``listeners``, who may read the caller's answer, may see a task."""
     return (origin.is_operator or may_see(state, origin.agent_id, task)) and all(
         may_see(state, agent_id, task) for agent_id in listeners
     )
@@ -104,7 +104,7 @@ def may_see(state: State, agent_id: str, task: SharedTask) -> bool:
     if agent_id in (task.creator, task.assignee, task.holder, task.reviewer, *task.pool):
         return True
     place = task.place
-    if place is not None and place.seq == 0:  # a channel: whoever would read its next message
+    if place is not None and place.seq == 0:  # a channel: everyone who would receive its next message may see the task
         place = msgspec.structs.replace(place, seq=state.head + 1)
     return place is not None and may_read(state, agent_id, place)
 
@@ -123,7 +123,7 @@ def may_claim(task: SharedTask, agent_id: str) -> bool:
 
 
 def is_abandoned(change: Change, task: SharedTask) -> bool:
-    """Return whether everybody who could do a task was removed, and its creator too."""
+    """Return whether the creator of a task and everyone who could work on it were removed from the network."""
     workers = {task.assignee, *task.pool} - {""}
     is_idle = task.state in ("open", "waiting") and workers
     return bool(is_idle) and not any(change.state.present(name) for name in {task.creator, *workers})
@@ -180,7 +180,7 @@ def find_own_task(change: Change, number: int, cause: int | None, doing: str) ->
 
 
 def find_held_task(change: Change, number: int, cause: int | None) -> SharedTask:
-    """Return a task that the caller holds. A caller who may claim it claims it by this call."""
+    """Return a task that the caller holds. If the caller may claim the task, claim it first."""
     task, me = find_task(change, number, cause), change.origin.agent_id
     if task.holder != me:
         if not may_claim(task, me):
@@ -200,12 +200,13 @@ def save_task(change: Change, task: SharedTask) -> None:
     else:
         who = task.reviewer if task.state == "review" else task.holder or task.assignee
         seq = task.place.seq if task.place is not None else None
-        # Readers of the conversation may be outside of the task's channel. Seq 0 is no message: the item is only counted.
+        # Some readers of the conversation may not read the task's channel. Seq 0 refers to no message, so the item is
+        # counted but not named.
         change.open_item(task.root, str(task.id), "task", who, task.title, seq=seq)
 
 
 def index_task(change: Change, task: SharedTask, *, is_deleted: bool = False) -> None:
-    """Remember the newest tasks of a conversation that somebody works on or has ended, with the seq since when."""
+    """Update the conversation's index of its newest claimed and ended tasks. Each entry stores the seq of the change."""
     key = f"conversation/{task.root}"
     entries: list[list[Any]] = change.get(key) or []
     is_shown = task.state in ("claimed", "done", "failed") and not is_deleted
@@ -252,13 +253,13 @@ def set_due(change: Change, task: SharedTask, due: str) -> None:
 
 
 def schedule_due(change: Change, task: SharedTask) -> None:
-    """Schedule the due time of a reopened task. A time that has passed is not reported."""
+    """Schedule the due time of a reopened task, unless the due time has already passed."""
     if task.due > change.stamp:
         change.schedule(f"due/{task.id}", task.due, cause=cause_of(task))
 
 
 def link_tasks(change: Change, task: SharedTask, depends_on: tuple[int, ...]) -> None:
-    """Replace the dependencies of a task. Raises `InvalidArguments` for a cycle, which it names."""
+    """Replace the dependencies of a task. Raises `InvalidArguments` with the task numbers of a cycle, if there is one."""
     wanted = tuple(dict.fromkeys(depends_on))
     for number in wanted:
         find_task(change, number)
@@ -278,13 +279,13 @@ def link_tasks(change: Change, task: SharedTask, depends_on: tuple[int, ...]) ->
 
 
 def _is_own_view(change: Change, number: int, task: SharedTask) -> bool:
-    """Return whether the caller may see a task, which may be the new task itself."""
+    """Return whether the caller may see a task. The task may be the one that the caller is creating."""
     found = task if number == task.id else load_task(change, number)
     return found is not None and is_visible(change.state, change.origin, found)
 
 
 def _find_cycle(change: Change, start: int, wanted: tuple[int, ...]) -> list[int]:
-    """Return the numbers of a cycle that the wanted dependencies would close, or an empty list."""
+    """Return the task numbers of a cycle that the new dependencies would create, or an empty list."""
     paths, seen = [[start, number] for number in wanted], set[int]()
     while paths:
         path = paths.pop()
@@ -304,20 +305,22 @@ def _find_cycle(change: Change, start: int, wanted: tuple[int, ...]) -> list[int
 
 
 def make_ready(change: Change, task: SharedTask, cause: int | None, reason: str = "", *, is_new: bool = True) -> None:
-    """Open a task whose dependencies are done and wake its assignee, or let it wait. A new task is refused if its
-    conversation's budget is exceeded, because it wakes somebody."""
+    """Open a task and wake its assignee if all dependencies are done. Otherwise mark the task as waiting.
+
+    Refuse a new task if the budget of its conversation is exceeded, because a new task wakes another agent.
+    """
     done = all((other := load_task(change, it)) is None or other.state == "done" for it in task.depends_on)
     task.state = "open" if done else "waiting"
     if done and not task.assignee and task.pool:
         _choose(change, task)
-    is_own = is_new and task.assignee == change.origin.agent_id  # nobody has to wake themselves
+    is_own = is_new and task.assignee == change.origin.agent_id  # the caller is already awake
     if done and task.assignee and not is_own:
         body = change.get(f"body/{task.id}") or ""
         text = "\n".join(filter(None, (f"Task {task.id} from {task.creator}: {task.title}", body, reason)))
         text += f"\nCall tasks_complete with the result, or tasks_fail or tasks_release (task {task.id}). Long work: tasks_claim first."
         forget_wake(change, task)
         send = change.answer if is_new else change.notify
-        # Each task has its own thread: a prompt then contains one task, and two tasks run in parallel.
+        # Each task has its own thread, so each prompt contains one task and two tasks can run in parallel.
         row = send(task.assignee, text, cause=cause, conversation=f"task-{task.id}")
         if row is not None and row.head is not None:
             task.root, task.woken = task.root or row.head.root, row.seq
@@ -332,7 +335,7 @@ def forget_wake(change: Change, task: SharedTask) -> None:
 
 
 def _choose(change: Change, task: SharedTask) -> None:
-    """Assign a task to the member of its pool who holds the fewest tasks, without those who were asked before."""
+    """Assign a task to the pool member who holds the fewest tasks. Skip members who were already offered the task."""
     left = [it for it in task.pool if it not in task.tried and change.state.present(it) is not None]
     if left:
         task.assignee = min(left, key=lambda it: len(change.get(f"held/{it}") or ()))
@@ -360,7 +363,7 @@ def schedule_lease(change: Change, task: SharedTask, in_ms: int) -> None:
 
 
 def drop_claim(change: Change, task: SharedTask) -> None:
-    """End the claim of a task, if there is one."""
+    """Remove the current claim of a task, if the task is claimed."""
     if task.holder:
         held = [it for it in change.get(f"held/{task.holder}") or [] if it != task.id]
         change.put(f"held/{task.holder}", held or None)
@@ -386,8 +389,10 @@ def end_claim(change: Change, task: SharedTask, why: str, cause: int | None, *, 
 def end_work(
     change: Change, agent_id: str, trigger: int, reactions: Collection[str], unfinished: str, unclaimed: str
 ) -> None:
-    """Open the tasks again that an agent claimed in reactions to a message, and the task that the message woke it for.
-    The last two arguments are the reasons that the creators get."""
+    """Reopen the tasks that an agent claimed while it reacted to a message, and the task that the message announced.
+
+    The last two arguments are the reasons that the creators of these tasks receive.
+    """
     for number in change.get(f"held/{agent_id}") or ():
         task = load_task(change, number)
         if task is not None and task.claim is not None and task.claim.reaction in reactions:
@@ -401,8 +406,10 @@ def end_work(
 
 
 def replace_reviewer(change: Change, task: SharedTask) -> None:
-    """Let the creator review a task whose reviewer was removed. The creator's own result is accepted, and every result
-    without a creator."""
+    """Make the creator of a task its reviewer, because the reviewer was removed.
+
+    Accept the result at once if the creator wrote it or if the task has no creator left.
+    """
     removed, task.reviewer = task.reviewer, task.creator
     task.log(change.stamp, "", f"{removed} was removed, {task.creator} reviews")
     if change.state.present(task.creator) is None or task.creator == task.result.by:
@@ -444,20 +451,22 @@ def finish_task(change: Change, task: SharedTask, state: TaskState, cause: int |
 
 
 def log_change(change: Change, task: SharedTask) -> None:
-    """Add a row about a change of a task to the log, for exports and replays. Call this before the change sends
-    messages: a replay repeats the call at its first row."""
+    """Log a change of a task for exports and replays.
+
+    Call this before the change sends messages, because a replay repeats the whole call at its first log row.
+    """
     change.log({"task": task.id, "state": task.state})
 
 
 def list_standing(reading: Reading, trigger: MessageHead, listeners: Collection[str]) -> list[str]:
-    """Return who works on the tasks of a conversation and who has ended them, newest first."""
+    """Describe who is working on, or has ended, the tasks of a conversation. Return one line per task, newest first."""
     me, lines = reading.origin.agent_id, list[str]()
     for number, state, seq in reversed(reading.get(f"conversation/{trigger.root}") or []):
         task = load_task(reading, number)
-        # Only what was before the trigger, as with messages.
+        # Include only changes before the trigger, because a prompt includes only earlier messages too.
         if task is None or task.state != state or seq >= trigger.seq:
             continue
-        # Operators' rights do not widen a prompt.
+        # Ignore operator rights here: a prompt must not reveal tasks that only operators may see.
         if not all(may_see(reading.hub.state, agent_id, task) for agent_id in (me, *listeners)):
             continue
         name = f"Task {task.id} ({task.title[:MAX_SHOWN_TITLE]})"
@@ -470,7 +479,7 @@ def list_standing(reading: Reading, trigger: MessageHead, listeners: Collection[
 
 
 def describe_task(context: Change | Reading, task: SharedTask, listeners: Collection[str] = ()) -> dict[str, Any]:
-    """Return the short form of a task. It names only tasks that the caller and the listeners may see."""
+    """Return a summary of a task. Omit related tasks that the caller or a listener may not see."""
     state = context.hub.state if isinstance(context, Reading) else context.state
     dependencies = [
         number

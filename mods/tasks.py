@@ -1,8 +1,8 @@
 """`tasks`: shared tasks that one participant at a time works on.
 
-A claim is atomic: `apply` decides one call after the other. A claim is also a lease. It ends when its holder's reaction
-ends, when the holder has been offline for longer than the lease, or when somebody else takes the task. The task is then
-open again and its creator is notified. A task is visible to its creator, its assignee, its pool and its reviewer, and to
+A claim is atomic, because `apply` processes one call at a time. A claim is also a lease. The lease ends when its
+holder's reaction ends, when the holder has been offline for too long, or when somebody else takes over the task. The
+task is then open again and its creator is notified. A task is visible to its creator, its assignee, its pool and its reviewer, and to
 everybody who may read the message or the channel that it belongs to.
 """
 
@@ -220,7 +220,7 @@ class Tasks(Mod):
         found, me = find_task(change, task, cause), change.origin.agent_id
         for seq in messages:
             change.head(seq)
-        # The mod did not always replace a removed reviewer.
+        # Earlier versions of the mod did not replace a removed reviewer.
         reviewer = found.reviewer if change.state.present(found.reviewer) is not None else found.creator
         if (found.state == "done" and me in (found.result.by, found.reviewer)) or (
             found.state == "review" and me == found.result.by != reviewer
@@ -362,20 +362,23 @@ class Tasks(Mod):
         }
 
     def ended(self, change: Change, reaction: OpenReaction) -> None:
-        """End the claims that were made in the reaction."""
+        """End the task claims that an agent made during a reaction that has now ended."""
         agent_id, names = reaction.agent_id, (reaction.reaction,)
         unfinished = f"{agent_id}'s work ended without completing it"
         end_work(change, agent_id, reaction.trigger, names, unfinished, f"{agent_id} did not claim it")
 
     def undelivered(self, change: Change, failed: Undelivered) -> None:
-        """End the claims of the reactions to a dead letter, and the assignment of the task that it woke an agent for."""
+        """End the claims that an agent made while it reacted to a message that became a dead letter.
+
+        If the message was sent to wake the assignee of a task, end that assignment too.
+        """
         why = f"{failed.agent_id} failed at it too often"
         end_work(change, failed.agent_id, failed.seq, failed.reactions, why, why)
 
     def removed(self, change: Change, agent_id: str) -> None:
-        """Offer the tasks of a removed participant to others, and let its creators review what it had to review."""
+        """Offer the tasks of a removed participant to others. Pass its pending reviews to the creators of the tasks."""
         for key, _ in change.items("task/"):
-            task = load_task(change, int(key.removeprefix("task/")))  # an earlier round may have changed it
+            task = load_task(change, int(key.removeprefix("task/")))  # an earlier iteration may have changed it
             assert task is not None
             if task.state == "review" and task.reviewer == agent_id:
                 log_change(change, task)
@@ -389,7 +392,7 @@ class Tasks(Mod):
                 finish_task(change, task, "cancelled", cause_of(task))
 
     async def maintain(self, context: Upkeep) -> None:
-        """Find the tasks whose assignees can no longer be woken, because retention has deleted the messages."""
+        """Find the tasks whose assignees can no longer be woken because retention has deleted the wake-up messages."""
         if context.first_seq == self._first_seq:
             return
         self._first_seq = context.first_seq
@@ -429,7 +432,7 @@ class Tasks(Mod):
                 change.notify(name, f"{task.name} is overdue.", cause=cause_of(task))
             save_task(change, task)
         elif kind == "lease" and (claim := task.claim) is not None:
-            # A dead letter ends a reaction without the hook ``ended``.
+            # A dead letter ends its reaction without a call of the hook ``ended``.
             is_over = claim.reaction and change.state.get("reaction", f"{claim.holder}/{claim.reaction}") is None
             if is_over or change.absent_ms >= claim.lease_ms:
                 why = "'s work ended without completing it" if is_over else " was offline for too long"
