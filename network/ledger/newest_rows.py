@@ -29,8 +29,8 @@ _UNKNOWN = 2**62
 
 
 class NewestRows:
-    """The cache of the newest rows of one ledger. It is empty until `restart`. Rows and values in ``damage`` are read
-    from the file, so that every reader gets the same answer."""
+    """The cache of the newest rows of one ledger. The cache is empty until `restart`. Rows and values in ``damage`` are
+    read from the file, so that every reader gets the same answer."""
 
     def __init__(self, damage: Damage) -> None:
         self._damage = damage

@@ -1,9 +1,11 @@
-"""Full-text search over the messages of a ledger: the definition of a word, and the index of the durable ledger.
+"""Full-text search over the messages of a ledger: the definition of a word, and `SearchIndex`, the index of the durable
+ledger.
 
-The index is an FTS5 table in a separate file, ``FILE.search``. The first search creates it, each search brings it up to
-date, and a send writes nothing into it. It is not part of the ledger, so it is never backed up or migrated. It is
-deleted if it cannot be read, or if it may not belong to this log (another epoch, another boot of the machine). Every
-row that the index finds is read from the log and checked again. So a wrong index never reveals anything.
+The index is an FTS5 table in a separate file, ``FILE.search``. The first search creates the index, each search brings
+it up to date, and a send writes nothing into it. The index is not part of the ledger, so it is never backed up or
+migrated. It is deleted if it cannot be read, or if it may not belong to this log (another epoch, another boot of the
+machine). Every row that the index finds is read from the log and checked again. So a wrong index never reveals a
+message.
 """
 
 from __future__ import annotations
@@ -32,31 +34,33 @@ from . import Page, SearchPage, collect_page
 T = TypeVar("T")
 
 PRIVATE = frozenset({"direct", "mod"})
-"""Kinds of messages that their sender also finds, because the sender has sent them."""
+"""Kinds of messages that go to a single recipient. A search by their sender finds them too."""
 
 MAX_WORD_CHARS = 64
-"""Maximum length of an indexed word. A longer word is found by its beginning."""
+"""Maximum number of characters in an indexed word. A longer word is cut, so it is found by its beginning."""
 
 MAX_SEARCHED, SEARCH_STEP = 4000, 1000
-"""Number of messages that one search examines if few of them are within its spans, and the maximum at a time."""
+"""Maximum number of messages that one search examines if few of them are within its spans, and the maximum number per
+step of a search."""
 
-# In scripts without spaces between words each character is a word.
+# In scripts without spaces between words, each character counts as a word.
 _WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W_\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
 
 
 def list_words(text: str) -> list[str]:
-    """Return the words of a text, in order: runs of letters and digits, without case and accents."""
+    """Return the words of a text, in order. A word is a run of letters and digits, without case and accents."""
     if not text.isascii():
         decomposed = unicodedata.normalize("NFKD", text)
-        # Without accents: people type "resume" for "résumé". Both sides of a comparison use this function.
+        # Remove accents, because people type "resume" for "résumé". Messages and queries both pass through this
+        # function.
         text = "".join(character for character in decomposed if not unicodedata.combining(character))
         text = unicodedata.normalize("NFC", text).casefold()
     return [word[:MAX_WORD_CHARS] for word in _WORD.findall(text.lower())]
 
 
 def read_terms(query: str) -> list[str]:
-    """Return the terms of a query: its words, without repetitions. A term that ends in ``*`` matches words with this
-    beginning."""
+    """Return the terms of a query, which are its words without repetitions. A term that ends in ``*`` matches all words
+    with this beginning."""
     terms: dict[str, None] = {}
     for piece in query.split():
         words = list_words(piece)
@@ -67,7 +71,7 @@ def read_terms(query: str) -> list[str]:
 
 
 def holds(row: Row, terms: Iterable[str]) -> bool:
-    """Return whether the text of a message has all of these terms."""
+    """Return whether the text of a message contains all of these terms."""
     words = _words_of(row)
     return all(
         any(word.startswith(term[:-1]) for word in words) if term[-1] == "*" else term in words for term in terms
@@ -91,8 +95,8 @@ async def collect_matches(
     limit: int,
     max_bytes: int,
 ) -> SearchPage:
-    """Answer `Ledger.search`. ``find`` returns the newest candidates below a seq, descending. ``read`` passes their rows
-    to a function."""
+    """Answer `Ledger.search`. ``find`` returns the newest candidates below a seq, descending. ``read`` passes the rows
+    of the candidates to a function."""
 
     def collect(rows: Iterable[Row]) -> Page:
         return collect_page(filter(is_match, rows), limit + 1, max_bytes, newest=True)
@@ -102,8 +106,8 @@ async def collect_matches(
     while len(matches) <= limit and size <= max_bytes:
         if searched >= MAX_SEARCHED:
             return SearchPage(matches[::-1], True, end)
-        # The index proposes and the log decides: words that were indexed from a damaged or deleted row are filtered
-        # here.
+        # Check each candidate against its row in the log: the words of the index may come from a damaged or deleted
+        # row.
         seqs = await find(end, step)
         if not seqs:
             break
@@ -111,7 +115,8 @@ async def collect_matches(
         matches += reversed(page.rows)
         size += sum(len(row.data) for row in page.rows)
         end = page.rows[0].seq if page.has_more else seqs[-1]
-        # each `find` scans all matching words again, so take more at a time if few rows are within the spans
+        # each `find` scans all matching words again, so request more candidates at a time if few of them are within the
+        # spans
         searched, step = searched + len(seqs), min(step * 4, SEARCH_STEP)
     return SearchPage(*collect_page(matches, limit, max_bytes, newest=True))
 
@@ -127,12 +132,12 @@ _TABLES = """
 CREATE TABLE mark (log TEXT NOT NULL, upto INTEGER NOT NULL);
 CREATE VIRTUAL TABLE said USING fts5(words, tokenize = 'ascii', detail = 'none', columnsize = 0);
 """
-"""The FTS5 table. `list_words` splits words, as for the memory ledger. This tokenizer treats every character outside of
-ASCII as a letter."""
+"""The FTS5 table. `list_words` splits words before they are stored here, so that searches match those of the memory
+ledger. The tokenizer of the table treats every character outside of ASCII as a letter."""
 
 
 class SearchIndex:
-    """The search index of one open ledger. It has its own thread."""
+    """The search index of one open ledger. All its SQL runs on a separate thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -144,14 +149,16 @@ class SearchIndex:
     async def catch_up(self, log: str, first: int, head: int, read: Callable[[int], Awaitable[Sequence[Row]]]) -> None:
         """Bring the index up to ``head``. Raises `LedgerError`.
 
-        ``log`` is a unique name of the log, and ``first`` is its oldest message. ``read`` returns a page of its
-        messages above a seq, after the older messages that were edited or deleted above that seq.
+        ``log`` is a unique name of the log, and ``first`` is the seq of its oldest message. ``read`` returns a page of
+        the messages above a seq. The page begins with the older messages that were edited or deleted by rows above that
+        seq.
         """
-        # One search at a time brings the index up to date. The others wait, and find it already updated.
+        # Hold the lock, so that one search at a time updates the index. Searches that wait for the lock then find
+        # nothing to update.
         async with self._lock:
             upto = await self._run(partial(self._open_for, log, head))
             await self._run(partial(self._delete_below, first))
-            # page by page, so that a first search over a long log does not hold all of its words in memory
+            # read page by page, so that a first search over a long log does not hold all of its words in memory
             while upto < head:
                 rows = [row for row in await read(upto) if row.seq <= head]
                 before, upto = upto, rows[-1].seq if rows else head
@@ -170,7 +177,7 @@ class SearchIndex:
         sql = "SELECT rowid FROM said WHERE said MATCH ? AND rowid > ? AND rowid < ? ORDER BY rowid DESC LIMIT ?"
         queries = [(match, after, before, limit) for match, after in _write_matches(terms, spans, sender, stream)]
         async with self._lock:
-            # Under the lock, because a search that finds the index damaged deletes the file.
+            # Hold the lock, because another search may find the index damaged and delete its file.
             seqs = await self._run(lambda: [seq for values in queries for (seq,) in self._open().execute(sql, values)])
         return sorted(set(seqs), reverse=True)[:limit]
 
@@ -179,18 +186,19 @@ class SearchIndex:
         return self._path.exists()
 
     async def forget(self, first: int) -> None:
-        """Remove the messages below ``first``, if there is an index. Raises `LedgerError`."""
+        """Remove the messages below ``first`` from the index, if the index exists. Raises `LedgerError`."""
         async with self._lock:
             await self._run(lambda: self._delete_below(first) if self._path.exists() else None)
 
     async def close(self) -> None:
-        """Close after the running step. A search that is still running fails."""
+        """Close after the running step has ended. A search that needs further steps fails."""
         self._is_closed = True
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
 
     async def _run(self, function: Callable[[], T]) -> T:
-        """Run a step to its end, even if the caller is cancelled. The next step runs after it."""
+        """Run a step on the index's thread. The step runs to its end even if the caller is cancelled, and the next step
+        runs after it."""
         if self._is_closed:
             raise LedgerError(f"The ledger of {self._path} is closed.")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._guard, function)
@@ -210,29 +218,30 @@ class SearchIndex:
 
     def _close(self) -> None:
         if self._db is not None:
-            with suppress(sqlite3.Error):  # a lost index is created again
+            with suppress(sqlite3.Error):  # the next search creates a lost index again
                 self._db.close()
             self._db = None
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
-            if self._path.is_symlink():  # the file that the link points to is not ours
+            if self._path.is_symlink():  # the file that the link points to does not belong to Roundelay
                 self._path.unlink()
-            # 0600: the index holds the words of all messages
+            # use mode 0600, because the index holds the words of all messages
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | CLOSE_ON_EXEC | NO_FOLLOW, 0o600))
             self._db = sqlite3.connect(self._path, isolation_level=None)
             self._refuse_foreign(self._db)
             self._db.execute("PRAGMA journal_mode = MEMORY")
-            # No syncs: after a crash of the machine the index is made again (`_open_for` compares the boot).
+            # Do not sync: after a crash of the machine, the index is created again (`_open_for` compares the boot).
             self._db.execute("PRAGMA synchronous = OFF")
-            # Dropped messages must leave the file too, not only its tables.
+            # Overwrite deleted data: the words of deleted messages must leave the file, not only its tables.
             self._db.execute("PRAGMA secure_delete = ON")
         return self._db
 
     def _refuse_foreign(self, db: sqlite3.Connection) -> None:
-        """Raise `LedgerError` for a database with other tables: it must not be deleted as a damaged index."""
+        """Raise `LedgerError` for a database with other tables, which must not be deleted as if it were a damaged
+        index."""
         names: list[str] = []
-        with suppress(sqlite3.DatabaseError):  # not a database, so a damaged index
+        with suppress(sqlite3.DatabaseError):  # the file is not a database, so it is a damaged index
             names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         if foreign := [name for name in names if name != "mark" and not name.startswith("said")]:
             self._close()
@@ -246,12 +255,12 @@ class SearchIndex:
         self._path.unlink(missing_ok=True)
 
     def _open_for(self, log: str, head: int) -> int:
-        """Return the message up to which the log is indexed. Create the index again if it belongs to another log or is
-        incomplete."""
+        """Return the seq up to which the log is indexed. Create the index again if it belongs to another log or cannot
+        be read."""
         mark = None
         with suppress(sqlite3.DatabaseError):
             mark = self._open().execute("SELECT log, upto FROM mark").fetchone()
-        # An index beyond the head belongs to a ledger that was replaced by an older copy.
+        # An index beyond the head belongs to a ledger that was replaced by an older copy of its file.
         if mark is not None and mark[0] == log and mark[1] <= head:
             return int(mark[1])
         self._discard()
@@ -266,12 +275,12 @@ class SearchIndex:
         revised = [row.seq for row in rows if row.seq <= before]
         if revised:
             db.execute("DELETE FROM said WHERE rowid IN (SELECT value FROM json_each(?))", (json.dumps(revised),))
-            # Otherwise the words stay in older parts of the index.
+            # Without this, the deleted words would stay in older parts of the index.
             db.execute("INSERT INTO said (said) VALUES ('optimize')")
-        # one statement: with `executemany` the thread gives up the GIL for each row (`writes`)
+        # use one statement: with `executemany`, the thread would give up the GIL for each row (`writes`)
         words = json.dumps([(row.seq, _index_words(row)) for row in rows if row.type not in REVISIONS])
         db.execute("INSERT INTO said (rowid, words) SELECT value ->> 0, value ->> 1 FROM json_each(?)", (words,))
-        # In the transaction of the rows. Otherwise a kill would leave rows that are indexed again, or never.
+        # Update the mark in the transaction of the rows. Otherwise, after a kill, rows would be indexed twice or never.
         db.execute("UPDATE mark SET upto = ?", (upto,))
         db.execute("COMMIT")
 
@@ -282,12 +291,12 @@ class SearchIndex:
         db.execute("DELETE FROM said WHERE rowid < ?", (first,))
         db.execute(
             "INSERT INTO said (said) VALUES ('optimize')"
-        )  # otherwise the words stay in older parts of the index
+        )  # without this, the deleted words would stay in older parts of the index
 
 
 def _index_words(row: Row) -> str:
-    """Return the words of a message and its marks. The marks name its target, thread and sender. With them FTS5 finds
-    the messages within the reader's spans among all matches."""
+    """Return the words of a message and its marks. The marks are words for its target, thread and sender. Marks let
+    FTS5 select the messages within the reader's spans among all matches."""
     places = [_mark("t", row.target), _mark("s", row.stream)]
     if row.head is not None and row.head.kind in PRIVATE:
         places.append(_mark("a", row.actor))
@@ -302,10 +311,10 @@ def _mark(kind: str, name: str) -> str:
 def _write_matches(
     terms: Sequence[str], spans: Sequence[Span] | None, sender: str, stream: str | None
 ) -> Iterator[tuple[str, int]]:
-    """Yield FTS5 queries, each with the seq above which it applies.
+    """Yield FTS5 queries, each with the seq above which the query applies.
 
-    Targets that the reader may read from the beginning are separate from targets that it joined later. Otherwise a new
-    member's search would scan all messages from before it joined.
+    Targets that the reader may read from the beginning are separate from targets that the reader joined later.
+    Otherwise a new member's search would scan all messages from before the join.
     """
     required = [f'"{term[:-1]}" *' if term[-1] == "*" else f'"{term}"' for term in terms]
     if stream is not None:

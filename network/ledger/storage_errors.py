@@ -1,7 +1,8 @@
 """Explanations for errors of a database's files: what failed, where, and what to do.
 
 SQLite reports "disk I/O error" for many causes, and "unable to open database file" for most others. The operating
-system knows more. So `explain` repeats SQLite's plain system call, with a test file next to the database.
+system reports the cause more precisely. So `explain` repeats the system calls that SQLite made, with a test file next
+to the database.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ _HIDDEN = {
     sqlite3.SQLITE_PERM: errno.EACCES, sqlite3.SQLITE_READONLY: errno.EACCES, sqlite3.SQLITE_CANTOPEN: 0,
     sqlite3.SQLITE_CORRUPT: 0, sqlite3.SQLITE_NOTADB: 0,
 }  # fmt: skip
-"""SQLite's result codes that hide the cause, each with the errno to report if the system gives none."""
+"""SQLite's result codes that hide the cause. Each has an errno to report if the repeated system calls succeed."""
 
 _MIN_SIDE_FILE_BYTES = 32 * 1024
 """Size of a new ``-shm`` file of SQLite."""
 
 
 def explain(error: Exception, path: Path, action: FileAction = "write") -> LedgerError:
-    """Return the `LedgerError` for an error of the system or of SQLite at a database's file, or at a file next to
-    it."""
+    """Return the `LedgerError` for an error of the system or of SQLite. The error concerns a database's file or a file
+    next to it."""
     if isinstance(error, sqlite3.Error):
         return LedgerError(_describe_sqlite(error, path, action))
     number = errno.ELOOP if isinstance(error, RuntimeError) else getattr(error, "errno", None) or 0
@@ -40,8 +41,8 @@ def explain(error: Exception, path: Path, action: FileAction = "write") -> Ledge
 
 
 def find_errno(path: Path, action: FileAction) -> int:
-    """Return the errno of the plain system calls, or 0 if they succeed. May write a small file next to the database,
-    and deletes it."""
+    """Repeat the plain system calls and return their errno, or 0 if they succeed. May write a small file next to the
+    database, and deletes the file again."""
     try:
         if path.is_dir():
             return errno.EISDIR
@@ -51,7 +52,7 @@ def find_errno(path: Path, action: FileAction) -> int:
             _try_to_read(path)
     except OSError as error:
         return ERRNO_ALIASES.get(error.errno or 0, error.errno or 0)
-    except RuntimeError:  # `Path.resolve` raises it for links in a circle
+    except RuntimeError:  # `Path.resolve` raises this error for links in a circle
         return errno.ELOOP
     return 0
 
@@ -64,7 +65,7 @@ def _describe_sqlite(error: sqlite3.Error, path: Path, action: FileAction) -> st
     number = find_errno(path, action) if primary in _HIDDEN else 0
     if primary == sqlite3.SQLITE_NOTADB and not number:
         return f"{path} is no database ({error}). Name another one with --db, or go on from a backup if it was one."
-    if primary == sqlite3.SQLITE_CORRUPT and action == "write":  # SQLite also reports EIO like this
+    if primary == sqlite3.SQLITE_CORRUPT and action == "write":  # SQLite also reports EIO with this code
         return (
             f"The database {path} is damaged, or its disk fails to return it ({error}). Stop the node, and go on from a "
             "backup if `roundelay doctor` says so too."
@@ -74,7 +75,7 @@ def _describe_sqlite(error: sqlite3.Error, path: Path, action: FileAction) -> st
     required: FileAction = action
     if (
         not number and action == "read" and primary in _HIDDEN
-    ):  # to read a database, SQLite locks it and writes files next to it
+    ):  # even for reading, SQLite locks the database and writes files next to it
         number, required = find_errno(path, "write"), "write"
     number = number or _HIDDEN.get(primary, 0)
     return _describe(number, error, path, action, required=required)
@@ -92,7 +93,7 @@ def _describe(
 
 
 def _try_to_read(path: Path) -> None:
-    """Read the whole file, as SQLite does over time: a disk may fail at any position. Raises `OSError`."""
+    """Read the whole file, because a disk may fail at any position. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | CLOSE_ON_EXEC)
     try:
         offset = 0
@@ -103,20 +104,21 @@ def _try_to_read(path: Path) -> None:
 
 
 def _try_to_write(path: Path) -> None:
-    """Do the same operations with a new file next to the database that a node does with its files, and delete it.
-    Raises `OSError`."""
+    """Perform the operations that a node performs on its files with a test file next to the database, and delete the
+    file. Raises `OSError`."""
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
         raise OSError(errno.EROFS if is_read_only(path) else errno.EACCES, "")
     sizes = (os.stat(file).st_size for file in (path, f"{path}-wal") if os.path.exists(file))
     size = max(_MIN_SIDE_FILE_BYTES, *sizes, 0)
     probe = f"{path}-probe-{os.getpid()}"
-    # Use a separate file, never the database itself: closing the database would drop SQLite's locks.
+    # Use a separate file, never the database itself: closing a descriptor of the database would drop SQLite's locks.
     descriptor = os.open(probe, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
     try:
         os.pwrite(descriptor, bytes(4096), 0)
-        os.pwrite(descriptor, b"\0", size)  # a sparse file: takes no room, but meets a limit of file sizes
+        # a sparse file needs no space on the disk, but triggers a limit of file sizes
+        os.pwrite(descriptor, b"\0", size)
         try_record_lock(descriptor)
-        # Many failures of a disk show only at the sync.
+        # Sync the file, because many failures of a disk appear only at a sync.
         sync_descriptor(descriptor)
         os.pread(descriptor, 4096, 0)
     finally:

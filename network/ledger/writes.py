@@ -1,4 +1,5 @@
-"""Writing a batch into the file, in one transaction, with a part of the memtable. Runs on the writer's thread."""
+"""Writing a batch into the ledger's file, in one transaction together with a part of the memtable. Runs on the writer's
+thread."""
 
 from __future__ import annotations
 
@@ -22,13 +23,14 @@ from .row_encoding import collect_places, hash_key, write_columns
 from .row_reader import Damage, find_row
 from .schema import ROW_COLUMNS, checksum
 
-# Many rows per statement: a thread gives up the GIL once per statement, and with `executemany` once per row. While the
-# loop's thread is busy, each row would wait for up to `sys.getswitchinterval()`. Measured: a hundred times as long.
+# Insert many rows per statement: a thread gives up the GIL once per statement, and with `executemany` once per row.
+# While the loop's thread is busy, each row would wait for up to `sys.getswitchinterval()`. Measured: this takes a
+# hundred times as long.
 _ROWS_PER_STATEMENT = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 
 
 def _make_inserts(into: str, columns: str) -> tuple[int, list[tuple[int, str]]]:
-    """Return the number of columns of a row, and a statement for each number of rows."""
+    """Return the number of columns of a row, and an INSERT statement for each size in `_ROWS_PER_STATEMENT`."""
     width = columns.count(",") + 1
     marks = f"({','.join('?' * width)})"
     return width, [(rows, f"{into} ({columns}) VALUES {','.join([marks] * rows)}") for rows in _ROWS_PER_STATEMENT]
@@ -39,8 +41,8 @@ _INTO_KEY = _make_inserts("INSERT OR IGNORE INTO key", "hash, seq")
 _INTO_PLACE = _make_inserts("INSERT OR IGNORE INTO place", "place, seq")
 
 MAX_CHECKED_THREADS = 8
-"""Number of new threads in one batch up to which the batch checks whether they have older messages. Windows of single
-messages gain by this check. A large batch would wait for it."""
+"""Maximum number of new threads in a batch for which the batch checks whether the threads have older messages. The
+check speeds up reading new threads. With more new threads, it would delay the batch."""
 
 UNENCODABLE = (TypeError, ValueError, OverflowError, AttributeError, RecursionError, msgspec.MsgspecError)
 """Errors for a value that cannot be encoded or passed to SQLite. SQLite itself raises `sqlite3.Error`."""
@@ -49,30 +51,30 @@ Values = tuple[object, ...]
 
 
 class EncodedBatch(NamedTuple):
-    """The content of one transaction, as values of SQLite."""
+    """The content of one transaction, as values for SQLite."""
 
     head: int
-    """The newest seq, or 0 without rows."""
+    """The newest seq of the batch, or 0 without rows."""
     log: list[object]
-    """The columns of all rows of the log, one after the other."""
+    """The columns of all rows of the log, in one flat list."""
     keys: list[tuple[int, int]]
     """Hash and seq of each idempotency key."""
     places: Mapping[str, list[int]]
     """Seqs by place, ascending."""
     saved: list[Values]
-    """Rows to write into the tables."""
+    """Rows to write into the state tables."""
     deleted: list[Values]
-    """Keys to delete from the tables."""
+    """Keys to delete from the state tables."""
     revisions: list[Row]
-    """Edits and deletions, which rewrite other rows."""
+    """Edits and deletions in the batch, which rewrite older rows."""
 
 
 def encode_batch(rows: Sequence[Row], writes: Sequence[TableWrite]) -> EncodedBatch:
-    """Encode a batch. Raises `Unstorable`."""
+    """Encode a batch for SQLite. Raises `Unstorable`."""
     log: list[object] = []
     keys: list[tuple[int, int]] = []
     places: defaultdict[str, list[int]] = defaultdict(list)
-    # One buffer for all rows: allocating one per checksum costs a quarter more.
+    # Share one buffer between all rows: allocating a buffer per checksum takes a quarter more time.
     scratch = bytearray()
     try:
         for row in rows:
@@ -112,7 +114,8 @@ def check_batch(batch: EncodedBatch) -> None:
 def store_batch(
     batch: EncodedBatch, memtable: Memtable, before_commit: Callable[[], None], db: sqlite3.Connection
 ) -> list[Row]:  # fmt: skip
-    """Write a batch and the next part of the memtable in one transaction. Return the older rows that it has rewritten.
+    """Write a batch and the next part of the memtable in one transaction. Return the older rows that the batch has
+    rewritten.
 
     Raises `KeyTaken`, `Unstorable` or the error of ``before_commit``. In these cases nothing is stored.
     """
@@ -120,7 +123,7 @@ def store_batch(
     # IMMEDIATE takes the write lock now. A deferred transaction could fail with "busy" after half of the batch.
     db.execute("BEGIN IMMEDIATE")
     try:
-        # Rows first: two rows of one batch may have the same key, and are then compared as rows of the file.
+        # Insert the rows first: two rows of one batch may have the same key, and are then compared as rows of the file.
         _insert(db, _INTO_LOG, batch.log)
         _refuse_taken_keys(db, batch.keys, memtable)
         revised = _rewrite(db, batch.revisions) if batch.revisions else []
@@ -132,16 +135,17 @@ def store_batch(
             db.executemany("INSERT OR REPLACE INTO state (tbl, key, value, crc) VALUES (?, ?, ?, ?)", batch.saved)
         if batch.deleted:
             db.executemany("DELETE FROM state WHERE tbl = ? AND key = ?", batch.deleted)
-        before_commit()  # everything is checked: with a shared log the records are appended now
+        before_commit()  # all checks are done, so with a shared log the rows are appended to it now
         db.execute("COMMIT")
     except BaseException as error:
         # SQLite has already ended the transaction after some errors, such as a full disk.
         with suppress(sqlite3.Error):
             db.execute("ROLLBACK")
-        if isinstance(error, UNENCODABLE):  # raised while a value is passed to SQLite, not by SQLite
+        if isinstance(error, UNENCODABLE):  # the error was raised while a value was passed to SQLite, not by SQLite
             raise Unstorable from error
         raise
-    # Only after the commit: a reader that looks earlier sees the previous state, both in the file and in memory.
+    # Update the memtable only after the commit: an earlier reader sees the previous state, both in the file and in
+    # memory.
     if rows:
         memtable.add(batch.keys, batch.places, batch.head, rows, threads)
     memtable.complete_flush(flush)
@@ -149,8 +153,9 @@ def store_batch(
 
 
 def _rewrite(db: sqlite3.Connection, changes: Sequence[Row]) -> list[Row]:
-    """Rewrite the rows that these edits and deletions name. Return them."""
-    # Overwrite the old bytes with zeros. Otherwise they would stay in unused parts of the file, and in backups.
+    """Rewrite the rows that these edits and deletions name. Return the rewritten rows."""
+    # Overwrite the old bytes with zeros. Otherwise the deleted text would stay in unused parts of the file, and in
+    # backups.
     db.execute("PRAGMA secure_delete = ON")
     unchecked = Damage(lambda _: None, 2**62)
     revised: dict[int, Row] = {}
@@ -171,7 +176,7 @@ _REPLACE_ROW = f"REPLACE INTO log ({ROW_COLUMNS}) VALUES ({','.join('?' * (ROW_C
 
 
 def _find_whole_threads(db: sqlite3.Connection, batch: EncodedBatch, memtable: Memtable) -> list[str]:
-    """Return the threads of a batch that have no older message. The tables are searched only for threads without a row
+    """Return the threads of a batch that have no older message. Search the index tables only for threads without a row
     in memory."""
     places = memtable.list_new_places(place for place in batch.places if place.startswith("in/"))
     if not 0 < len(places) <= MAX_CHECKED_THREADS:
@@ -184,7 +189,7 @@ _PLACES_WITHOUT_ROWS = """
 
 
 def _insert(db: sqlite3.Connection, into: tuple[int, list[tuple[int, str]]], values: Sequence[object]) -> int:
-    """Insert rows. Return the number of new rows."""
+    """Insert rows, and return the number of rows that were new."""
     width, statements = into
     start = inserted = 0
     for rows, sql in statements:
@@ -196,15 +201,16 @@ def _insert(db: sqlite3.Connection, into: tuple[int, list[tuple[int, str]]], val
 
 
 def _refuse_taken_keys(db: sqlite3.Connection, keys: list[tuple[int, int]], memtable: Memtable) -> None:
-    """Raises `KeyTaken` if a row that was just written has the key of another row. Hashes are compared first, and the
-    rows themselves only if two hashes are equal."""
+    """Raise `KeyTaken` if a row that was just written has the key of another row. Compare hashes first, and read rows
+    only if two hashes are equal."""
     hashes = {key_hash for key_hash, _ in keys}
     suspects = hashes & memtable.keys.keys()
     suspects.update(key_hash for (key_hash,) in _find_known_hashes(db, hashes))
-    # Almost always: no hash is known, and no hash occurs twice in the batch. In this case no row is read.
+    # This is true for almost every batch: no hash is known, and no hash occurs twice in the batch. In this case no row
+    # is read.
     if not suspects and len(hashes) == len(keys):
         return
-    # Damage found here is not reported: the same row is reported when a reader needs it.
+    # Do not report damage here, because the same row is reported when a reader needs it.
     unchecked = Damage(lambda _: None, 2**62)
     batch_seqs: dict[int, list[int]] = {}
     for key_hash, seq in keys:
@@ -214,17 +220,17 @@ def _refuse_taken_keys(db: sqlite3.Connection, keys: list[tuple[int, int]], memt
             assert row is not None, "rows are inserted before their keys are checked"
             for other_seq in (*_seqs_of_hash(db, key_hash, memtable), *earlier):
                 other = find_row(unchecked, other_seq, db)
-                # a damaged row counts as taken: a message that is sent again must not be stored twice
+                # treat a damaged row as having this key: a message that is sent again must not be stored twice
                 if other is not None and (other.is_damaged or (other.actor, other.key) == (row.actor, row.key)):
                     raise KeyTaken
         earlier.append(seq)
 
 
 def _find_known_hashes(db: sqlite3.Connection, hashes: Collection[int]) -> Iterable[tuple[int]]:
-    """Return the hashes that are in the index table."""
+    """Return the hashes that are already in the index table."""
     if not hashes:
         return ()
-    if len(hashes) == 1:  # nearly every batch of an agent; JSON would cost twice as much
+    if len(hashes) == 1:  # true for nearly every batch of an agent, and JSON would cost twice as much
         return db.execute("SELECT hash FROM key WHERE hash = ?", (*hashes,))
     return db.execute(_KNOWN_HASHES, (json.dumps([*hashes]),))
 
@@ -233,7 +239,7 @@ _KNOWN_HASHES = "SELECT k.hash FROM json_each(?) AS w CROSS JOIN key AS k ON k.h
 
 
 def _seqs_of_hash(db: sqlite3.Connection, key_hash: int, memtable: Memtable) -> set[int]:
-    """Return the rows whose keys have this hash."""
+    """Return the seqs of the rows whose keys have this hash."""
     sql = "SELECT seq FROM key WHERE hash = ?1 UNION ALL SELECT seq FROM key_more WHERE hash = ?1"
     return {*memtable.seqs_of(key_hash), *(seq for (seq,) in db.execute(sql, (key_hash,)))}
 
@@ -241,7 +247,8 @@ def _seqs_of_hash(db: sqlite3.Connection, key_hash: int, memtable: Memtable) -> 
 def _write_flush(db: sqlite3.Connection, flush: Flush) -> None:
     """Write a part of the memtable into the index tables, within the current transaction."""
     if _insert(db, _INTO_KEY, flush.keys) < len(flush.keys) // 2:
-        # Some hashes exist already: of the same rows, flushed before a crash, or of other keys with the same hash.
+        # Some hashes may exist already. Either the same rows were flushed before a crash, or other keys have the same
+        # hash.
         sql = "INSERT OR IGNORE INTO key_more SELECT ?1, ?2 WHERE (SELECT seq FROM key WHERE hash = ?1) <> ?2"
         db.executemany(sql, zip(flush.keys[::2], flush.keys[1::2], strict=True))
     _insert(db, _INTO_PLACE, flush.places)
