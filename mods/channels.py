@@ -1,7 +1,7 @@
 """`channels`: named channels with members.
 
-The network itself owns the membership, because the membership decides who gets a message. This mod lets participants
-change it.
+The hub itself stores channel memberships, because they decide who receives a message. This mod only offers the
+operations that change memberships.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Channels(Mod):
     def set_history(self, change: Change, *, name: ChannelName, history: History) -> dict[str, Any]:
         """Choose which messages late joiners of a channel may read. Only its owner or an operator may."""
         channel = find_channel(change.state, change.origin, name)
-        # In channels from before ownership existed, the creator may.
+        # Channels from versions without owners have no owner, so their creator may change the history setting.
         if channel.owner is not None or channel.created_by != change.origin.agent_id:
             check_owner(change.state, change.origin, channel, "changes what late joiners read")
         change.set_channel(name, history=history)
@@ -165,7 +165,7 @@ class Channels(Mod):
             for name, channel in state.ascending("channel", after):
                 if not (is_found(state, origin, channel) and _reads(reading, name)):
                     continue
-                # Without rights in the network, everybody may see a channel that is not closed.
+                # If the network defines no rights, everyone may see every channel that is not closed.
                 required = listeners if channel.access == "closed" or state.rights is not None else ()
                 if not all(
                     is_found_by(state, agent_id, channel) and has_right_to_read(state, agent_id, name)
@@ -210,7 +210,7 @@ class Channels(Mod):
         state, origin = reading.hub.state, reading.origin
         check_right(state, origin, "read", name)
         check_member(state, origin, find_channel(state, origin, name))
-        # Check as if each listener asked. Sort the listeners, so that every hub refuses for the same listener.
+        # Repeat the check for each listener. Sort the listeners, so that every hub reports the same listener in the error.
         for agent_id in sorted(await find_audience(reading, trigger)):
             listener = state.participant(agent_id)
             kind = listener.kind if listener is not None else origin.kind

@@ -19,7 +19,7 @@ _WEIGHTS = {"tags": 3, "tools": 2, "description": 1}
 
 
 class _Index(Struct, frozen=True):
-    """The content of a card and its words by part."""
+    """Parsed card of a participant, with the words of each part of the card."""
 
     source: Raw | UnsetType
     card: dict[str, Any]
@@ -27,7 +27,7 @@ class _Index(Struct, frozen=True):
 
 
 class CardIndex:
-    """The words of all cards, by participant."""
+    """Search index over the cards of all participants."""
 
     def __init__(self) -> None:
         # Parse each card once: parsing takes 40 us per card, and a search blocks the hub's loop. The cache has one
@@ -41,7 +41,7 @@ class CardIndex:
         scored = []
         for participant in state.participants():
             index = self._get_index(participant)
-            # Each word of the query counts once per part that contains it.
+            # A word of the query scores once for each part of the card that contains the word.
             score = sum(weight * len(words & index.words[part]) for part, weight in _WEIGHTS.items())
             if score and participant.agent_id != asking:
                 scored.append((participant.agent_id, score, index.card))

@@ -19,12 +19,14 @@ from roundelay.network.mod import Change, Reading
 from roundelay.network.operations.views import View
 
 BEYOND_TIME = 2**44
-"""A time in ms beyond all others, so that ids of newer files can sort first."""
+"""Upper bound of all times, in ms. File ids contain this bound minus the creation time, so newer files sort first."""
 
 
 class Version(Struct, frozen=True, omit_defaults=True):
-    """One content of a file. ``cause`` is the message in whose reaction an agent saved it. ``free_since`` is the time at
-    which it was saved, or at which the last message with it was dropped (ms)."""
+    """One version of a file. ``cause`` is the message that the agent was reacting to when it saved the version.
+
+    ``free_since`` is the time in ms since which no message attaches the version, or the time at which it was saved.
+    """
 
     number: int
     sha256: str
@@ -35,14 +37,14 @@ class Version(Struct, frozen=True, omit_defaults=True):
 
 
 class Grant(Struct, frozen=True):
-    """A message that attaches a version. Its readers may read that version."""
+    """Message that attaches a version of a file. Readers of the message may read the version."""
 
     version: int
     head: MessageHead
 
 
 class StoredFile(Struct, frozen=True):
-    """A file in the mod's state."""
+    """Stored record of a file: its owner, versions and grants, without the bytes."""
 
     id: str
     name: str
@@ -53,7 +55,7 @@ class StoredFile(Struct, frozen=True):
 
 
 def describe_file(file: StoredFile, version: Version) -> dict[str, Any]:
-    """Return a version of a file as operations return it."""
+    """Return the JSON that operations return for a version of a file."""
     return {
         **describe_reference(file, version),
         "sha256": version.sha256,
@@ -63,7 +65,7 @@ def describe_file(file: StoredFile, version: Version) -> dict[str, Any]:
 
 
 def describe_reference(file: StoredFile, version: Version) -> dict[str, Any]:
-    """Return the part of a message that attaches a version."""
+    """Return the JSON part of a message that attaches a version of a file."""
     return {
         "file": file.id,
         "version": version.number,
@@ -74,7 +76,7 @@ def describe_reference(file: StoredFile, version: Version) -> dict[str, Any]:
 
 
 def make_file_id(change: Change, upload_id: str) -> str:
-    """Return a free id. Ids of newer files sort first."""
+    """Return an unused file id. Ids of newer files sort before ids of older files."""
     for attempt in range(1000):
         salt = hashlib.sha256(f"{change.origin.agent_id}\0{upload_id}\0{attempt}".encode()).hexdigest()[:8]
         file_id = f"f-{BEYOND_TIME - 1 - change.stamp % BEYOND_TIME:011x}-{salt}"
@@ -84,7 +86,10 @@ def make_file_id(change: Change, upload_id: str) -> str:
 
 
 def keep_versions(change: Change, file: StoredFile, versions: tuple[Version, ...], grants: tuple[Grant, ...]) -> None:
-    """Store a file with only these versions, and count the others off. Without versions the file is deleted."""
+    """Store a file with only these versions, and subtract the removed versions from the totals.
+
+    If no version remains, delete the file.
+    """
     kept = {version.number for version in versions}
     removed = [version for version in file.versions if version.number not in kept]
     used, total = change.get(f"used/{file.owner}") or [0, 0], change.get("total") or [0, 0]
@@ -103,7 +108,7 @@ def keep_versions(change: Change, file: StoredFile, versions: tuple[Version, ...
 
 
 def free_versions(file: StoredFile, grants: tuple[Grant, ...], now: int) -> tuple[Version, ...]:
-    """Return the versions of a file with the grace of those begun that ``grants`` no longer name."""
+    """Return the versions of a file. For each version that no grant names any more, start its grace period."""
     freed = {grant.version for grant in file.grants} - {grant.version for grant in grants}
     return tuple(
         msgspec.structs.replace(version, free_since=now) if version.number in freed else version
@@ -112,7 +117,7 @@ def free_versions(file: StoredFile, grants: tuple[Grant, ...], now: int) -> tupl
 
 
 def is_expired(file: StoredFile, first_seq: int, until: int) -> bool:
-    """Return whether something of a file may have to go."""
+    """Return whether retention may have to delete a version or a grant of a file."""
     granted = {grant.version for grant in file.grants}
     return any(grant.head.seq < first_seq for grant in file.grants) or any(
         version.number not in granted and version.free_since <= until for version in file.versions
@@ -137,7 +142,10 @@ def _choose(file: StoredFile | None, versions: Sequence[Version], file_id: str, 
 def find_version(
     value: object, state: State, origin: Origin, file_id: str, number: int | None
 ) -> tuple[StoredFile, Version]:
-    """Return a version that the caller may read. Raises the same error if it is missing and if it is hidden."""
+    """Return a file version that the caller may read.
+
+    Missing and unreadable versions raise the same error, so that the error does not reveal which versions exist.
+    """
     file = decode_file(value)
     if file is None:
         raise unknown_file(file_id)

@@ -29,8 +29,8 @@ MAX_EMOJI, MAX_REACTIONS = 20, 500
 MAX_PINS, MAX_PINNED_THREADS = 50, 5000
 """Maximum number of pinned messages of one thread, and of threads with pinned messages."""
 SWEEP_MS, SWEPT_AT_ONCE = HOUR_MS, 500
-"""Time in ms between two removals of data about messages that retention has deleted, and the number of values that are
-read at once."""
+"""Interval of the cleanup after retention has deleted messages, in ms, and the number of values that the cleanup reads
+at once."""
 
 Emoji = Annotated[str, Meta(min_length=1, max_length=32, description="An emoji, or a short word such as +1.")]
 Text = Annotated[str, Meta(min_length=1, max_length=65_536, description="The new text.")]
@@ -38,7 +38,7 @@ OptionalSeq = Annotated[Seq | None, Meta(description="The message. Default: the 
 
 
 class Edits(Struct, frozen=True, omit_defaults=True):
-    """The rows of a message's edits, and whether the message is deleted."""
+    """Row ids of the stored earlier texts of a message, and whether the message is deleted."""
 
     rows: list[int] = []
     is_deleted: bool = False
@@ -152,7 +152,7 @@ class MessageChanges(Mod):
             raise InvalidArguments(f"Message {seq} was edited {MAX_EDITS} times, which is the maximum.")
         before = change.prepared["before"]
         content = before["content"]
-        # Files and data of a message stay.
+        # An edit replaces only the text. The message keeps its files and its data.
         content = {**content, "text": text} if isinstance(content, dict) and "text" in content else text
         shown = text if "text_representation" in before else None
         row = change.edit(seq, content, text=shown, before=before)
@@ -246,7 +246,8 @@ class MessageChanges(Mod):
 
 
 def _check_emoji(emoji: str) -> str:
-    # Format characters join emoji. Other invisible characters would make equal reactions look different.
+    # Allow format characters, because some emoji need them. Refuse other invisible characters: two reactions that look
+    # the same would be counted separately.
     if any(unicodedata.category(char)[0] in "CZ" and char not in "\u200d" for char in emoji):
         raise InvalidArguments(f"{emoji!r} is no emoji. Use one emoji, or a word without spaces such as +1.")
     return unicodedata.normalize("NFC", emoji)

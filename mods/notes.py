@@ -1,6 +1,6 @@
 """`notes`: shared Markdown documents with versions, in the thread whose readers they belong to.
 
-A note belongs to a thread. Everyone who would receive the thread's next message reads the note, and nobody else. The
+A note belongs to a thread. Only participants who would receive the thread's next message can read the note. The
 hub's memory holds the properties of each note. Texts, earlier versions and proposals are cold values.
 """
 

@@ -1,7 +1,7 @@
 """`reservations`: temporary claims on files, so that two participants do not change the same file.
 
-A reservation is advisory. It is visible, conflicting reservations are refused, and its holder is notified once of each
-participant that wanted its files. Reservations expire by the hub's timestamps.
+A reservation is advisory: it does not lock the file itself. Every participant sees it, and the hub refuses conflicting
+reservations. The holder gets one notice for each other participant that tries to reserve the same files. Reservations expire by the hub's timestamps.
 
 `reserve_all` waits in a queue until it can have all of its paths at once. A request waits only for holders and for
 earlier requests that overlap it. Nobody may reserve or extend paths for which somebody else waits, so each request is
@@ -23,7 +23,7 @@ MAX_HELD = 500
 """Maximum number of reservations in a network."""
 MAX_HELD_BY_ONE = 50
 MAX_WAITING = 100
-"""Maximum number of requests that wait in a network. A participant has at most one."""
+"""Maximum number of waiting requests in a network. Each participant can have one."""
 MAX_TOLD = 50
 """Maximum number of participants about whom the holder of one reservation is notified."""
 
@@ -82,7 +82,7 @@ class Reservations(Mod):
         have all of them; until then you have none. A new request replaces your earlier one."""
         caller, held, queue = change.origin.agent_id, _read_active(change), change.get("queue") or []
         wanted = list(dict.fromkeys(_normalize(path) for path in paths))
-        change.log({"paths": wanted})  # before the messages: a replay repeats the call at its first row
+        change.log({"paths": wanted})  # log before sending: a replay repeats the call at its first row
         number = next((it for it, request in enumerate(queue) if request["agent_id"] == caller), len(queue))
         if number < len(queue) and sorted(queue[number]["paths"]) != sorted(wanted):
             del queue[number]
@@ -150,27 +150,27 @@ class Reservations(Mod):
         return {"reservations": reservations, **({"waiting": waiting} if waiting else {})}
 
     def removed(self, change: Change, agent_id: str) -> None:
-        """Release the paths of a removed participant."""
+        """Release the paths that a removed participant had reserved."""
         held = [reservation for reservation in _read_active(change) if reservation["agent_id"] != agent_id]
         _serve(change, held, change.get("queue") or [])
 
     def due(self, change: Change, key: str) -> None:
-        """Serve the queue: a reservation or a request has expired."""
+        """Grant waiting requests, because a reservation or a request has expired."""
         _serve(change, _read_active(change), change.get("queue") or [])
 
 
 def _find_taken(held: list[dict[str, Any]], caller: str, wanted: list[str]) -> list[dict[str, Any]]:
-    """Return the reservations of others that may overlap the wanted paths."""
+    """Return the reservations of other participants that may overlap the requested paths."""
     return [it for it in held if it["agent_id"] != caller and any(overlaps(path, it["path"]) for path in wanted)]
 
 
 def _blocks(request: dict[str, Any], caller: str, wanted: list[str]) -> bool:
-    """Return whether an earlier request of somebody else waits for one of the wanted paths."""
+    """Return whether another participant's earlier request waits for one of the requested paths."""
     return request["agent_id"] != caller and any(overlaps(one, other) for one in wanted for other in request["paths"])
 
 
 def _notify_holders(change: Change, caller: str, taken: list[dict[str, Any]]) -> None:
-    """Notify each holder once of a caller who wants its paths."""
+    """Send each holder one notice that the caller tried to reserve its paths."""
     for holder in dict.fromkeys(reservation["agent_id"] for reservation in taken):
         theirs = [it for it in taken if it["agent_id"] == holder and _is_news(it, caller)]
         if theirs and change.state.present(holder) is not None:
@@ -180,7 +180,7 @@ def _notify_holders(change: Change, caller: str, taken: list[dict[str, Any]]) ->
 
 
 def _reserve(held: list[dict[str, Any]], caller: str, wanted: list[str], until: int, note: str) -> list[dict[str, Any]]:
-    """Add the reservations of a caller to the list, in place of the caller's earlier ones of these paths."""
+    """Add the caller's reservations to the list. They replace the caller's earlier reservations of the same paths."""
     # Keep the list of participants about whom the holder was notified. Extending a reservation must not repeat the
     # notices.
     notified = {it["path"]: it["told"] for it in held if it["agent_id"] == caller}
@@ -205,7 +205,7 @@ def _check_count(held: list[dict[str, Any]], caller: str) -> None:
 
 
 def _serve(change: Change, held: list[dict[str, Any]], queue: list[dict[str, Any]]) -> None:
-    """Grant the requests that nothing blocks, in order, and store both lists."""
+    """Grant the waiting requests that nothing blocks, in order. Store the reservations and the queue."""
     left: list[dict[str, Any]] = []
     for request in queue:
         caller, wanted = request["agent_id"], request["paths"]
@@ -236,7 +236,7 @@ def _serve(change: Change, held: list[dict[str, Any]], queue: list[dict[str, Any
 def _find_circle(
     held: list[dict[str, Any]], queue: list[dict[str, Any]], caller: str, wanted: list[str]
 ) -> list[str] | None:
-    """Return the ids of participants who would wait for each other if the caller waited, or None."""
+    """Return the ids of the participants in the deadlock that the caller's request would cause, or None."""
 
     def find_blockers(agent_id: str, paths: list[str], before: list[dict[str, Any]]) -> set[str]:
         return {it["agent_id"] for it in _find_taken(held, agent_id, paths)} | {
@@ -268,7 +268,7 @@ def overlaps(one: str, other: str) -> bool:
 
 
 def _contains(folder: str, other: str) -> bool:
-    """Return whether a path is a folder that may contain the other path."""
+    """Return whether the path ``folder`` may be a folder that contains the path ``other``."""
     is_file = "*" in other and re.search(r"[^/]\.[A-Za-z]\w*$", folder)
     return "*" not in folder and (other.startswith(f"{folder}/") or (not is_file and _may_meet(f"{folder}/*", other)))
 
@@ -292,7 +292,7 @@ def _may_meet(one: str, other: str) -> bool:
 def _normalize(path: str) -> str:
     """Return a path in a comparable form, relative to the project's root. Raises `InvalidArguments` for a path outside
     of the project."""
-    # The same name has several Unicode forms, and file systems return different ones.
+    # File systems return the same name in different Unicode forms, so normalize the form before comparing.
     text = unicodedata.normalize("NFC", path.strip()).replace("\\", "/")
     if re.match("/|~|[A-Za-z]:/", text):
         raise InvalidArguments(
@@ -313,12 +313,12 @@ def _normalize(path: str) -> str:
 
 
 def _read_active(change: Change) -> list[dict[str, Any]]:
-    """Return the reservations that have not expired by the hub's time."""
+    """Return the reservations that have not expired at the hub's current timestamp."""
     return [held for held in change.get("held") or [] if held["until"] > change.stamp]
 
 
 def _is_news(held: dict[str, Any], caller: str) -> bool:
-    """Return whether to notify the holder of this caller. Each caller is reported once."""
+    """Return whether the holder still needs a notice about this caller. The holder gets one notice per caller."""
     return caller not in held["told"] and len(held["told"]) < MAX_TOLD
 
 

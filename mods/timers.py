@@ -34,13 +34,14 @@ MAX_TIMERS, MAX_TIMERS_BY_ONE = 5000, 100
 MAX_AHEAD_MS = 5 * 365 * DAY_MS
 HALF_HOUR_MS = 1_800_000
 GRACE_MS = 60_000
-"""Delay in ms after which a due time counts as missed. The hub reaches due times within a second, while it runs."""
+"""Delay after which a timer counts as missed, in ms. A running hub fires each timer within a second of its due time."""
 
 TimerId = Annotated[int, Meta(ge=1, le=2**53 - 1, description="The timer's number.")]
 
 
 class Timer(Struct, omit_defaults=True):
-    """A timer. ``at`` is its next time in ms. ``place`` is the message in whose conversation it was created."""
+    """A stored timer. ``at`` is the next time at which the timer fires, in ms. ``place`` is the message whose conversation
+    the timer belongs to."""
 
     id: int
     by: str
@@ -60,7 +61,7 @@ class TimersMod(Mod):
     screens = (SCHEDULE,)
 
     def __init__(self) -> None:
-        # Here, so that a node without the extra refuses to start, instead of a call in the middle of the work.
+        # Import the package at startup, so that a node without the extra fails at once instead of at the first call.
         with needs("timers"):
             import cronsim  # noqa: F401
 
@@ -153,7 +154,7 @@ class TimersMod(Mod):
         return {"timers": timers, "after": last, "has_more": has_more}
 
     def removed(self, change: Change, agent_id: str) -> None:
-        """Remove the timers of and for a removed participant."""
+        """Remove the timers that a removed participant created or would receive."""
         for _, value in change.items("timer/"):
             timer = msgspec.convert(value, Timer)
             if agent_id in (timer.by, timer.to):
@@ -164,7 +165,7 @@ class TimersMod(Mod):
         if timer is None:
             return
         late_ms = change.stamp - timer.at
-        # The mod did not always remove the timers of a removed participant.
+        # Earlier versions of the mod did not remove the timers of a removed participant.
         is_present = all(change.state.present(name) is not None for name in (timer.to, timer.by))
         if is_present and not (late_ms > GRACE_MS and timer.missed == "skip"):
             sender = "" if timer.to == timer.by else f" from {timer.by}"
@@ -174,7 +175,7 @@ class TimersMod(Mod):
             cause = timer.place.seq if timer.place is not None and not timer.cron else None
             change.notify(timer.to, text, cause=cause, conversation=f"timer-{timer.id}" if timer.cron else "")
         if timer.cron and is_present:
-            # From now on, not from the due time: all times that were missed are one.
+            # Compute the next time from now, not from the due time, so that several missed times cause only one run.
             timer.at = next_time(timer.cron, find_zone(timer.timezone), change.stamp)
             _schedule(change, timer)
         else:
@@ -182,7 +183,7 @@ class TimersMod(Mod):
 
 
 def find_zone(name: str) -> ZoneInfo:
-    """Return a time zone. Raises `InvalidArguments`. Zones are read from the system's files once per process."""
+    """Return the time zone with this name. Raises `InvalidArguments` for an unknown name. Each zone is loaded once."""
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:
@@ -192,13 +193,13 @@ def find_zone(name: str) -> ZoneInfo:
 def next_time(cron: str, zone: ZoneInfo, after: int) -> int:
     """Return the first time (ms) of a cron expression after a time. Raises `InvalidArguments`.
 
-    Changes of the clocks are handled as in Debian's cron. A skipped time is run right after the change. A time that
-    comes twice is run once.
+    Daylight saving time is handled as in Debian's cron. A time that the change skips runs right after the change. A
+    time that occurs twice runs once.
     """
     from cronsim import CronSim, CronSimError
 
     problem = f"{cron!r} is no cron expression. Write minute, hour, day, month and weekday: 0 8 * * MON-FRI."
-    if len(cron.split()) != 5:  # six fields would be seconds
+    if len(cron.split()) != 5:  # a sixth field would mean seconds
         raise InvalidArguments(problem)
 
     def local(at: int) -> datetime:
