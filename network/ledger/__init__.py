@@ -1,4 +1,4 @@
-"""`Ledger`, the protocol of the append-only log with its state tables, and the values that its methods use.
+"""`Ledger`, the protocol of the append-only log with its state tables, and the types that its methods use.
 
 Three implementations pass one contract suite (tests/contract/test_ledger.py): `sqlite.SQLiteLedger`,
 `memory.MemoryLedger`, and the cluster's `ReplicatedLedger`. The hub is the only writer, and calls `append` from one
@@ -40,26 +40,29 @@ __all__ = [
 
 
 class KeyTaken(Exception):
-    """Nothing was appended: the ledger already has a row with one of these idempotency keys."""
+    """Error: nothing was appended, because the ledger already has a row with one of these idempotency keys."""
 
 
 class Unstorable(Exception):
-    """Nothing was appended: a row or a table write cannot be encoded. This is a bug in the code that made the row; the
-    storage is sound."""
+    """Error: nothing was appended, because a row or a table write cannot be encoded. This is a bug in the code that
+    made the row. The storage is sound."""
 
 
 class LeadershipLost(LedgerError):
-    """Nothing was appended: another node writes the shared log now. ``leader`` is its HOST:PORT, if known."""
+    """Error: nothing was appended, because another node has become the writer of the shared log. ``leader`` is the
+    HOST:PORT of that node, if known."""
 
     leader = ""
 
 
 class LogFull(LedgerError):
-    """Nothing was appended: the shared log has no room. The ledger still accepts smaller batches."""
+    """Error: nothing was appended, because the shared log has no room for the batch. The ledger still accepts smaller
+    batches."""
 
 
 class Meta(Struct, frozen=True, kw_only=True):
-    """Identity and extent of a ledger: its epoch (one history), its name, the first and newest seq, the newest stamp."""
+    """Identity and extent of a ledger: its epoch, which identifies one history, its name, its first and newest seq, and
+    its newest timestamp."""
 
     epoch: str
     name: str
@@ -69,9 +72,9 @@ class Meta(Struct, frozen=True, kw_only=True):
 
 
 class Trim(Struct, frozen=True, kw_only=True):
-    """Limits of what may be deleted: rows stamped before these times (ms, None keeps all), and the oldest rows while
-    the storage is larger than ``max_bytes``. Rows from ``pinned`` on are never deleted. Each call deletes at most
-    ``limit`` rows."""
+    """Limits of a trim. Rows with timestamps before these times (in ms) may be deleted; None keeps all rows. The oldest
+    rows may also be deleted while the storage is larger than ``max_bytes``. Rows from ``pinned`` on are never deleted.
+    Each call deletes at most ``limit`` rows."""
 
     messages_before: int | None = None
     records_before: int | None = None
@@ -81,8 +84,8 @@ class Trim(Struct, frozen=True, kw_only=True):
 
 
 class Trimmed(Struct, frozen=True, kw_only=True):
-    """Result of a trim: the number of deleted rows, and the smallest seq whose message can still be delivered. Call
-    again until nothing was deleted."""
+    """Result of a trim: the number of deleted rows, and the lowest seq whose message can still be delivered. The caller
+    repeats the trim until no row was deleted."""
 
     dropped: int
     first_seq: int
@@ -94,7 +97,7 @@ SeqBound = Annotated[int, Bound(ge=0, le=SEQ_LIMIT)]
 
 
 class TrimStep(Struct, frozen=True):
-    """One step of a trim. It deletes every record below ``records``, and every other row below ``messages``."""
+    """One step of a trim, which deletes every record below ``records``, and every other row below ``messages``."""
 
     messages: SeqBound
     records: SeqBound
@@ -102,7 +105,8 @@ class TrimStep(Struct, frozen=True):
     """Whether this step ends the trim of messages. Only the last step deletes values about deleted messages, because
     that scans whole tables."""
     stamp: int = 0
-    """The newest timestamp (ms) that was assigned. No older timestamp is assigned later, even if no row is left."""
+    """The newest timestamp (ms) that was assigned. The ledger assigns no older timestamp later, even if no row is
+    left."""
 
 
 class Page(NamedTuple):
@@ -113,12 +117,12 @@ class Page(NamedTuple):
 
 
 HeadAt = tuple[int, MessageHead | None]
-"""A seq and the head of its message. The head is None if the row is too damaged to have one."""
+"""A seq and the head of its message. The head is None if the row is so damaged that its head cannot be read."""
 
 
 class SearchPage(NamedTuple):
     """Rows that a search found, ascending, and whether there are more. If ``end`` is set, the search has reached its
-    work limit, and has not looked at rows below that seq."""
+    work limit, and has not examined rows below that seq."""
 
     rows: list[Row]
     has_more: bool
@@ -126,7 +130,7 @@ class SearchPage(NamedTuple):
 
 
 def collect_page(rows: Iterable[Row], limit: int, max_bytes: int, *, newest: bool = False) -> Page:
-    """Collect the first rows that fit into a page. ``newest`` says that the rows descend. One row beyond the page is
+    """Collect the first rows that fit into a page. ``newest`` says whether the rows descend. One row beyond the page is
     read but not returned."""
     page: list[Row] = []
     size, has_more = 0, False
@@ -160,17 +164,17 @@ KEYED_BY_SEQ: tuple[Table, ...] = ("triggered", "tried", "dead")
 
 
 def retention_seq(table: Table, key: str, value: Any) -> int:
-    """Return the seq of the message with which a value of one of these tables is deleted."""
+    """Return the seq of a message for a value of these tables. The value is deleted together with that message."""
     return int(getattr(value, RETENTION_FIELDS[table]) if table in RETENTION_FIELDS else key.partition("/")[2])
 
 
 class Ledger(Protocol):
-    """The log and its state tables. Every method raises `LedgerError` if the storage fails. After a failed `append` the
-    outcome is unknown, and the ledger must be reopened.
+    """The log and its state tables. Every method raises `LedgerError` if the storage fails. After a failed `append`,
+    its outcome is unknown, and the ledger must be reopened.
 
-    A page has at most ``limit`` rows and about ``max_bytes`` of data, but always at least one row. A damaged row never
-    makes a read fail. Pages, messages, rows and known keys contain a placeholder for it (`damaged_row`). Heads and
-    values of tables leave it out.
+    A page has at most ``limit`` rows and about ``max_bytes`` of data, but always at least one row if the range is not
+    empty. A damaged row never makes a read fail. Pages, messages, rows and known keys contain a placeholder for it
+    (`damaged_row`). Heads and values of tables leave it out.
     """
 
     @property
@@ -179,14 +183,14 @@ class Ledger(Protocol):
 
     @property
     def is_answering(self) -> bool:
-        """Whether the engine of a shared log answers. Without its answer an append has to wait."""
+        """Whether the engine of a shared log responds. While it does not respond, an append has to wait."""
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
-        """Open or create the ledger. Return its identity and the rows of `LOADED_TABLES`. Raises `LedgerError`, also if
-        one of these rows is damaged."""
+        """Open or create the ledger. Return its identity and the rows of `LOADED_TABLES`. Raises `LedgerError` if the
+        storage fails or one of these rows is damaged."""
 
     async def close(self) -> None:
-        """Close cleanly. Idempotent."""
+        """Close the ledger cleanly. Idempotent."""
 
     async def verify(self) -> None:
         """Check that the next start will find the stored data. If this raises `LedgerError`, the ledger must be
@@ -196,8 +200,8 @@ class Ledger(Protocol):
         """Answer a batch's lookup request from memory, except for its keys. Return None if the stored data is needed."""
 
     async def lookup(self, request: LookupRequest) -> Facts:
-        """Answer a batch's lookup request. The answer also has the ``root`` row of each head that is found, if there is
-        one."""
+        """Answer a batch's lookup request. For each head that is found, the answer also contains its ``root`` row, if
+        there is one."""
 
     async def append(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         """Store everything in one transaction. When this returns, the rows are durable at the configured level.
@@ -219,8 +223,8 @@ class Ledger(Protocol):
         newest: bool = False,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        """Return messages with ``after`` < seq <= ``until`` that are in a span, or that ``sender`` sent to one
-        participant or mod. Ascending: the oldest of these messages, or the newest."""
+        """Return messages of an inbox, with ``after`` < seq <= ``until``. These messages are in a span, or ``sender``
+        sent them to one participant or mod. Return the oldest or the newest of them, in ascending order."""
 
     async def thread(
         self,
@@ -232,12 +236,13 @@ class Ledger(Protocol):
         newest: bool = True,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        """Return messages of one thread, ascending: the newest of the range, or the oldest."""
+        """Return messages of one thread in ascending order: the newest messages of the range, or the oldest."""
 
     async def reaction(
         self, reaction: str, after: int, limit: int, *, actor: str | None = None, max_bytes: int = MAX_PAGE_BYTES
     ) -> Page:
-        """Return records of one reaction with seq > ``after``, ascending: from one writer, or from all."""
+        """Return records of one reaction with seq > ``after``, ascending. With ``actor``, return only the records of
+        this writer."""
 
     async def inbox_heads(self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int) -> list[HeadAt]:
         """Return the heads of the newest ``limit`` messages that `inbox` would return, newest first.
@@ -248,12 +253,13 @@ class Ledger(Protocol):
     async def newest_heads(
         self, after: Mapping[str, int], limit: int, *, before: int | None = None
     ) -> dict[str, list[HeadAt]]:
-        """Return the heads of the newest ``limit`` messages of each thread, newest first. ``threads`` gives the seq
-        above which each thread is read; all messages are below ``before``. Heads are not compared with their
+        """Return the heads of the newest ``limit`` messages of each thread, newest first. ``threads`` maps each thread
+        to a seq, and only messages above this seq and below ``before`` are read. Heads are not compared with their
         checksums."""
 
     async def first_seqs(self, threads: Collection[str]) -> dict[str, int]:
-        """Return the seq of each thread's first message, damaged or not. Threads without messages are left out."""
+        """Return the seq of the first message of each thread, even if the message is damaged. Threads without messages
+        are left out."""
 
     async def threads(
         self,
@@ -265,8 +271,8 @@ class Ledger(Protocol):
         among: Collection[str] | None = None,
     ) -> list[ThreadSummary]:
         """Return the threads of the readable messages of an inbox (`visibility.may_read`), newest first, each with its
-        number of these messages. At most ``limit`` threads whose last seq is below ``before``. With ``among``, only
-        these threads."""
+        number of these messages. Return at most ``limit`` threads whose last seq is below ``before``. With ``among``,
+        return only these threads."""
 
     async def search(
         self,
@@ -281,9 +287,9 @@ class Ledger(Protocol):
     ) -> SearchPage:
         """Return the newest messages below ``before`` whose text has all terms (`search.read_terms`), ascending.
 
-        Only messages that `inbox` would return are found, or all messages without spans. The search covers one thread,
-        or all. If many messages have the terms and are outside of the spans, the search examines only some of them, and
-        its page has an ``end``.
+        With spans, only messages that `inbox` would return are found. With a thread, only messages of this thread are
+        found. If many messages have the terms but are outside the spans, the search examines only some of them, and its
+        page has an ``end``.
         """
 
     async def search_seqs(
@@ -298,11 +304,11 @@ class Ledger(Protocol):
     ) -> list[int]:
         """Return the seqs of the newest ``limit`` messages below ``before`` that `search` would examine, descending.
 
-        No row is read. A caller that shows a message checks it first (`search.is_within`, `search.holds`).
+        No row is read. A caller that shows a message must check it first (`search.is_within`, `search.holds`).
         """
 
     async def forget_dropped(self) -> None:
-        """Also remove the rows deleted by `trim` from the search index."""
+        """Remove the rows that `trim` has deleted from the search index too."""
 
     async def all_threads(
         self, *, before: int | None = None, limit: int = 2**31, among: Collection[str] | None = None
@@ -310,24 +316,24 @@ class Ledger(Protocol):
         """Return every thread of the log, newest first, in the form of `threads`."""
 
     async def messages(self, seqs: Iterable[int]) -> dict[int, Row]:
-        """Return the messages with these seqs. Missing ones are left out."""
+        """Return the messages with these seqs. Missing messages are left out."""
 
     async def heads(self, seqs: Iterable[int]) -> dict[int, MessageHead]:
-        """Return the heads of the messages with these seqs. Missing ones are left out."""
+        """Return the heads of the messages with these seqs. Missing messages are left out."""
 
     async def cold(self, table: Table, prefix: str, limit: int, *, after: str = "") -> list[tuple[str, Any]]:
-        """Return keys and values of a cold table, ascending by key. Only keys that begin with ``prefix`` and are above
-        ``after``."""
+        """Return keys and values of a cold table, ascending by key. Return only keys that begin with ``prefix`` and are
+        above ``after``."""
 
     async def lookup_cold(self, table: Table, key: str) -> Any:
-        """Return one value of a cold table, or None."""
+        """Return one value of a cold table. Return None if there is no such value."""
 
     async def expire_calls(self, before: int) -> None:
-        """Delete the results of calls that are older than ``before`` (ms). Other writes are possible between the
-        steps."""
+        """Delete the results of calls that are older than ``before`` (ms). The deletion runs in steps, and other writes
+        are possible between the steps."""
 
     async def trim(self, trim: Trim) -> Trimmed:
-        """Delete old rows."""
+        """Delete old rows within the limits of a `Trim`."""
 
     async def records(
         self,
@@ -339,14 +345,16 @@ class Ledger(Protocol):
         reaction: str | None = None,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        """Return records of one agent and kind with seq > ``after``, ascending: of one reaction, or of all."""
+        """Return records of one agent and kind with seq > ``after``, ascending. With ``reaction``, return only records
+        of this reaction."""
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
-        """Return every row with seq > ``after``, ascending, at most ``limit``, for exports. Empty only at the end."""
+        """Return rows with seq > ``after``, ascending, at most ``limit`` rows. The result is empty only at the end of
+        the log. Exports use this method."""
 
 
 async def find_newest_message(ledger: Ledger, thread_id: str, before: int | None = None) -> Row | None:
-    """Return the newest undamaged message of a thread."""
+    """Return the newest undamaged message of a thread. Return None if there is none."""
     while rows := (await ledger.thread(thread_id, before=before, limit=1)).rows:
         if not rows[0].is_damaged:
             return rows[0]

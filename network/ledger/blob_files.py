@@ -1,4 +1,5 @@
-"""Copies and checks of the blobs that a ledger's file refers to. A node may be using both meanwhile."""
+"""Copies and checks of the blobs that a ledger's file refers to. A node may be using the file and the blobs at the same
+time."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from .storage_errors import explain
 
 
 class BlobCheck(Struct, frozen=True):
-    """Result of a check or a copy: the number of intact blobs, their size in bytes, and the names of the others."""
+    """Result of a check or a copy: the number of intact blobs, their size in bytes, and the names of the damaged or
+    missing blobs."""
 
     count: int
     size: int
@@ -26,7 +28,7 @@ class BlobCheck(Struct, frozen=True):
 
 
 def list_blobs_in_use(db: sqlite3.Connection) -> list[str]:
-    """Return the SHA-256 of every blob that mods refer to. Their keys are ``MOD/blob/SHA256``."""
+    """Return the SHA-256 of every blob that mods refer to. The keys of these references are ``MOD/blob/SHA256``."""
     rows = db.execute("SELECT key FROM state WHERE tbl = 'mod' AND key GLOB '*/blob/*'")
     names = {str(key).rpartition("/")[2] for (key,) in rows}
     return sorted(name for name in names if len(name) == 64 and name.isalnum())
@@ -46,8 +48,8 @@ def check_blobs(path: Path) -> BlobCheck:
 
 
 def copy_blobs(source: Path, target: Path, names: list[str]) -> BlobCheck:
-    """Copy blobs into a folder next to the copied ledger. The folder appears when it is complete. Raises `OSError`, and
-    `LedgerError` if the folder exists.
+    """Copy blobs into a folder next to the copied ledger. The folder appears when the copy is complete. Raises
+    `OSError`, and `LedgerError` if the folder exists.
 
     Missing and damaged blobs are left out and reported, because one bad blob must not prevent all further backups.
     """

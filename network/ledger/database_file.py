@@ -42,13 +42,12 @@ log = logging.getLogger(__name__)
 
 
 class DatabaseFile:
-    """The file of a `SQLiteLedger` with its connections, its lock, and its rows in memory.
+    """The file of a `SQLiteLedger` with its connections, its lock, and its cached rows.
 
-    ``new_epoch`` returns the string that marks a new history. A new history begins at creation, if the file is an
+    ``new_epoch`` returns the string that identifies a new history. A new history begins at creation, if the file is an
     older copy of the stored data, and after an unclean stop that may have lost acknowledged rows. Rows can be lost only
-    if ``durability`` is not ``full`` and the machine was restarted. ``boot`` identifies the boot of the
-    machine, and is empty if unknown. The file of an index of a shared log needs ``is_index``: otherwise it would begin
-    its own history.
+    if ``durability`` is not ``full`` and the machine was restarted. ``boot`` identifies the boot of the machine, and is
+    empty if unknown. The index of a shared log needs ``is_index``, because it must not begin its own history.
     """
 
     def __init__(
@@ -79,13 +78,13 @@ class DatabaseFile:
         self._first = 1
         """Seq below which no message is kept."""
         self._head = 0
-        """Newest seq that this object has stored or found. A reopened file must have this seq."""
+        """Newest seq that this object has stored or found. A reopened file must contain this seq."""
         self._is_suspect = False
         """Whether SQLite has found damage since the last check of the file."""
         self._damage = Damage(self._log_damaged)
         self._newest = NewestRows(self._damage)
         self._has_revised = False
-        """Whether messages were edited or deleted since the search index was last brought up to date."""
+        """Whether messages were edited or deleted since the last update of the search index."""
         self._is_rescued = False
         """Whether the content of the deleted database was saved as ``FILE.rescued``."""
 
@@ -93,11 +92,11 @@ class DatabaseFile:
 
     @property
     def is_answering(self) -> bool:
-        return True  # there is no engine
+        return True  # a single file has no engine
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
-        # Held from before SQLite opens the file until after it has closed it (`database_lock`). A reopened file must
-        # exist: a new file would be an empty history.
+        # Hold the lock from before SQLite opens the file until after SQLite has closed it (`database_lock`). A reopened
+        # file must exist, because a new file would be an empty history.
         self._lock.acquire(create=not self._epoch)
         try:
             refuse_foreign_wal(self._lock, self.path)
@@ -113,7 +112,7 @@ class DatabaseFile:
         return meta, writes
 
     async def reload(self) -> tuple[Meta, list[TableWrite]]:
-        """Return the result of `open` for the current state."""
+        """Return the result that `open` would return for the current state."""
 
         def load(db: sqlite3.Connection) -> tuple[Meta, list[TableWrite]]:
             meta, head, stamp = load_meta(db), read_head(db), read_stamp(self._damage, db)
@@ -132,13 +131,14 @@ class DatabaseFile:
         if index is not None:
             await index.close()
         try:
-            if writer is not None and browser is not None:  # a refused file stays unchanged
+            if writer is not None and browser is not None:  # a file that was refused must stay unchanged
                 with suppress(sqlite3.Error, LedgerError):  # a failing database stays marked as unclean
                     await writer.run(self._finish)
         finally:
             try:
                 async with AsyncExitStack() as closing:
-                    # closed in reverse, the writer last: the last one copies the WAL into the database
+                    # close in reverse order, because the last connection copies the WAL into the database, and that
+                    # must be the writer
                     for connection in connections:
                         if connection is not None:
                             closing.push_async_callback(connection.close)
@@ -148,7 +148,7 @@ class DatabaseFile:
                 raise await asyncio.to_thread(self._explain, error) from error
             finally:
                 self._is_rescued = False
-                self._lock.release()  # whatever failed: otherwise no node could open the file again
+                self._lock.release()  # release the lock after any failure: otherwise no node could open the file again
 
     async def verify(self) -> None:
         await self._run(self._writer, lambda _: self._lock.check())
@@ -163,8 +163,8 @@ class DatabaseFile:
         return connection
 
     async def _run(self, connection: SqliteConnection | None, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function on a connection's thread. The function contains all statements of one task, because a change
-        of threads costs more than a small transaction."""
+        """Run a function on a connection's thread. One function contains all statements of a task, because a switch to
+        another thread costs more than a small transaction."""
         if connection is None:
             raise LedgerError(f"The ledger {self.path} is closed.")
 
@@ -177,16 +177,17 @@ class DatabaseFile:
         return await connection.run(guarded)
 
     async def _change(self, function: Callable[[sqlite3.Connection], T], *, head: int | None = None) -> T:
-        """Run a function that writes, on the writer's thread. ``head`` is the newest seq afterwards, if it changes.
+        """Run a function that writes, on the writer's thread. ``head`` is the newest seq after the write, if the seq
+        changes.
 
-        The files are checked first: a row that was written into a file without a path must not be acknowledged.
+        The files are checked first: a row that was written into a deleted file must not be acknowledged.
         """
 
         def change(db: sqlite3.Connection) -> T:
             self._lock.check()
             result = function(db)
             self._lock.note_state()
-            # after the commit, and before its answers: FILE.head is never ahead of the database
+            # write after the commit and before its answers, so that FILE.head is never ahead of the database
             if head is not None:
                 self._lock.write_head(self._epoch, head)
                 self._head = head
@@ -195,7 +196,7 @@ class DatabaseFile:
         return await self._run(self._writer, change)
 
     def _finish(self, db: sqlite3.Connection) -> None:
-        """End the writer's work before it closes."""
+        """Finish the writer's work before the connection is closed."""
         if self._lock.is_unlinked:
             self._is_rescued = rescue(db, self.path)
         try:
@@ -205,7 +206,7 @@ class DatabaseFile:
                 self._lock.block_wal_copy()
                 self._is_suspect = True
             raise
-        with suppress(sqlite3.Error):  # a full disk: the next start reads these rows again
+        with suppress(sqlite3.Error):  # with a full disk this may fail, and the next start reads these rows again
             flush_memtable(self._memtable, db)
         write_meta(db, {"state": "clean"})
 
@@ -218,14 +219,15 @@ class DatabaseFile:
         log.error("a row of the ledger is damaged and left out", extra={**where, "database": str(self.path)})
 
     def _explain(self, error: Exception) -> LedgerError:
-        """Return the error to raise instead. It asks the system for the cause that SQLite hides. So it runs on a
-        thread: a hanging disk must not block the loop."""
+        """Return a `LedgerError` to raise instead of an error. The search for the cause that SQLite hides runs on a
+        thread, because a hanging disk must not block the loop."""
         self._is_suspect = self._is_suspect or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT
         return explain(error, self.path)
 
     def _prepare(self, db: sqlite3.Connection) -> tuple[Meta, list[TableWrite]]:
-        """Prepare the opened file: first the checks that may refuse it, then loading, and last marking it as open."""
-        refuse_schema(db)  # before any change: another program's database stays unchanged
+        """Prepare the opened file. First run the checks that may refuse the file, then load it, and finally mark it as
+        open."""
+        refuse_schema(db)  # check before any change, because another program's database must stay unchanged
         configure(db)
         self._lock.note_state()
         if self._is_suspect:
@@ -244,17 +246,18 @@ class DatabaseFile:
         first, head = int(meta.get("first_seq", "1")), read_head(db)
         self._first = first
         self._memtable = load_memtable(db, int(meta[FLUSHED_TO]))
-        stamp = read_stamp(self._damage, db)  # no older timestamp is assigned
+        stamp = read_stamp(self._damage, db)  # no older timestamp may be assigned
         name = meta.get("name", self._name)
         epoch = meta.get("epoch", "")
         # A failed sync may have lost pages without a sign. So a ledger that was reopened after a failure does not rely
-        # on the data that the kernel kept.
+        # on data that the kernel kept.
         boot = "" if self._epoch else self._boot
         if begins_new_history(meta, head, self._lock.read_head(), boot=boot, durability=self._durability):
-            if epoch and not self._is_index:  # an index gets lost rows from its log again, and the epoch too
+            if epoch and not self._is_index:  # an index reads lost rows, and also the epoch, from its log
                 log.warning("a new epoch begins: the database may have lost its newest messages", extra={"head": head})
             epoch = self._new_epoch()
         mark_open(db, self._lock, epoch, head, name=name, boot=self._boot, durability=self._durability)
-        # Last: `refuse_other_history` compares a reopened file with these values, so they must name only stored rows.
+        # Set these last: `refuse_other_history` compares a reopened file with these values, so they must name only
+        # stored rows.
         self._epoch, self._head = epoch, head
         return Meta(epoch=epoch, name=name, first_seq=first, head=head, stamp=stamp), writes

@@ -43,24 +43,27 @@ from .locked_files import identify, locked
 from .storage_errors import explain
 
 _SHARED_FIRST, _SHARED_SIZE = 0x40000002, 510
-"""The bytes on which SQLite has its shared lock while a connection is open in WAL mode (os_unix.c, "SHARED_FIRST")."""
+"""The bytes of the file on which SQLite has its shared lock while a connection is open in WAL mode (os_unix.c,
+"SHARED_FIRST")."""
 
 _HEADER = struct.Struct(">18x2s48xI")
-"""Format of a database's header: its write version, and its application id (sqlite.org/fileformat.html, 1.3)."""
+"""Format of the part of a database's header that contains the write version and the application id
+(sqlite.org/fileformat.html, 1.3)."""
 _ROLLBACK = b"\x01\x01"
 """Write version of a database that never had a WAL."""
 
 _BASE_CHARS = 10
-"""Fixed width of the second line of ``FILE.head``, which is written in place."""
+"""Fixed number of characters in the second line of ``FILE.head``. The width is fixed, because the line is overwritten
+in place."""
 
 
 class HeadFile(NamedTuple):
-    """The content of ``FILE.head``."""
+    """The parsed content of ``FILE.head``."""
 
     epoch: str
     head: int
     base: int
-    """Application id in the database's own header, without the WAL. 0 if it was not certain."""
+    """Application id in the database's own header, without the WAL. 0 if the id was not certain."""
 
 
 class DatabaseLock:
@@ -68,9 +71,9 @@ class DatabaseLock:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        """The path as configured. Each check follows a symbolic link again, so that a changed link is noticed."""
+        """The path as configured. Each check follows symbolic links again, so that a changed link is detected."""
         self._target = path
-        """The path without symbolic links, where SQLite keeps its other files."""
+        """The path without symbolic links, next to which SQLite stores its other files."""
         self._descriptor: int | None = None
         self._head_descriptor: int | None = None
         self._file_id = (0, 0)
@@ -87,11 +90,11 @@ class DatabaseLock:
         """Open the database's file, and keep other nodes away. Without ``create`` the file must exist."""
         try:
             with suppress(FileNotFoundError):
-                # Check before the file is opened: closing the descriptor again would drop the locks of the other
-                # ledger.
+                # Check before the file is opened: closing the new descriptor would drop the locks of the other ledger.
                 if identify(os.stat(self.path)) in locked:
                     raise self._in_use()
-            # 0600: the file contains everybody's messages. SQLite gives its other files the same mode.
+            # Use mode 0600, because the file contains all participants' messages. SQLite gives its other files the same
+            # mode.
             flags = os.O_RDWR | CLOSE_ON_EXEC | (os.O_CREAT if create else 0)
             descriptor = os.open(self.path, flags, 0o600)
         except OSError as error:
@@ -101,13 +104,14 @@ class DatabaseLock:
         try:
             lock_descriptor(descriptor)
         except OSError as error:
-            os.close(descriptor)  # `locked` has shown that no SQLite of this process has the file open
+            # closing is safe here: `locked` has shown that no SQLite of this process has the file open
+            os.close(descriptor)
             if isinstance(error, BlockingIOError):
                 raise self._in_use() from error
             raise explain(error, self.path) from error
         status, target = os.fstat(descriptor), self.path.resolve()
         if status.st_nlink > 1 and not Path(f"{target}.head").exists():
-            # SQLite names the WAL after the path: under another name of the file it would not be found
+            # SQLite names the WAL after the path, so it would not find the WAL under another name of the file
             os.close(descriptor)
             raise LedgerError(
                 f"{self.path} is one of {status.st_nlink} names of one file (hard links), and not the one that a node "
@@ -115,12 +119,12 @@ class DatabaseLock:
                 "the file and start the node with the copy."
             )
         self._descriptor, self._file_id, self._target = descriptor, identify(status), target
-        # By inode, not by name: another name of the same file is the same database.
+        # Lock by inode, not by name: another name of the same file is the same database.
         locked.add(self._file_id)
 
     def release(self) -> None:
-        """The database last: closing its descriptor releases the lock that keeps other nodes away."""
-        # The database last: with its descriptor goes the lock that keeps other nodes away.
+        """Release the lock and close its files. The database is closed last."""
+        # Close the database last: closing its descriptor releases the lock that keeps other nodes away.
         for descriptor in (self._head_descriptor, self._descriptor):
             if descriptor is not None:
                 os.close(descriptor)
@@ -136,8 +140,8 @@ class DatabaseLock:
     # --- the same files
 
     def note_state(self) -> None:
-        """Record the state of the files, after each write of this process."""
-        # `check` compares with this state to detect changes made by other processes.
+        """Record the state of the files after a write of this process."""
+        # `check` compares the files with this state to detect changes by other processes.
         main = self._check_file("")
         self._main_state = (main.st_size, main.st_mtime_ns)
         for suffix in ("-wal", "-shm"):
@@ -145,14 +149,15 @@ class DatabaseLock:
             self._side_files[suffix] = (status.st_ino, status.st_size)
 
     def check(self) -> None:
-        """Check that the next reader of the path will find the data that is written here.
+        """Check that the next program that opens the path will find the data of this process.
 
         The database and SQLite's other files must be the same files as before, and none may be shorter. No other
-        program may have written into the database. The database changes only when the WAL is copied into it, which this
-        process's writer does.
+        program may have written into the database. The database changes only when the WAL is copied into it, and only
+        this process's writer does so.
         """
         main = self._check_file("")
-        # Only checkpoints of this process change the file, so any other modification time means a foreign write.
+        # Only checkpoints of this process change the file, so any other modification time means that another program
+        # has written.
         if main.st_size < self._main_state[0] or main.st_mtime_ns != self._main_state[1]:
             self.is_overwritten = True
             raise LedgerError(
@@ -175,9 +180,9 @@ class DatabaseLock:
     def is_wal_foreign(self) -> bool:
         """Return whether the WAL belongs to another database, which this file has replaced.
 
-        Only the first bytes of the database are reliable here, because no checkpoint changes them. After a power cut during a
-        checkpoint, the other bytes may be a mixture of old and new sectors, which only the WAL repairs. So a table that
-        is read without the WAL proves nothing.
+        The check uses only the first bytes of the database, because no checkpoint changes them. After a power cut
+        during a checkpoint, the other bytes may be a mixture of old and new sectors, which only the WAL repairs. So the
+        content of a table that is read without the WAL proves nothing.
         """
         if not self.has_wal:
             return False
@@ -191,24 +196,25 @@ class DatabaseLock:
 
     @property
     def has_wal(self) -> bool:
-        """Return whether SQLite has left a WAL with content."""
+        """Return whether SQLite has left a WAL with content next to the database."""
         try:
             return os.stat(f"{self._target}-wal").st_size > 0
         except OSError:
             return False
 
     def block_wal_copy(self) -> None:
-        """Keep SQLite from copying the WAL into the database when it closes, because the file may be another one by
-        now.
+        """Prevent SQLite from copying the WAL into the database when it closes, because the file may have been
+        replaced.
 
-        SQLite needs an exclusive lock for the copy. A shared lock here prevents it, until `release`.
+        SQLite needs an exclusive lock for the copy. This method takes a shared lock, which prevents the copy until
+        `release`.
         """
         if self._descriptor is not None:
             share_range(self._descriptor, _SHARED_FIRST, _SHARED_SIZE)
 
     def delete_wal(self) -> None:
         """Delete SQLite's other files of a deleted database whose content was saved. Otherwise a backup that replaces
-        the database would get a foreign WAL."""
+        the database would be opened with the old WAL."""
         for suffix, (inode, _) in self._side_files.items():
             with suppress(OSError):
                 if os.stat(f"{self._target}{suffix}").st_ino == inode:
@@ -216,7 +222,8 @@ class DatabaseLock:
 
     @property
     def is_unlinked(self) -> bool:
-        """Return whether the database has no name any more. Such a file is deleted with its last descriptor."""
+        """Return whether the database file no longer has a name. The system deletes such a file when its last
+        descriptor is closed."""
         return self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0
 
     def _check_file(self, suffix: str) -> os.stat_result:
@@ -237,8 +244,8 @@ class DatabaseLock:
         return status
 
     def _has_sqlite_lock(self) -> bool:
-        """Return whether SQLite's shared lock still exists. This descriptor's own locks are of another kind, so they do
-        not hide it."""
+        """Return whether SQLite's shared lock still exists. This object's own locks are of another kind, so they do not
+        hide SQLite's lock."""
         return self._descriptor is None or is_range_locked(self._descriptor, _SHARED_FIRST, _SHARED_SIZE)
 
     # --- FILE.head
@@ -249,16 +256,16 @@ class DatabaseLock:
         try:
             first, base, *_ = [*path.read_text(encoding="utf-8").splitlines(), "", ""]
             epoch, head = first.split()
-            # older releases wrote letters here, which no database header has
+            # older releases wrote letters here, which never match a database header
             return HeadFile(epoch, int(head), int(base) if base.strip().isdecimal() else 0)
         except (FileNotFoundError, ValueError):
             return None
         except OSError as error:
-            # The file may exist and be right. Treating it as missing would begin a new history without need.
+            # The file may exist and be correct. Treating it as missing would begin a new history unnecessarily.
             raise LedgerError(f"Cannot read {path}: {describe_os_error(error, path, 'read')}.") from error
 
     def start_head(self, content: HeadFile) -> None:
-        """Write ``FILE.head`` durably, before anything is stored under this epoch."""
+        """Write ``FILE.head`` durably. Call this before any row is stored under this epoch."""
         text = _head_line(content.epoch, content.head) + f"{content.base:{_BASE_CHARS}}\n".encode()
         try:
             if self._head_descriptor is None:
@@ -272,8 +279,8 @@ class DatabaseLock:
             raise explain(error, self._target) from error
 
     def write_head(self, epoch: str, head: int) -> None:
-        """Record that everything up to ``head`` is stored. Not synced: a file that is behind does no harm, and the file
-        is never ahead."""
+        """Record that all rows up to ``head`` are stored. The write is not synced, because a ``FILE.head`` that is
+        behind the database does no harm."""
         if self._head_descriptor is not None:
             try:
                 # One write of a fixed size: a kill leaves the old line or the new line, never a mixture.
@@ -283,5 +290,6 @@ class DatabaseLock:
 
 
 def _head_line(epoch: str, head: int) -> bytes:
-    """Return the first line. Its length is the same for the whole epoch, because it is written in place."""
+    """Return the first line of ``FILE.head``. Its length is the same for the whole epoch, because the line is
+    overwritten in place."""
     return f"{epoch} {head:020d}\n".encode()

@@ -61,7 +61,7 @@ class _RowStore:
                 self._places[place].append(row.seq)
 
     def replace(self, row: Row) -> None:
-        """Replace a row by another one with the same seq. Its key and places stay."""
+        """Replace a row by another row with the same seq. The key and the places stay unchanged."""
         old = self.by_seq[row.seq]
         self.by_seq[row.seq] = row
         if old.key:
@@ -84,11 +84,11 @@ class _RowStore:
     def inbox(
         self, spans: Sequence[Span], sender: str, after: int, until: int, *, newest: bool = False
     ) -> Iterator[int]:
-        """Yield the seqs of `Ledger.inbox`."""
+        """Yield the seqs of the messages that `Ledger.inbox` returns."""
         ranges = [
             self.at(f"to/{span.target}", max(after, span.after), min(span.before or 2**62, until + 1)) for span in spans
         ]
-        # Own messages count too: a sender's other sessions get them.
+        # Include the sender's own messages, because the sender's other sessions receive them.
         ranges.append(self.at(f"by/{sender}", after, until + 1))
         if newest:
             ranges = [seqs[::-1] for seqs in ranges]
@@ -103,22 +103,22 @@ class _RowStore:
 
 
 class MemoryLedger:
-    """A `Ledger` in dictionaries and sorted lists. Reopening the same object finds everything that was appended to
-    it."""
+    """A `Ledger` in dictionaries and sorted lists. If the same object is reopened, it still contains all appended
+    rows."""
 
     def __init__(self, *, epoch: str, name: str = "roundelay") -> None:
         self._epoch = epoch
         self._name = name
         self._is_open = False
         self._first_seq = 1
-        self._head = self._stamp = 0  # seq and stamp of the newest row, even if retention deleted the row
+        self._head = self._stamp = 0  # seq and timestamp of the newest row, even if retention has deleted the row
         self._rows = _RowStore()
         self._tables: dict[str, dict[str, Any]] = defaultdict(dict)
         self.damaged = 0
         self.is_answering = True
 
     def damage(self, seq: int) -> None:
-        """Turn a row into a damaged one, for tests and simulations. Its key and places stay, as on a disk."""
+        """Damage a row, for tests and simulations. Its key and places stay readable, as they may on a disk."""
         self._rows.replace(damaged_row(seq))
         self.damaged += 1
 
@@ -183,7 +183,7 @@ class MemoryLedger:
                 self._tables[write.table][write.key] = write.value
 
     def check(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
-        """Accept everything, because nothing is encoded here."""
+        """Accept all rows and writes, because this ledger encodes nothing."""
 
     async def inbox(
         self,
@@ -311,7 +311,8 @@ class MemoryLedger:
             del calls[key]
 
     async def trim(self, trim: Trim) -> Trimmed:
-        old = [seq for seq in self._rows.order if _is_old(self._rows.by_seq[seq], trim)]  # sizes do not count here
+        # size limits do not apply to this ledger
+        old = [seq for seq in self._rows.order if _is_old(self._rows.by_seq[seq], trim)]
         dropped = [seq for seq in old if seq < trim.pinned][: trim.limit]
         messages = [seq for seq in dropped if self._rows.by_seq[seq].type != "record"]
         self._first_seq = max(self._first_seq, *(seq + 1 for seq in messages), 0)
@@ -322,7 +323,7 @@ class MemoryLedger:
         return Trimmed(dropped=len(dropped), first_seq=self._first_seq, is_pinned=is_pinned)
 
     def _drop_values(self) -> None:
-        """Delete values about deleted messages, like `retention.apply_trim`."""
+        """Delete values about deleted messages, as `retention.apply_trim` does."""
         for table in (*RETENTION_FIELDS, *KEYED_BY_SEQ):
             values = self._tables[table].items()
             self._tables[table] = {
@@ -350,7 +351,7 @@ class MemoryLedger:
 
 
 def _is_readable(row: Row, spans: Sequence[Span], sender: str) -> bool:
-    """Return whether a message of an inbox may be read.
+    """Return whether the reader of an inbox may read a message.
 
     A reply is readable if the first message of its thread is in the spans too, or if the reply's own span has open
     threads. A reader's own messages are always readable.

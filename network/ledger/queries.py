@@ -1,7 +1,7 @@
 """The reads of the SQLite ledger, as functions on a plain connection. They run on the threads of the connections.
 
-Rows up to ``flushed_to`` are found by the index tables, and later rows by the memtable. So the queries about places
-have two parameters: ``:flushed_to``, and ``:newest``, the seqs that the memtable has found.
+Readers find rows up to ``flushed_to`` in the index tables, and later rows in the memtable. So the queries about places
+have two parameters: ``:flushed_to``, and ``:newest``, which holds the seqs that the memtable has found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from .schema import CHECKED_FROM, ROW_COLUMNS, checksum
 BY_SEQ = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN (SELECT value FROM json_each(?))"
 NEWEST_BY_SEQ = f"{BY_SEQ} ORDER BY seq DESC"
 KEYS = "SELECT hash, seq FROM key UNION ALL SELECT hash, seq FROM key_more"
-"""All keys. One table has the first key of each hash, another table has the others."""
+"""SQL that selects all keys. One table has the first key of each hash, and another table has further keys with the same
+hash."""
 
 # --- lookups of a batch
 
@@ -49,7 +50,7 @@ def _find_keys(
     facts: Facts, keys: list[tuple[str, str]], damage: Damage, memtable: Memtable, db: sqlite3.Connection
 ) -> None:
     hashes = [hash_key(*key) for key in keys]
-    # CROSS JOIN fixes the order of the tables: first the few requested keys, then the index.
+    # CROSS JOIN fixes the order of the tables: SQLite reads first the few requested keys, then the index.
     sql = " UNION ALL ".join(
         f"SELECT w.key, k.seq FROM json_each(?1) AS w CROSS JOIN {table} AS k ON k.hash = w.value"
         for table in ("key", "key_more")
@@ -59,8 +60,8 @@ def _find_keys(
     for index, seq in sorted(pairs):
         row = find_row(damage, seq, db)
         if row is None or hash_key(row.actor, row.key) != hashes[index]:
-            # The index names this row for the hash, so the row is not what was stored. It counts as known: a message
-            # that is sent again must not be stored twice.
+            # The index names this row for the hash, so the row's key must have changed after it was stored. Treat the
+            # key as taken: a message that is sent again must not be stored twice.
             damage.add(seq)
             row = damaged_row(seq)
         if row.is_damaged or (row.actor, row.key) == keys[index]:
@@ -82,7 +83,7 @@ def _add_cold(facts: Facts, damage: Damage, table: Table, key: str, db: sqlite3.
 
 
 def _find_value(db: sqlite3.Connection, table: Table, key: str) -> tuple[str, str, int | None] | None:
-    """Return key, value and checksum of a row of a table."""
+    """Return key, value and checksum of a row of a state table."""
     with reading_any_text(db):
         cells = db.execute("SELECT key, value, crc FROM state WHERE tbl = ? AND key = ?", (table, key)).fetchone()
     return (key, cells[1], cells[2]) if cells is not None else None
@@ -100,27 +101,28 @@ def list_cold(
     """Answer `Ledger.cold`."""
     sql = "SELECT key, value, crc FROM state WHERE tbl = ? AND key >= ? AND key < ? AND key > ? ORDER BY key"
     with reading_any_text(db), closing(db.execute(sql, (table, prefix, f"{prefix}\U0010ffff", after))) as cursor:
-        # Lazily, and without LIMIT in SQL: damaged values are left out, and must not make a page look like the last
-        # one.
+        # Read the rows lazily, without LIMIT in SQL: damaged values are left out, and must not make a page look like
+        # the last page.
         values = ((key, _read_value(damage, table, key, value, crc)) for key, value, crc in cursor)
         return list(islice(((key, value) for key, value in values if value is not None), limit))
 
 
 def list_calls(after: str, limit: int, db: sqlite3.Connection) -> list[tuple[str, int | None]]:
-    """Return keys of calls above a key, with the times of their results (ms; None if damaged)."""
+    """Return keys of calls above a key, with the times of their results in ms. The time of a damaged call is None."""
     with reading_any_text(db):
         sql = f"SELECT key, {_CALL_AT} FROM state WHERE tbl = 'call' AND key > ? ORDER BY key LIMIT ?"
         return db.execute(sql, (after, limit)).fetchall()
 
 
 def drop_calls(keys: list[str], before: int, db: sqlite3.Connection) -> None:
-    """Delete the given calls if their results are older than a time."""
+    """Delete the calls with these keys whose results are older than a time."""
     sql = f"DELETE FROM state WHERE tbl = 'call' AND key IN (SELECT value FROM json_each(?)) AND {_CALL_AT} < ?"
     db.execute(sql, (json.dumps(keys), before))
 
 
 def integer_in(path: str) -> str:
-    """Return SQL for an integer in a row's value. The SQL gives NULL for a damaged value, where `->>` would fail."""
+    """Return SQL for an integer in a row's value. For a damaged value, the SQL returns NULL, where the operator `->>`
+    would fail."""
     number = f"CASE json_type(value, '$.{path}') WHEN 'integer' THEN value ->> '{path}' END"
     return f"CASE WHEN json_valid(value) THEN {number} END"
 
@@ -129,7 +131,7 @@ _CALL_AT = integer_in("at")
 
 
 def _read_value(damage: Damage, table: Table, key: str, value: str, crc: int | None) -> Any:
-    """Return the value of a row of a table. None for a damaged row."""
+    """Return the value of a row of a state table. Return None if the row is damaged."""
     if crc == checksum((table, key, value)):
         return decode_value(table, value)
     damage.add(f"{table}/{key}")
@@ -137,8 +139,8 @@ def _read_value(damage: Damage, table: Table, key: str, value: str, crc: int | N
 
 
 def load_meta(db: sqlite3.Connection, required: Sequence[str] = (CHECKED_FROM,)) -> dict[str, str]:
-    """Load the identity and the marks of a file with checksums. Before the first start only the ``required`` keys
-    exist. Raises `LedgerError` if one of them is missing, or a row is damaged."""
+    """Load the identity and the marks of a file with checksums. Before the first start, only the ``required`` keys
+    exist. Raises `LedgerError` if one of them is missing, or if a row is damaged."""
     with reading_any_text(db):
         cells = db.execute("SELECT key, value, crc FROM meta").fetchall()
     for key, value, crc in cells:
@@ -157,11 +159,13 @@ _DISPENSABLE_TABLES = frozenset({"attempt", "mark", "question", "dismissed"})
 def load_state(damage: Damage, db: sqlite3.Connection) -> list[TableWrite]:
     """Load every row of the tables that are kept in memory.
 
-    Raises `LedgerError` for a damaged row. Without that row a participant might read somebody else's messages, join
-    with a revoked token, react again or spend too much. Only failed attempts and people's private settings may be lost.
+    Raises `LedgerError` for a damaged row. Without its row, a participant might read another participant's messages,
+    join with a revoked token, react twice or exceed a budget. Only failed attempts and people's private settings may be
+    lost.
     """
     writes = []
-    # Scan all rows, not the range of each table: a damaged name of a table would end the range, and hide what follows.
+    # Scan all rows instead of the range of each table: a damaged table name would end the range, and hide the rows that
+    # follow.
     marks = ",".join("?" * len(COLD_TABLES))
     sql = f"SELECT tbl, key, value, crc FROM state WHERE +tbl NOT IN ({marks})"
     with reading_any_text(db):
@@ -203,7 +207,7 @@ def select_at_place(
     sql = f"""
         SELECT {columns} FROM place CROSS JOIN log USING (seq)
         WHERE place = :place AND seq > :after AND seq < :end {condition}"""
-    # Only if memory has rows: the second SELECT would cost a scan of the JSON each time.
+    # Add the second SELECT only if the memtable has found rows: it would cost a scan of the JSON each time.
     if newest.seqs:
         sql += f" UNION ALL SELECT {columns} FROM log WHERE seq IN (SELECT value FROM json_each(:newest)) {condition}"
     values = {
@@ -213,9 +217,9 @@ def select_at_place(
     return f"{sql} ORDER BY seq {order} LIMIT :limit", values
 
 
-# The seqs of an inbox. There is one indexed range per span, each limited to the size of a page, so the cost depends on
-# the page size only. The spans come as JSON, because SQLite accepts at most 500 SELECTs joined by UNION. An agent that
-# joins and leaves a channel repeatedly has more spans.
+# Query for the seqs of an inbox. There is one indexed range per span, each limited to the size of a page, so the cost
+# per span depends only on the page size. The spans are passed as JSON, because SQLite accepts at most 500 SELECTs
+# joined by UNION, and an agent that joins and leaves a channel repeatedly has more spans.
 INBOX_SEQS = """
     SELECT l.seq FROM json_each(:spans) AS span CROSS JOIN log AS l ON l.seq IN (
         SELECT seq FROM place
@@ -227,7 +231,7 @@ INBOX_SEQS = """
         ORDER BY seq {order} LIMIT :limit)
     UNION ALL SELECT value FROM json_each(:newest)"""
 INBOX = f"SELECT {{columns}} FROM log WHERE seq IN ({INBOX_SEQS}) ORDER BY seq {{order}} LIMIT :limit"
-# A reply is readable if the first message of its thread is in the spans too, or if the reply's own span has open
+# Condition for a readable reply: the first message of its thread is in the spans too, or the reply's own span has open
 # threads (`visibility.may_read`). The reader's own messages are always readable.
 READABLE = """
     (l.actor = :sender OR ((l.excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(l.excluded) WHERE value = :sender))
@@ -243,7 +247,7 @@ THREADS = f"""
 
 
 def inbox_ranges(spans: Sequence[Span], sender: str, after: int, until: int) -> list[Range]:
-    """Return the ranges in which the memtable has the rows of an inbox."""
+    """Return the ranges of the memtable in which the rows of an inbox are found."""
     ends = cut_spans(spans, after, until)
     return [*((f"to/{target}", start, end) for target, start, end, _ in ends), (f"by/{sender}", after, until + 1)]
 
@@ -251,7 +255,7 @@ def inbox_ranges(spans: Sequence[Span], sender: str, after: int, until: int) -> 
 def inbox_values(
     spans: Sequence[Span], sender: str, after: int, until: int, limit: int, memtable: Memtable, *, newest: bool = False
 ) -> dict[str, object]:
-    """Return the values for `INBOX_SEQS`."""
+    """Return the parameters of `INBOX_SEQS`."""
     rows = memtable.find(inbox_ranges(spans, sender, after, until), limit, newest=newest)
     return {
         "spans": json.dumps(cut_spans(spans, after, until)), "sender": sender, "after": after, "until": until, "limit": limit,
@@ -259,7 +263,7 @@ def inbox_values(
     }  # fmt: skip
 
 
-# A few threads, looked up by their own place: a reader of many messages often asks for a single thread.
+# Query for a few threads, each looked up by its own place: a reader of many messages often requests a single thread.
 THREADS_AMONG = f"""
     WITH messages (seq) AS (
         SELECT p.seq FROM json_each(:threads) AS thread
@@ -281,7 +285,7 @@ ALL_THREADS = """
 def list_newest_heads(
     after: Mapping[str, tuple[int, MemtableRows]], before: int, limit: int, db: sqlite3.Connection
 ) -> dict[str, list[HeadAt]]:
-    """Answer `Ledger.newest_heads`. For each thread, the arguments contain its seq and its rows in the memtable."""
+    """Answer `Ledger.newest_heads`. For each thread, ``after`` contains a seq and the thread's rows in the memtable."""
     heads: dict[str, list[HeadAt]] = {}
     for stream, (seq, newest) in after.items():
         sql, values = select_at_place(f"in/{stream}", seq, before, newest, limit, columns=HEAD_COLUMNS, order="DESC")
@@ -302,7 +306,7 @@ def list_first_seqs(threads: Mapping[str, MemtableRows], db: sqlite3.Connection)
 def read_heads(sql: str, values: Mapping[str, object], db: sqlite3.Connection) -> list[HeadAt]:
     """Return the heads of a query that selects `HEAD_COLUMNS`. A head is None if its columns are damaged.
 
-    Rows are not compared with their checksums, because that would read their contents.
+    The rows are not compared with their checksums, because that would require reading their contents.
     """
     with reading_any_text(db):
         try:
@@ -335,8 +339,8 @@ HEAD_COLUMNS = "seq, actor, target, stream, label, excluded, head"
 
 
 def cut_spans(spans: Sequence[Span], after: int, until: int) -> list[tuple[str, int, int, bool]]:
-    """Return the spans that are not empty within a range. Each has a target, both ends (exclusive), and whether its
-    threads are open."""
+    """Cut spans to a range of seqs and return those that are not empty. Each result has a target, both ends
+    (exclusive), and whether the span's threads are open."""
     ends = [
         (
             span.target,

@@ -1,8 +1,9 @@
 """Encoding of a row of the log in the file, and the places where a row is found. Each value is stored only once.
 
-The JSON of a message begins with values that are also columns of its row. `write_columns` leaves this beginning out,
-and keeps only those parts of the head that no column has. `make_row` writes the beginning again. It is left out only if
-it is exactly what `make_row` would write. Any other row, and a row of an older release, is stored unchanged. No IO.
+The JSON of a message begins with values that are also columns of its row. `write_columns` leaves this beginning out of
+the stored JSON, and stores only the parts of the head that no column has. `make_row` restores the beginning. The
+beginning is left out only if it is exactly what `make_row` would write. Any other row, and a row of an older release,
+is stored unchanged. No IO.
 """
 
 from __future__ import annotations
@@ -21,15 +22,16 @@ from roundelay.network.core.rows import MessageHead, Row
 
 Columns = tuple[int, int, str, str, "str | None", "str | None", "str | None", "str | None", "str | None", "str | None",
                 "str | None", str]  # fmt: skip
-"""The values of `schema.LOG_COLUMNS`."""
+"""Type of a row's columns: the values of `schema.LOG_COLUMNS`."""
 
 MAX_BETWEEN = 96
-"""Maximum number of bytes between the two parts of a beginning, which may contain `reply_to` and `cause`."""
+"""Maximum number of bytes between the two parts of a message's beginning. `reply_to` and `cause` may be between
+them."""
 
 
 class _HeadRest(Struct, array_like=True, gc=False):
-    """The parts of a message's head that no column has. ``root`` is 0 for the message itself. ``between`` is the data
-    between the two parts of the beginning."""
+    """The parts of a message's head that no column has. ``root`` is 0 if the message itself is the root. ``between`` is
+    the data between the two parts of the beginning."""
 
     kind: str
     sender_kind: str
@@ -73,10 +75,11 @@ def _shorten(row: Row) -> tuple[str | None, str | None, str]:
         beginning = _write_beginning(seq, key, kind, actor, sender_kind, target, stream)
         continuation = _write_continuation(root, hops, row.at)
         short = None if head.label == seq else label
-        # 0 for the message itself: most conversations consist of a single message, and a seq takes up to 16 digits.
+        # Store 0 if the message is its own root: most conversations consist of a single message, and a seq takes up to
+        # 16 digits.
         if root == seq:
             root = 0
-        # Compare bytes instead of trusting the fields: any other spelling of the JSON is stored whole, and returned
+        # Compare bytes instead of trusting the fields: JSON with any other spelling must be stored whole, and returned
         # unchanged.
         if data.startswith(whole := (beginning + continuation).encode()):
             if cause is None and kind.isalpha() and sender_kind.isalpha():  # letters need no escapes in JSON
@@ -85,7 +88,7 @@ def _shorten(row: Row) -> tuple[str | None, str | None, str]:
             return short, _encode_json(rest).decode(), data[len(whole) :].decode()
         if data.startswith(first := beginning.encode()):
             start, second = len(first), continuation.encode()
-            # Limited: the content of a message could contain the same text further on.
+            # Limit the search: the content of a message could contain the same text further on.
             end = data.find(second, start, start + MAX_BETWEEN)
             if end >= 0:
                 rest = _HeadRest(kind, sender_kind, root, hops, cause, data[start:end].decode())
@@ -120,7 +123,7 @@ def make_row(
         label = label or str(seq)
     raw = data.encode()
     if crc is None:
-        _check_json(raw)  # a row without a checksum: invalid JSON would fail at every client that receives it
+        _check_json(raw)  # invalid JSON in a row without a checksum would fail at every client that receives it
     return Row(
         seq=seq, at=at, type=type_, actor=actor, key=key or "", target=target or "", stream=stream or "",
         label=label or "", excluded=_read_names(excluded), digest=digest or "", data=raw, head=message_head,
@@ -152,10 +155,10 @@ def _read_names(excluded: str | None) -> tuple[str, ...]:
 
 
 def list_places(row: Row) -> Iterator[str]:
-    """Yield the places where a row is found in seq order.
+    """Yield the places of a row. A place lists the rows in which readers look for the same thing, in seq order.
 
-    The prefixes are: ``to/`` for its target, ``by/`` for the sender of a message to one participant or mod, ``in/`` for
-    a message's thread, ``re/`` for a record's reaction, and ``of/`` for an agent's records of one kind.
+    The prefixes are: ``to/`` for the row's target, ``by/`` for the sender of a message to one participant or mod,
+    ``in/`` for a message's thread, ``re/`` for a record's reaction, and ``of/`` for an agent's records of one kind.
     """
     if row.target:
         yield f"to/{row.target}"
@@ -168,7 +171,8 @@ def list_places(row: Row) -> Iterator[str]:
 
 
 def collect_places(row: Row, places: defaultdict[str, list[int]]) -> None:
-    """Add a row's seq to its places. Same result as `list_places`, but cheaper for many rows."""
+    """Add a row's seq to its places. The places are those of `list_places`, but this function costs less for many
+    rows."""
     seq, target, stream = row.seq, row.target, row.stream
     if row.type == "message" and target and stream:
         places[f"to/{target}"].append(seq)
@@ -183,15 +187,15 @@ def collect_places(row: Row, places: defaultdict[str, list[int]]) -> None:
 def hash_key(actor: str, key: str) -> int:
     """Return the hash of an idempotency key. Two keys may share a hash, so the caller must compare the row's key.
 
-    Files depend on this hash, and a test pins it. Hash all 62 bits, even for ids that begin with their time. With fewer
-    bits, an attacker could find thousands of ids with the same number within hours. Each new id would then cause a read
-    of all earlier ones.
+    Files depend on this hash, so it must never change, and a test checks its values. The hash covers all 62 bits of an
+    id, even if the id begins with its time. With fewer bits, an attacker could find thousands of ids with the same hash
+    within hours. Each new id would then cause a read of all earlier ones.
     """
     return _hash(f"{actor}\0{key}".encode())
 
 
 def hash_bytes(actor: bytes, key: bytes) -> int:
-    """Return `hash_key` for the bytes of a file, which may be invalid UTF-8."""
+    """Return the hash that `hash_key` returns, for bytes of a file, which may be invalid UTF-8."""
     return _hash(b"%b\0%b" % (actor, key))
 
 

@@ -1,12 +1,13 @@
-"""The schema of a ledger's file and its history: one step per version, each in its own transaction.
+"""The schema of a ledger's file and its history. Each version has one migration step, which runs in its own
+transaction.
 
-``PRAGMA user_version`` is the version of a file. It changes in the transaction of the step, so a killed step has no
-effect. A file of a newer Roundelay is refused.
+``PRAGMA user_version`` is the version of a file. The version changes in the transaction of the step, so a killed step
+has no effect. A file of a newer Roundelay is refused.
 
-Each row of each table has a checksum: the CRC-32 of every stored column, including the key and NULLs. It detects each
-flipped bit, each burst of up to 32 bits, and all but one in four billion of larger errors. It detects errors of disks,
-memory and cables. It does not protect against people: anybody who can write the file can also write the checksum. A
-cryptographic hash without a secret would not help either, at ten times the cost.
+Each row of each table has a checksum: the CRC-32 of every stored column, including the key and NULLs. The checksum
+detects each flipped bit, each burst of up to 32 bits, and all but one in four billion of larger errors. It detects
+errors of disks, memory and cables. It does not protect against people: anybody who can write the file can also write
+the checksum. A cryptographic hash without a secret would not help either, at ten times the cost.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ _packer = msgspec.msgpack.Encoder()
 
 
 def checksum(columns: Sequence[object], scratch: bytearray | None = None) -> int:
-    """Return the CRC-32 of a row's columns as MessagePack, which also encodes types and lengths. Files depend on this
-    encoding, and a test pins it.
+    """Return the CRC-32 of a row's columns, encoded as MessagePack, which includes types and lengths. Files depend on
+    this encoding, so it must never change, and a test checks its values.
 
-    A caller that computes many checksums passes one ``scratch`` buffer, which is overwritten each time. This saves a
-    quarter of the time.
+    A caller that computes many checksums passes one ``scratch`` buffer, which is overwritten each time. Sharing the
+    buffer saves a quarter of the time.
     """
     if scratch is None:
         return zlib.crc32(_packer.encode(columns))
@@ -86,19 +87,19 @@ UPDATE state SET crc = checksum(tbl, key, value);
 UPDATE meta SET crc = checksum(key, value);
 """
 
-# The following steps change values, not tables. The new version keeps older releases from opening the file, because
+# The following steps add values, not tables. The new version number keeps older releases from opening the file, because
 # they would ignore these values.
 _V3 = ""
-# Threads that are taken over (table ``hold``). Agents of an older release would answer in these threads.
+# Version 4 adds threads that are taken over (table ``hold``). Agents of an older release would answer in these threads.
 _V4 = ""
-# read state (``mark``), the inbox (``question``, ``dismissed``, ``undelivered``, ``spent_out``), single-use logins
-# (``login``)
+# Version 5 adds read state (``mark``), the inbox (``question``, ``dismissed``, ``undelivered``, ``spent_out``), and
+# single-use logins (``login``).
 _V5 = ""
-# the cursor in a shared log (``followed``): an older release would write its own history here
+# Version 6 adds the cursor in a shared log (``followed``). An older release would write its own history into the file.
 _V6 = ""
-# Store each fact once (`row_encoding`). Two tables that are written in order replace five indexes that repeated names.
-# Existing rows are not rewritten, so older rows still contain some facts twice. This step does not check for damage, so
-# it handles text as bytes. ``key_more`` holds the keys whose hash is already in ``key``.
+# Version 7 stores each fact once (`row_encoding`). Two tables that are written in order replace five indexes that
+# repeated names. Existing rows are not rewritten, so older rows still contain some facts twice. This step does not
+# check for damage, so it handles text as bytes. ``key_more`` holds the keys whose hash is already in ``key``.
 _V7 = """
 CREATE TABLE key (hash INTEGER PRIMARY KEY, seq INTEGER NOT NULL);
 INSERT OR IGNORE INTO key SELECT hash_key(CAST(actor AS BLOB), CAST(key AS BLOB)) AS hash, seq FROM log
@@ -123,7 +124,8 @@ DROP INDEX log_record;
 ALTER TABLE log DROP COLUMN is_private;
 """
 
-# The mark up to which rows are in the index tables (`memtable`). An older release would not find the rows after it.
+# Version 8 adds the mark up to which rows are in the index tables (`memtable`). An older release would not find the
+# rows after this mark.
 _V8 = f"""
 INSERT OR REPLACE INTO meta (key, value, crc) SELECT '{FLUSHED_TO}', seq, checksum('{FLUSHED_TO}', seq)
     FROM (SELECT CAST(ifnull(max(seq), 0) AS TEXT) AS seq FROM log);
@@ -138,25 +140,28 @@ PLACES_SINCE = 7
 MEMTABLE_SINCE = 8
 """First schema version whose newest rows may be only in the memtable."""
 LONG_STEP = 100_000
-"""Number of rows from which on each part of a step is logged, because it takes seconds."""
+"""Number of rows from which on each part of a migration step is logged, because the part takes seconds."""
 COPIED_EPOCH = "copied_epoch"
-"""Key in ``meta`` of a backup for the epoch of its original. The backup has no epoch until a node opens it."""
+"""Key in ``meta`` of a backup under which the epoch of the original is stored. The backup has no epoch until a node
+opens it."""
 
 
 def list_schema(db: sqlite3.Connection) -> set[tuple[str, str]]:
-    """Return name and text of each table and index."""
+    """Return the names and SQL texts of all tables and indexes."""
     return set(db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
 
 
 def expected_schema(version: int) -> set[tuple[str, str]]:
-    """Return the result of `list_schema` for a file of this version, whether new or migrated from an earlier one."""
+    """Return the result that `list_schema` must have for a file of this version, whether the file is new or was
+    migrated."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         migrate(db, version)
         return list_schema(db)
 
 
 def refuse_schema(db: sqlite3.Connection) -> int:
-    """Return the version of a file's schema. Raises `LedgerError` for a newer version, and for other databases."""
+    """Return the version of a file's schema. Raises `LedgerError` for a newer version, and for databases of other
+    programs."""
     version: int = db.execute("PRAGMA user_version").fetchone()[0]
     file: str = db.execute("PRAGMA database_list").fetchone()[2]
     if version > SCHEMA_VERSION:
@@ -166,7 +171,7 @@ def refuse_schema(db: sqlite3.Connection) -> int:
         )
     if version == 0 and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
         raise LedgerError(f"{file} is a database of another program. Name another one with --db.")
-    # A view in place of a table may be endless, and a virtual table may run other code.
+    # Refuse other objects: a view in place of a table may be endless, and a virtual table may run other code.
     sql = "SELECT type, name FROM sqlite_master WHERE type IN ('view', 'trigger') OR sql LIKE 'CREATE VIRTUAL%' LIMIT 1"
     if (odd := db.execute(sql).fetchone()) is not None:
         raise LedgerError(
@@ -177,16 +182,16 @@ def refuse_schema(db: sqlite3.Connection) -> int:
 
 
 MAX_READ_BYTES = 128 * 1024 * 1024
-"""Maximum size of a row in a file that is only read. Anybody may have made the file, and this limits the memory per
-row."""
+"""Maximum size in bytes of a row in a file that is only read. The file may come from an attacker, and this limits the
+memory per row."""
 
 
 @contextmanager
 def open_to_read(path: Path, timeout_s: float = 5.0) -> Iterator[sqlite3.Connection]:
     """Open a file for reading, even while a node writes it. Raises `sqlite3.Error`.
 
-    Without a WAL nobody has the file open. In this case it is opened as immutable, so that SQLite creates no other
-    files.
+    If there is no WAL, no process has the file open. In this case the file is opened as immutable, so that SQLite
+    creates no other files.
     """
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "mode=ro&immutable=1"
     address = f"{path.resolve().as_uri()}?{mode}"
@@ -196,16 +201,17 @@ def open_to_read(path: Path, timeout_s: float = 5.0) -> Iterator[sqlite3.Connect
 
 
 def count_rows(db: sqlite3.Connection) -> int:
-    """Return the approximate number of rows in the log. Seqs are dense, except where retention has deleted rows."""
+    """Return the approximate number of rows in the log. The estimate uses the first and last seq, and seqs are dense
+    except where retention has deleted rows."""
     least, most = db.execute("SELECT (SELECT min(seq) FROM log), (SELECT max(seq) FROM log)").fetchone()
     return int(most - least + 1) if most is not None else 0
 
 
 def migrate(db: sqlite3.Connection, to: int | None = None) -> None:
     """Migrate the file to `SCHEMA_VERSION`, or to the version ``to``. Raises `LedgerError` for a newer version, and for
-    other databases."""
+    databases of other programs."""
     version, end = refuse_schema(db), SCHEMA_VERSION if to is None else to
-    # The steps call these from SQL, since SQLite has no CRC-32 of its own.
+    # Register the Python functions that the steps call from SQL, because SQLite itself has no CRC-32.
     db.create_function("checksum", -1, lambda *columns: checksum(columns), deterministic=True)
     db.create_function("hash_key", 2, hash_bytes, deterministic=True)
     is_long = 0 < version < end and count_rows(db) >= LONG_STEP
@@ -218,10 +224,11 @@ def migrate(db: sqlite3.Connection, to: int | None = None) -> None:
                     part = f"{number} of {len(statements)}"
                     log.warning("migrating the database", extra={"schema": step + 1, "part": part})
                 db.execute(statement)
-            # Within the transaction: a killed step leaves the old version, and runs again as a whole.
+            # Set the version within the transaction: a killed step leaves the old version, and the whole step runs
+            # again.
             db.execute(f"PRAGMA user_version = {step + 1}")
             db.execute("COMMIT")
         except BaseException:
-            with suppress(sqlite3.Error):  # with a full disk SQLite has ended it already
+            with suppress(sqlite3.Error):  # with a full disk, SQLite has already ended the transaction
                 db.execute("ROLLBACK")
             raise
