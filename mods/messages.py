@@ -38,7 +38,7 @@ OptionalSeq = Annotated[Seq | None, Meta(description="The message. Default: the 
 
 
 class Edits(Struct, frozen=True, omit_defaults=True):
-    """Row ids of the stored earlier texts of a message, and whether the message is deleted."""
+    """Seqs of the rows that record a message's edits, and whether the message is deleted."""
 
     rows: list[int] = []
     is_deleted: bool = False

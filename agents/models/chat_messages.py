@@ -58,7 +58,7 @@ _SUBSTITUTE = "skip_thought_signature_validator"
 
 @dataclass(slots=True)
 class _Result:
-    """A tool's result, with the notes that follow it."""
+    """Result of a tool call, with the notes that follow the result."""
 
     message: ToolMessage
     notes: list[str] = field(default_factory=list)
@@ -149,7 +149,7 @@ def _add_assistant(arranged: list[_Arranged], message: AssistantMessage) -> None
 
 
 def _choose_ids(messages: Iterable[ChatMessage], rules: EndpointRules) -> dict[str, str]:
-    """Return the id under which each call is sent, by the original id."""
+    """Return a mapping from the original id of each call to the id that the request sends."""
     chosen: dict[str, str] = {}
     used: set[str] = set()
     for message in messages:
@@ -207,7 +207,7 @@ def _write_assistant(
         if origin is not None and is_own:
             is_all = rules.reasoning in ("returned", "required")
             fields |= {name: value for name, value in origin.message.items() if is_all or is_sealed(name, value)}
-            # A hook may have changed the calls. Signatures belong to single calls, and a server refuses a wrong one.
+            # Add signatures only if no hook has changed the number of calls: servers refuse signatures of other calls.
             if len(origin.calls) == len(message.tool_calls):
                 fields["tool_calls"] = [
                     _add_fields(call, of) for call, of in zip(fields["tool_calls"], origin.calls, strict=True)

@@ -1,4 +1,4 @@
-"""Parses the replies of OpenAI-compatible servers, complete or as pieces of a stream.
+"""Parser for replies of OpenAI-compatible servers, both complete replies and streams.
 
 Servers differ from OpenAI's server in every part: content as a list of parts, calls without an index or an id, streams
 without a finish reason. `read_completion` and `Draft.add_chunk` take parsed JSON. They raise `ValueError` for a reply
@@ -43,7 +43,7 @@ class ErrorInside(Exception):
 
 @dataclass(slots=True)
 class CallDraft:
-    """A call while its pieces arrive. ``index`` is the index from the server, or None if the server sends none."""
+    """Tool call whose pieces are still arriving. ``index`` is the server's index of the call, if the server sends one."""
 
     index: int | None = None
     id: str = ""
@@ -51,13 +51,13 @@ class CallDraft:
     # Use a buffer instead of a str: adding a piece to a long str copies all of it.
     arguments: StringIO = field(default_factory=StringIO)
     fields: dict[str, JsonValue] = field(default_factory=dict)
-    """Fields that the server wants back with the call."""
+    """Fields of the call that later requests must send back to the server."""
 
     def has_arguments(self) -> bool:
         return self.arguments.tell() > 0
 
     def is_whole(self) -> bool:
-        """Whether the arguments so far are a complete JSON object. If so, a further object belongs to another call."""
+        """Whether the received arguments are a complete JSON object. If so, the next object belongs to another call."""
         arguments = self.arguments.getvalue().strip()
         if not arguments.endswith("}"):
             return False
@@ -69,7 +69,7 @@ class CallDraft:
 
 @dataclass(slots=True)
 class Draft:
-    """A reply while it is parsed. ``is_done``: the server has marked the end of its stream."""
+    """Partially parsed reply. ``is_done`` is true if the server has marked the end of the stream."""
 
     tools: Collection[str] = ()
     text: StringIO = field(default_factory=StringIO)
@@ -77,7 +77,7 @@ class Draft:
     refusal: StringIO = field(default_factory=StringIO)
     calls: list[CallDraft] = field(default_factory=list)
     fields: dict[str, JsonValue] = field(default_factory=dict)
-    """Fields that the server wants back with the message."""
+    """Fields of the message that later requests must send back to the server."""
 
     usage: Usage = field(default_factory=Usage)
     finish_reason: str = ""
@@ -94,7 +94,7 @@ class Draft:
         return bool(self.finish_reason) or self.is_done
 
     def add_chunk(self, chunk: object) -> list[ModelDelta]:
-        """Add a piece of a stream. Return the deltas to show."""
+        """Process one chunk of a streamed reply. Return the deltas to display."""
         if not isinstance(chunk, Mapping):
             raise_for_list(chunk)
             raise ValueError("a piece of it is not a JSON object")
@@ -125,7 +125,7 @@ class Draft:
         return ModelDelta()
 
     def close(self) -> list[ModelDelta]:
-        """Add the remaining text after the reply has ended. Return the deltas to show."""
+        """Process the text that is left when the reply ends. Return the deltas to display."""
         text, reasoning = self._tags.close()
         self.text.write(text)
         self.reasoning.write(reasoning)
@@ -242,7 +242,7 @@ class Draft:
             same_place = index is None or call.index is None or call.index == index
             if call.id == call_id and same_place:
                 return None if self._begins_another(call, name, part) else call
-        # A late id belongs to the call that has no id yet.
+        # If the id arrives after the first piece, assign it to the call that has no id yet.
         late = (
             next((call for call in reversed(self.calls) if call.index == index), None)
             if index is not None
@@ -325,7 +325,7 @@ def raise_for_list(body: object) -> None:
 
 
 def _is_status(body: Json) -> bool:
-    """Return whether an object without choices reports an error. Otherwise the server is only still working."""
+    """Return whether an object without choices reports an error. Servers also send such objects while they work."""
     kind = " ".join(str(body.get(name) or "") for name in ("object", "type", "status"))
     return isinstance(body.get("message") or body.get("msg"), str) and ("code" in body or "error" in kind.lower())
 
@@ -371,7 +371,7 @@ def find_origin(draft: Draft, endpoint: str, learned: Mapping[str, JsonValue], *
 
 
 def as_text(value: object) -> str:
-    """Return a value as text. Some servers send an object where JSON text is expected."""
+    """Return a value as text. Encode objects as JSON, because some servers send an object instead of JSON text."""
     match value:
         case str():
             return value
@@ -412,7 +412,7 @@ def _read_parts(parts: Iterable[object]) -> tuple[str, str, str]:
 
 
 def _read_inner(value: object) -> str:
-    """Return all text inside a part: ``thinking`` may be a text or a nested list of parts."""
+    """Return all text inside a content part. Its field ``thinking`` may be text or a nested list of parts."""
     match value:
         case str():
             return value
@@ -456,7 +456,7 @@ def _add_fields(fields: dict[str, JsonValue], piece: Json, names: Iterable[str])
 
 
 def _join(previous: JsonValue, value: Any) -> JsonValue:
-    """Append a piece of a field to its earlier value."""
+    """Append a streamed piece of a field to the part of the value that arrived earlier."""
     if isinstance(previous, str) and isinstance(value, str):
         return previous + value
     if isinstance(previous, list) and isinstance(value, list):
@@ -468,7 +468,7 @@ def _join(previous: JsonValue, value: Any) -> JsonValue:
 
 
 def _join_object(previous: JsonValue, value: Any) -> JsonValue:
-    """Merge objects. Signatures arrive complete, so a later value replaces the earlier one."""
+    """Merge two pieces of an object. A later signature replaces the earlier one, because servers send it complete."""
     if isinstance(previous, dict) and isinstance(value, Mapping):
         return {**previous, **{name: _join_object(previous.get(name), item) for name, item in value.items()}}
     copied: JsonValue = json.loads(json.dumps(value, default=str))
@@ -479,8 +479,9 @@ _GROWING = ("text", "thinking", "summary", "data")
 
 
 def _join_blocks(previous: list[JsonValue], pieces: Iterable[Any]) -> list[JsonValue]:
-    """Append pieces to the last block if they continue it. They continue it if kind and index are equal and the
-    block is not signed yet.
+    """Append each piece to the last block if the piece continues that block, and otherwise as a new block.
+
+    A piece continues a block that is unsigned and has the same kind and index.
     """
     blocks = list(previous)
     for piece in pieces:

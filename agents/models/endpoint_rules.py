@@ -103,7 +103,7 @@ _HOSTS: tuple[tuple[str, Provider], ...] = (
     ("googleapis.com", "gemini"),
     ("amazonaws.com", "bedrock"),
     ("anthropic.com", "bedrock"),
-    # These hosts serve models of several makers and refuse unknown fields.
+    # These hosts serve models of several vendors and refuse unknown fields.
     ("groq.com", "other"),
     ("cerebras.ai", "other"),
 )
@@ -202,14 +202,14 @@ def learn(rules: EndpointRules, refusal: str) -> EndpointRules | None:
     words = refusal.lower()
     for pattern, changes in _REFUSALS:
         changed = replace(rules, **changes)  # type: ignore[arg-type]  # of `_REFUSALS` above
-        # A rule that already applies did not help, so the refusal has another cause.
+        # Skip a rule that already applies: the server refused the request despite that rule, for another reason.
         if changed != rules and re.search(pattern, words):
             return changed
     return None
 
 
 def recall(rules: EndpointRules, recorded: Mapping[str, object]) -> EndpointRules:
-    """Return the rules with recorded ones applied. Ignores rules and values of a newer version."""
+    """Apply rules recorded in an earlier reply. Ignore rules and values that a newer version of Roundelay recorded."""
     valid = {
         name: value
         for name, value in recorded.items()

@@ -11,7 +11,7 @@ DONE = "[DONE]"
 
 
 MAX_ATTEMPTS = 16
-"""Maximum number of lines up to which an incomplete event is parsed after each line."""
+"""Maximum number of attempts to parse an incomplete event. Up to this number of lines, each new line is an attempt."""
 
 
 MAX_STRAY_CHARS = 2000
@@ -34,14 +34,14 @@ class EventReader:
     _has_begun: bool = False
 
     def feed(self, data: bytes) -> list[object]:
-        """Return the events that ``data`` completes. Raises `ValueError` for invalid JSON."""
+        """Process received bytes and return the events that are now complete. Raises `ValueError` for invalid JSON."""
         # Split bytes: `str.splitlines` would also split at characters that JSON may contain unescaped, such as U+2028.
         lines = (self._rest + data).splitlines(keepends=True) if data else [self._rest]
         self._rest = lines.pop() if data and not lines[-1].endswith(b"\n") else b""
         return [event for line in lines for event in self._read_line(line.decode("utf-8", "replace").rstrip("\r\n"))]
 
     def close(self) -> list[object]:
-        """Return the events that the end of the stream completes."""
+        """Process the end of the stream and return the events that are now complete."""
         return [*self.feed(b""), *self._end_event()]
 
     def _read_line(self, line: str) -> list[object]:

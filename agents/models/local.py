@@ -76,7 +76,7 @@ class LocalServer:
         params.sampling.temp = 0.0
         params.hostnames = ["127.0.0.1"]
         params.port = 0
-        # Loopback is open to every program and every user of the machine.
+        # Require a key, because every program and user of this machine can connect to a loopback port.
         params.api_keys = [self.api_key]
         params.verbosity = -1
         try:
@@ -93,7 +93,7 @@ class LocalServer:
 
 NOTHING = "I have no answer to that: I am only a small model on this machine."
 
-# One paragraph without elements and braces, because such a model invents formats.
+# Keep the instruction to one paragraph without tags or braces: a small model would imitate the format.
 _CHAT: Mapping[str, object] = {"grammar": r"root ::= [^\n<>{}]+", "max_tokens": 80}
 _SETTINGS: Mapping[str, Mapping[str, object]] = {
     "chat": _CHAT,

@@ -84,7 +84,7 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class SystemMessage:
-    """Instructions of the agent's author, first in the request."""
+    """Instructions that the agent's author wrote. The system message is the first message of a request."""
 
     content: str
 
@@ -127,17 +127,17 @@ class ReplyOrigin:
 
     @property
     def has_fields(self) -> bool:
-        """Whether the server wants any field back."""
+        """Whether later requests must send any field of this reply back to the server."""
         return bool(self.message) or any(self.calls)
 
     def keep_demanded(self) -> ReplyOrigin:
-        """Return the origin without the reasoning that the server does not require."""
+        """Return a copy of the origin that keeps only the reasoning fields that the server requires."""
         return replace(self, message={name: value for name, value in self.message.items() if name in self.demanded})
 
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """A turn of the model. A `ToolMessage` answers each of its calls before any other message follows."""
+    """Reply of the model in one turn. One `ToolMessage` for each of its calls must follow before any other message."""
 
     content: str | None
     tool_calls: tuple[ToolCall, ...] = ()
@@ -146,7 +146,7 @@ class AssistantMessage:
 
 @dataclass(frozen=True, slots=True)
 class ToolMessage:
-    """The result of the call with id ``tool_call_id``."""
+    """Result of the tool call whose id is ``tool_call_id``."""
 
     tool_call_id: str
     content: str
@@ -157,8 +157,8 @@ ChatMessage = SystemMessage | UserMessage | AssistantMessage | ToolMessage
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest:
-    """Request for one model call. ``agent_id``, ``reaction`` and ``turn`` identify its purpose. They seed generated
-    call ids and are not sent.
+    """Request for one model call. ``agent_id``, ``reaction`` and ``turn`` say which step of which agent needs the
+    call. These three fields seed generated call ids and are not sent to the server.
 
     ``prompt`` is the beginning of the message with the conversation, identical in every turn of the reaction. Text
     after ``prompt`` may be specific to this turn. ``can_call``: whether calls run in this turn, even of tools that are
@@ -188,7 +188,7 @@ class ModelReply:
     finish_reason: str = "stop"
     model: str = ""
     reasoning: str = ""
-    """The model's reasoning, if the provider returns it. If the agent stores reasoning, it has a separate record."""
+    """The model's reasoning, if the provider returns it. An agent that stores reasoning uses a separate record for it."""
 
     origin: ReplyOrigin | None = field(default=None, compare=False)
 
@@ -233,7 +233,7 @@ _WITHHELD = frozenset(
 
 
 def join_origins(replies: Sequence[ModelReply]) -> ReplyOrigin | None:
-    """Return the origin of a reply that is merged from several; None if they came from different endpoints."""
+    """Return the origin of a reply that merges several replies. Return None if the replies have different endpoints."""
     origins = [reply.origin for reply in replies]
     first = origins[0] if origins else None
     # Signed fields of two endpoints cannot be merged: neither server accepts the other's.
@@ -258,9 +258,9 @@ def join_origins(replies: Sequence[ModelReply]) -> ReplyOrigin | None:
 
 @dataclass(frozen=True, slots=True)
 class ModelDelta:
-    """A piece of a reply while it streams.
+    """Piece of a streamed reply.
 
-    ``broken_off`` says why the earlier pieces are void: a different reply begins. ``usage`` is the provider's count so
+    If ``broken_off`` is set, a new reply begins and the earlier pieces are void. Its value is the reason. ``usage`` is the provider's count so
     far, if the provider reports it before the end.
     """
 
@@ -274,7 +274,7 @@ OnDelta = Callable[[ModelDelta], None]
 
 
 class Model(Protocol):
-    """Answers requests. One instance serves many reactions in parallel."""
+    """Interface of all models. One model instance serves many reactions in parallel."""
 
     name: str
 
@@ -285,7 +285,7 @@ class Model(Protocol):
 
 
 ModelFailure = Literal[
-    "unreachable",  # no connection, or it broke
+    "unreachable",  # the connection failed or was lost
     "timeout",  # no data for too long
     "rate_limited",
     "server",  # the provider's own failure (5xx)

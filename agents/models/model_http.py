@@ -31,7 +31,7 @@ MAX_HEADER_BYTES = 65_536
 """Maximum size of one header of a response. Some proxies send headers above the 8 KiB that `aiohttp` allows."""
 
 MAX_ERROR_BYTES = 1_000_000
-"""Maximum number of bytes that are read of a response that is no success."""
+"""Maximum number of bytes to read from an error response."""
 
 MAX_REDIRECTS = 3
 CONNECT_TIMEOUT_S = 10.0
@@ -39,7 +39,7 @@ _LARGE_BYTES = 1 << 20  # `aiohttp` warns about larger bodies that are not files
 
 
 class StatusError(Exception):
-    """The server answered with a status that is no success."""
+    """Error for a response whose HTTP status is not a success."""
 
     def __init__(self, status: int, headers: Mapping[str, str], text: str) -> None:
         super().__init__(f"status {status}")
@@ -49,12 +49,12 @@ class StatusError(Exception):
 
 
 class RedirectRefused(Exception):
-    """The server redirected the request to another server, or in a circle."""
+    """Error for a redirect that leads to another server or forms a loop."""
 
 
 @dataclass(slots=True, eq=False)
 class _Session:
-    """A session of `aiohttp` and the number of its users. The last user closes it, or the end of the event loop."""
+    """Session of `aiohttp` with a count of its users. The session closes with its last user or with the event loop."""
 
     session: aiohttp.ClientSession
     closer: AsyncGenerator[None, None]
@@ -182,8 +182,9 @@ async def _close_at_end(session: aiohttp.ClientSession) -> AsyncGenerator[None, 
 
 
 def _find_redirect(response: aiohttp.ClientResponse) -> URL | None:
-    """Return where a redirect goes. Raises `RedirectRefused` if it would lose the request or send the conversation to
-    another server.
+    """Return the target of a redirect, or None for a response that is no redirect.
+
+    Raises `RedirectRefused` if the redirect would drop the request's body or send the conversation to another server.
     """
     location = response.headers.get("Location")
     if response.status not in (301, 302, 303, 307, 308) or location is None:

@@ -102,7 +102,7 @@ class OpenAIModel:
         except ConfigError as error:
             raise ModelError(f"Model {name} cannot be used. {error}", reason="misconfigured") from None
         self._tool_mode: ToolMode = tool_mode
-        self._stream = stream  # None: until the server refuses a stream
+        self._stream = stream  # None: stream until the server refuses to stream
         self._total_s = total_s
         self._cache_control = cache_control
         self._rule_changes = rules
@@ -117,7 +117,7 @@ class OpenAIModel:
 
         self._http = ModelHttp(_join_path(self._base_url or _DEFAULT_URL), headers, silence_s=silence_s)
         host = urlsplit(self._base_url or "").hostname or ""
-        self._is_own = is_loopback(host) or host.endswith(".localhost")  # on this machine
+        self._is_own = is_loopback(host) or host.endswith(".localhost")  # whether the server runs on this machine
         if not self._api_key and not self._is_own:
             state = "is empty" if os.environ.get(api_key_env) else "is not set"
             raise ModelError(
@@ -136,10 +136,10 @@ class OpenAIModel:
 
     def named(self, name: str) -> OpenAIModel:
         """Return a model with another name on the same server, with the same key, settings and connections."""
-        # Shares the connections, which are held by event loop.
+        # The copy shares the connections. Each event loop has its own set.
         other = copy(self)
         other.name = name
-        # Another model has its own rules and endpoint, so it never gets the reasoning of this model.
+        # Give the copy its own rules and endpoint, so that it never receives the reasoning of this model.
         other.rules = other._first_rules = find_rules(self._base_url, name, self._rule_changes)
         other.endpoint = name_endpoint(self._base_url, name)
         return other
@@ -152,7 +152,7 @@ class OpenAIModel:
         """Answer the request with one call of the server."""
         step = encode_steps(request) if self._tool_mode == "json_schema" else None
         if step is not None and step.schema is not None:
-            on_delta = None  # the streamed text is the JSON of a step, not an answer
+            on_delta = None  # do not stream: the text is the JSON of a step, not an answer for readers
         try:
             async with asyncio.timeout(self._total_s):
                 draft = await self._ask(request, step, on_delta)
@@ -160,7 +160,7 @@ class OpenAIModel:
             raise self._describe_provider_error(read_failure(200, {}, error.body)) from error
         except ConfigError as error:
             raise ModelError(f"Model {self.name} cannot be used. {error}", reason="misconfigured") from None
-        except (*_HTTP_ERRORS, ValueError, RecursionError) as error:  # also a body that is not JSON or too deep
+        except (*_HTTP_ERRORS, ValueError, RecursionError) as error:  # includes invalid or too deeply nested JSON
             # Chain without the messages of the errors: some quote the request with its headers.
             raise self._describe_http_error(error) from redact_error(error)
         self._check_end(draft)
@@ -337,7 +337,7 @@ def _read_refusal(error: StatusError | ErrorInside) -> str:
 
 
 _BROKEN = (aiohttp.ClientError, OSError)
-"""Errors of a connection. Some are also a `TimeoutError`."""
+"""Exception types of failed connections. Some of these exceptions are also a `TimeoutError`."""
 
 _HTTP_ERRORS = (*_BROKEN, StatusError, RedirectRefused, TimeoutError)
 
@@ -379,13 +379,13 @@ def _check_address(model: str, url: str) -> str | None:
 
 
 def _join_path(address: str) -> str:
-    """Return the URL of chat completions. A query of the address stays at the end."""
+    """Return the URL for chat completions. A query string of the base URL stays at the end."""
     address, mark, query = address.partition("?")
     return f"{address}{_PATH}{mark}{query}"
 
 
 def _read_headers(api_key: str) -> dict[str, str]:
-    """Return the headers of each request. Raises `ConfigError` if a variable is no value for a header."""
+    """Return the headers of every request. Raises `ConfigError` if a variable contains an invalid header value."""
     headers = {"User-Agent": f"roundelay/{version('roundelay')}"}
     if api_key:
         headers["Authorization"] = f"Bearer {api_key}"
@@ -457,7 +457,7 @@ async def _read_text(response: aiohttp.ClientResponse) -> str:
 
 
 def _parse(text: str, content_type: str) -> object:
-    """Return the JSON of a reply, or its text if the server declares another type and it is no JSON."""
+    """Parse a reply as JSON. Return the text unchanged if it is not JSON and the server declared another type."""
     try:
         return json.loads(text)
     except ValueError:
@@ -487,7 +487,7 @@ async def _read_stream(response: aiohttp.ClientResponse, draft: Draft, on_delta:
             break
         before = draft.usage
         pieces = list(draft.add_chunk(event))
-        # A count before the end is the only one that an interrupted request leaves.
+        # Report counts early: an interrupted request never receives the final count.
         if draft.usage != before and not draft.finish_reason:
             pieces.append(ModelDelta(usage=draft.usage))
         _show(pieces, on_delta)

@@ -1,4 +1,4 @@
-"""Parses an error of a provider: the category, the text, the code, and the delay until a retry.
+"""Parser for errors of model providers. It returns the category, text and code, and the delay until a retry.
 
 `read_failure` takes the status, the headers and the body of a response, or the JSON of an error inside a reply.
 Providers use different fields, so each value is searched under several names. Pure except for the clock, because a
@@ -24,8 +24,8 @@ MAX_WORDS = 1000
 
 @dataclass(frozen=True, slots=True)
 class ProviderFailure:
-    """An error as reported by the provider. ``status`` is the HTTP status, or the status inside the body. 0 if there
-    is none.
+    """Error that a model provider reported. ``status`` is the HTTP status or the status inside the body, or 0 if the
+    provider sent none.
     """
 
     reason: ModelFailure
@@ -69,7 +69,7 @@ def read_failure(status: int, headers: Mapping[str, str], body: object) -> Provi
 
 
 def _find_error(body: object) -> Any:
-    """Return the innermost part of a body that describes the error."""
+    """Return the innermost part of a response body that describes the error."""
     match body:
         case str():
             try:
@@ -159,7 +159,7 @@ _STATUS_BY_CODE = {
     "invalid_request_error": 400, "invalid_argument": 400, "failed_precondition": 400, "bad_request": 400,
     "billing_error": 402,
 }  # fmt: skip
-"""HTTP status that a code corresponds to. A stream that has begun cannot change its HTTP status."""
+"""HTTP status for each error code. After a stream has begun, a server can report an error only by its code."""
 
 _CONTEXT = re.compile(
     r"context[ _-]?(length|window|size|limit)|maximum (context|prompt) length|model token limit|too many (input )?tokens"
@@ -206,7 +206,7 @@ def _is_output_limit(words: str, param: str) -> bool:
 def _classify(status: int, kinds: set[str], words: str, delay: int | None, is_output: bool) -> ModelFailure:
     if status == 400 and _WRONG_KEY.search(words):
         return "unauthorized"
-    # Before the status: Groq refuses a prompt that is too long with the code of a rate limit.
+    # Check the text before the status: Groq reports a prompt that is too long with the code of a rate limit.
     if kinds & _CONTEXT_CODES or status == 413 or "request too large for" in words:
         return "context_too_long"
     if kinds & _FILTER_CODES:
@@ -329,7 +329,7 @@ def _bound(delay_ms: float) -> int:
 
 
 def _walk(value: object, depth: int = 0) -> Iterator[tuple[str, object]]:
-    """Yield every field of a JSON value with its name, outer fields first."""
+    """Yield the name and value of every field of a JSON value. Outer fields come before nested fields."""
     if depth > 8:
         return
     if isinstance(value, Mapping):

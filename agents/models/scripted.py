@@ -57,14 +57,14 @@ from .prompt_view import PromptView, read_prompt
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Text of the reply, in addition to its calls."""
+    """Script action that adds text to the model's reply."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A tool call in the reply. Arguments given as text are sent unchanged, even if they are invalid JSON."""
+    """Script action that adds a tool call to the reply. Arguments given as text stay unchanged, even if invalid JSON."""
 
     tool: str
     arguments: Mapping[str, object] | str = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Think:
-    """Reasoning of the reply. It streams, but is not stored."""
+    """Script action that adds reasoning to the reply. Reasoning is streamed but not stored."""
 
     text: str
 
@@ -134,7 +134,7 @@ class ScriptedModel:
         return ScriptedModel(self._script, name=name)
 
     async def complete(self, request: ModelRequest, on_delta: OnDelta | None = None) -> ModelReply:
-        """Call the script once. Its reasoning and its text arrive as one delta each."""
+        """Call the script once. Send its reasoning as one delta and its text as another."""
         try:
             answer = self._script(request)
             if inspect.isawaitable(answer):
@@ -145,7 +145,7 @@ class ScriptedModel:
                 reply, thoughts = self._build_reply(request, _list_actions(answer))
         except ModelError:
             raise
-        except Exception as error:  # of the script
+        except Exception as error:  # any exception that the script raises
             raise ModelError(
                 f"The script of model {self.name} failed ({type(error).__name__}: {error}).", reason="misconfigured"
             ) from error
@@ -212,7 +212,7 @@ def _estimate(*texts: str) -> int:
     return sum((len(text) + 3) // 4 for text in texts)
 
 
-# Texts are not HTML and are sent unchanged. The prompt of their reader escapes them.
+# Disable HTML escaping here: messages are plain text. The prompt of the receiving agent escapes them.
 _ENVIRONMENT = BoundedEnvironment(undefined=StrictUndefined, autoescape=False)
 
 
@@ -347,7 +347,7 @@ class RuleSet(Strict):
         actions = list(self._apply(request, view))
         can_call = bool(request.tools) if request.can_call is None else request.can_call
         if can_call and request.tool_choice != "none":
-            # Finish instead of an empty reply, which the loop would ask for again.
+            # Finish explicitly: after an empty reply, the reaction loop would call the model again.
             return actions or [finish("no rule fits this message" if view.turn == 1 else "done")]
         # The closing turn has no tools, so keep only the rule's text.
         return [action for action in actions if isinstance(action, Say)] or [Say("I have nothing to add.")]

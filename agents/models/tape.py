@@ -84,8 +84,8 @@ def fingerprint_request(model: Model, request: ModelRequest) -> dict[str, Any]:
         fingerprint["tool_choice"] = hashes.choice
     if hashes.attached:
         fingerprint["attached"] = [digest[:SHORT_CHARS] for digest in hashes.attached]
-    # Store details only in the first turn. Later turns repeat the same tools and prompt, so each record would grow by
-    # them.
+    # Store details only in the first turn. Later turns have the same tools and prompt, so storing the details again
+    # would only make each record larger.
     if not any(isinstance(message, AssistantMessage) for message in request.messages):
         fingerprint["tools"] = ",".join(f"{name}={value[:SHORT_CHARS]}" for name, value in hashes.tools.items())
         fingerprint["lines"] = " ".join(
@@ -121,7 +121,7 @@ def read_settings(model: Model) -> Mapping[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class _Hashes:
-    """Complete hashes of a request. A fingerprint stores only their beginnings."""
+    """Complete hashes of a request. A fingerprint stores only the first characters of each hash."""
 
     model: str
     settings: Mapping[str, str]
@@ -175,7 +175,7 @@ def _compare_choices(recorded: Fingerprint, now: _Hashes) -> str | None:
 
 
 def _read_tools(recorded: object) -> Mapping[str, str] | None:
-    """Return the hashes of tools by name, or None if a fingerprint has only one hash of all tools."""
+    """Return the hash of each tool by tool name, or None if the fingerprint stores a single hash for all tools."""
     match recorded:
         case Mapping():
             return recorded
@@ -227,7 +227,7 @@ def _compare_messages(recorded: Fingerprint, now: _Hashes, messages: Sequence[Ch
         if was == digest:
             continue
         name, content = f"message {index} ({_ROLES.get(digest[:1], 'unknown')})", messages[index].content
-        # Both messages exist further on, so only the order changed. Reporting two changed texts would mislead.
+        # Both requests contain both messages, so only the order changed. Do not report two changed texts.
         if was in present[index:] and digest in then[index:]:
             return f"{name} has moved; it is now: {_show(content)}"
         if was[:1] != digest[:1]:
@@ -254,11 +254,11 @@ def _compare_attached(then: Sequence[str], present: Sequence[str]) -> str | None
 
 
 def _compare_lines(then: Sequence[str], text: str) -> str:
-    """Name the first line that differs in a message."""
+    """Return a text that names the first line of a message that differs from the recorded message."""
     lines = text.split("\n")
     present = _print_lines(text, is_long=any(len(line) == LONG_LINE_CHARS for line in then))
     note = "the same lines in a different order; " if Counter(then) == Counter(present) else ""
-    # Without autojunk: it would ignore lines that repeat often, and could name the wrong one.
+    # Disable autojunk, because it ignores lines that repeat often. The error could then name the wrong line.
     for kind, start, end, first, last in SequenceMatcher(None, then, present, autojunk=False).get_opcodes():
         if kind == "replace":
             return f"{note}line {first + 1} has changed; it is now: {_show(lines[first])}"
@@ -396,7 +396,7 @@ class TapedTurn(BaseModel):
     def of(
         cls, reply: ModelReply, *, run: str, turn: int, request: Mapping[str, Any] | None, for_message: str = ""
     ) -> TapedTurn:
-        """Return the line of a recorded reply."""
+        """Return the tape line for a recorded reply."""
         calls = [
             TapedCall(tool=call.name, arguments=_parse_arguments(call.arguments), id=call.id)
             for call in reply.tool_calls
@@ -414,7 +414,7 @@ class TapedTurn(BaseModel):
         )
 
     def make_reply(self, request: ModelRequest, name: str) -> ModelReply:
-        """Return the reply of this line. Raises `ModelError` if the line is a failure."""
+        """Return the model reply that this tape line stores. Raises `ModelError` if the line stores a failure."""
         if self.failure is not None:
             error = ModelError(self.text or "The model failed.", reason=self.failure)
             error.retryable = False  # this failure ended the recorded run, after all its retries
@@ -468,7 +468,7 @@ def read_tape(path: Path) -> list[TapedTurn]:
 
 @dataclass(slots=True)
 class _Run:
-    """A recorded run and its playback position."""
+    """Recorded run of a tape, with its playback position."""
 
     turns: list[TapedTurn]
     played: int = 0
@@ -476,7 +476,7 @@ class _Run:
 
 
 class TapeModel:
-    """Plays a tape.
+    """Model that answers requests with the recorded replies of a tape.
 
     A request that the tape does not answer, or that differs from the recorded request, fails. The error names the
     position and the difference. With ``is_strict`` False, a request may differ. ``problems`` collects all failures for
@@ -496,12 +496,12 @@ class TapeModel:
 
     @property
     def is_begun(self) -> bool:
-        """Whether any turn was requested."""
+        """Whether a reaction has requested any turn of the tape."""
         return bool(self._bound)
 
     @property
     def unplayed(self) -> int:
-        """Number of turns that were never requested."""
+        """Number of recorded turns that no reaction has requested."""
         runs = (*self._waiting, *self._bound.values())
         return sum(len(run.turns) - run.played for run in {id(run): run for run in runs}.values())
 

@@ -9,7 +9,7 @@ _OPEN_TAG = re.compile(r"\s*<(think|thinking|thought)>")
 ANY_OPEN = re.compile(r"<(think|thinking|thought)>")
 LONE_CLOSE = re.compile(r"</(think|thinking|thought)>[ \t]*(?:\r?\n|\Z)")
 _MAYBE_OPEN = re.compile(r"\s*(<(t(h(i(n(k(i(n(g)?)?)?)?)?|o(u(g(h(t)?)?)?)?)?)?)?)?")
-"""A text that may still become an opening tag."""
+"""Pattern for the beginning of a reply that may become an opening tag when more text arrives."""
 
 
 @dataclass(slots=True)
