@@ -57,8 +57,8 @@ _KEPT = frozenset({"type", "properties", "required", "items", "enum", "anyOf", "
 
 
 def list_lean_tools(mods: Sequence[ModInfo], *, with_history: bool) -> tuple[list[Tool], list[Tool]]:
-    """Return the network tools of a lean prompt: those of every agent, first `load_tools`, and those of the mods.
-    ``with_history``: include `read_history`, which the agent does not bring itself.
+    """Return the network tools of a lean prompt: the tools of every agent, first `load_tools`, and the tools of
+    the mods. ``with_history``: include `read_history`, which the agent does not bring itself.
     """
     common, offered = _make_lean_tools(msgspec.json.encode(mods), with_history)
     return list(common), list(offered)
@@ -69,7 +69,7 @@ def _make_lean_tools(mods: bytes, with_history: bool) -> tuple[Sequence[Tool], S
     """Make the tools for the mods in this JSON. All agents of a process that use the same hub share them."""
     common = [*communication_tools(), *([read_history] if with_history else [])]
     common, offered = ([shorten_tool(tool) for tool in tools] for tools in (common, make_operation_tools(mods)))
-    # Most agents have this tool in each request, and the others only in some.
+    # `load_tools` comes first, because most agents have it in each request, and the other tools only in some.
     return [make_load_tools([*common, *offered]), *common], offered
 
 
@@ -115,7 +115,7 @@ def _drop_limits(schema: object) -> object:
 
 
 def make_load_tools(tools: Sequence[Tool]) -> Tool:
-    """Return the tool by which a model loads further tools of these, by their names or by words in their names."""
+    """Return the tool `load_tools`, with which a model loads further tools of ``tools`` by name or by a word of the name."""
     names = tuple(tool.name for tool in tools if tool.name != FINISH)
     groups = dict.fromkeys(_GROUPS.get(name) or name.partition("_")[0] for name in names)
     parameters: JsonSchema = {"type": "object", "properties": {"names": {"type": "string"}}}
@@ -136,7 +136,7 @@ def make_load_tools(tools: Sequence[Tool]) -> Tool:
 
 
 _GROUPS: Mapping[str, str] = {READ_HISTORY: "history", "broadcast_text_message": "send"}
-"""Words for tools in the description of `load_tools`. Other tools are there with the first word of their name."""
+"""Words for tools in the description of `load_tools`. Other tools are listed by the first word of their name."""
 
 
 def _matches(name: str, word: str) -> bool:
@@ -170,7 +170,7 @@ class Situation:
 
 def list_deferred(tools: Collection[str], situation: Situation, policy: AgentPolicy, mods: Collection[str]) -> set[str]:
     """Return those of an agent's network tools that are not offered at first. ``mods`` are the ids of the hub's mods."""
-    if policy.choose_tool is not None:  # it may name any tool
+    if policy.choose_tool is not None:  # the policy may name any tool
         return set()
     offered: set[str] = set()
     must_act = not situation.is_awaited or policy.on_text in ("nudge", "record")

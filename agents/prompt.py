@@ -78,7 +78,7 @@ _WORD = re.compile(r"[\w.-]+")
 
 
 def render_chat(earlier: Sequence[BaseMessage], trigger: BaseMessage, agent_id: str) -> tuple[str, list[ChatMessage]]:
-    """Return the text of the last user message, and the messages before it, as plain chat.
+    """Return the text of the last user message, and the earlier messages, as plain chat.
 
     Messages of one side in a row are joined, because many chat templates require alternating roles.
     """
@@ -318,7 +318,7 @@ async def build_context(
         reader=client.agent_id,
     )
     unread = [thread for thread in found if thread.omitted and not thread.messages]
-    # there was no room for one message of the thread
+    # The thread had no room for a single message.
     missing = sum(count_most(chosen.find_for(it.thread_id, policy.per_thread)) > 0 for it in unread)
     standing = render_standing(window.standing, trigger.sent_at) if policy.shows_standing else ""
     return PromptContext(threads, window.omitted_threads + missing, window.is_alone, standing)
@@ -347,7 +347,9 @@ def is_task(trigger: BaseMessage, agent_id: str) -> bool:
 def _keep_lean(
     threads: Iterable[MessageThread], trigger: BaseMessage, agent_id: str, *, lists_threads: bool
 ) -> list[MessageThread]:
-    """Return the threads of a lean prompt: those of the trigger's place, and the last message of the newest others."""
+    """Return the threads of a lean prompt: the threads of the trigger's place, and the last message of each of the newest
+    other threads.
+    """
     near, others = [], []
     for thread in threads:
         if thread.thread_id == trigger.thread_id and is_task(trigger, agent_id):
@@ -386,7 +388,7 @@ def render_standing(standing: Mapping[str, Any], now_ms: int) -> str:
         f"You wait for {entry['for']} ({format_elapsed(now_ms - entry['since'])})."
         for entry in standing.get("waits", ())
     ]
-    # They may contain what somebody wrote, such as the title of a task.
+    # The lines may contain text that a participant wrote, such as the title of a task.
     lines += [escape(sanitize_text(" ".join(line.split()))) for line in standing.get("lines", ())]
     if (left := standing.get("messages_left")) is not None:
         used = f" It has used {standing['tokens_used']} tokens." if "tokens_used" in standing else ""

@@ -257,7 +257,7 @@ class Reaction:
         if turn.forced_tool is not None and any(spec.name == turn.forced_tool for spec in specs):
             step = replace(step, tool_choice=NamedTool(turn.forced_tool))
         step = await chain.prepare(state, step)
-        if step.tools is not specs:  # hooks changed the tools, so the answer may have to be given differently
+        if step.tools is not specs:  # hooks changed the tools, so the model may have to answer in another way
             other = f"{facts}\n{self._explain_answering(step.tools, offered)}".strip()
             step = replace(step, messages=replace_trailing_text(step.messages, trailing, other))
         return step

@@ -163,14 +163,16 @@ class RunningReaction:
             await abandon(task)
             if self.client.is_connected:
                 await self.journal.queue.drain()  # replies that were paid for, and results
-            # If the connection was lost, the run failed because of that loss, which is already logged.
+            # A lost connection is already logged, and the run failed because of it.
             if task.done() and self.client.failure is None:
                 self._log_failure(task)
             raise
         # Check this before reading the result. An answer that was ready at this moment must not be sent during a
         # takeover.
         if self.is_taken_over:
-            await self.journal.settle_start()  # it may be on its way: whether the reaction is open must be known
+            await (
+                self.journal.settle_start()
+            )  # the start may be in flight, and the caller needs to know whether the reaction is open
             self.journal.close()
             raise ThreadHeld(f"{self.message.thread_id} was taken over while this ran.")
         failure = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -223,7 +225,7 @@ class RunningReaction:
         """Send the answer and record the end in one commit. The end changes if the hub refuses the answer."""
         keeper = {KEEPER: finish.keeper} if finish.keeper is not None else {}
         failure = {FAILURE: finish.failure} if finish.failure else {}
-        # In a conflict an answer with other text was sent before a restart.
+        # An id conflict means that an answer with another text was sent before a restart.
         write = self._make_answer(answer, {**finish.metadata, **failure, **keeper}, may_conflict=True)
         try:
             await self.journal.record_finished(finish, write)
@@ -260,7 +262,7 @@ class RunningReaction:
             raise
         except RoundelayError as refused:
             _logger.warning("failed reaction stays open", extra={"reaction": self.id, "code": refused.code})
-        except Exception as failure:  # middleware that decides on the records failed: other threads continue
+        except Exception as failure:  # middleware failed while it decided about the records: other threads continue
             _logger.error("failed reaction stays open", extra={"reaction": self.id}, exc_info=redact_error(failure))
         return True
 
@@ -288,7 +290,7 @@ class RunningReaction:
             self.is_answered = True
         except (ConnectError, Superseded):
             raise
-        except RoundelayError as error:  # sent before a restart, or the thread is taken over
+        except RoundelayError as error:  # the notice was sent before a restart, or the thread is taken over
             _logger.info("stop notice not sent", extra={"reaction": self.id, "code": error.code})
 
     async def _decline(self, finish: Finish) -> None:
@@ -299,7 +301,9 @@ class RunningReaction:
             await self._reply(text, {DECLINED: True})
         except (ConnectError, Superseded):
             raise
-        except RoundelayError as error:  # sent before a restart, or refused: the requester has a timeout
+        except (
+            RoundelayError
+        ) as error:  # the text was sent before a restart, or it was refused: the requester has a timeout
             _logger.info("decline not sent", extra={"reaction": self.id, "code": error.code})
 
     async def _reply(self, text: str, metadata: dict[str, object]) -> None:
@@ -351,7 +355,7 @@ class InboxMessages:
         messages = [message for message in waiting if message.seq in admitted]
         messages = messages[: self._count_fitting(messages)]
         running.unsettled = {message.seq: message for message in messages}
-        # The other messages get separate reactions, in their order.
+        # The remaining messages get separate reactions, in their order.
         self._inbox.put_back([message for message in waiting if message.seq not in running.unsettled])
         if not messages:
             return None
@@ -394,7 +398,7 @@ async def record_as_read(client: NetworkClient, seq: int, thread_id: str, reader
     # exists.
     journal = open_journal(client, reaction_id(client.agent_id, seq, client.welcome.network.epoch))
     await journal.record_started(Started(trigger=seq, thread_id=thread_id, as_of=seq, manifest=[seq], config_hash=""))
-    # In a conflict an earlier process was killed here, and the message got a reaction after all.
+    # An id conflict means that an earlier process was killed here, and that the message got a reaction after all.
     await journal.record_finished(Finish("finished", f"read in reaction {reader}"), may_conflict=True)
 
 
