@@ -23,16 +23,17 @@ MAX_NOTES, MAX_NOTES_BY_ONE = 2000, 200
 """Maximum number of notes in a network, and of notes that one participant created."""
 MAX_NOTE_BYTES, MAX_PARAGRAPHS = 65_536, 1000
 MAX_VERSIONS = 200
-"""Number of versions of a note that are kept, the current one included."""
+"""Maximum number of stored versions of a note, including the current version."""
 MAX_LINKS, MAX_LABELS, MAX_PROPOSALS = 20, 8, 20
 SEARCHED_BYTES = 4 * 1024 * 1024
-"""Maximum size of the texts that one call of `notes.search` examines."""
+"""Maximum total size of the texts that one call of `notes.search` examines, in bytes."""
 
 Access = Literal["open", "owner"]
 
 
 class Proposal(Struct, frozen=True):
-    """A proposed text. ``base`` is the version that its author had read. The text is a cold value."""
+    """Proposed new text for a note. ``base`` is the version of the note that the proposal's author had read. The text
+    itself is stored as a cold value."""
 
     number: int
     by: str
@@ -57,7 +58,8 @@ class Note(Struct, frozen=True, omit_defaults=True):
     seq: int = 0
     links: list[str] = []
     labels: list[int] = []
-    """Whom the note concerns, if no person reads its thread: the labels of the causes of its writes."""
+    """Labels of the causes of the note's writes. The labels identify the people concerned if no person reads the
+    thread."""
     proposals: list[Proposal] = []
     next_proposal: int = 1
 
@@ -70,7 +72,7 @@ class Body(Struct, frozen=True):
 
 
 class NoteStep(Struct, frozen=True):
-    """One version in a note's history, and the way back to the version before."""
+    """One version in a note's history, with the difference from which the previous version can be restored."""
 
     version: int
     by: str
@@ -116,7 +118,8 @@ def store(
     *,
     proposal: Proposal | None = None,
 ) -> dict[str, Any]:
-    """Store the next version of a note, and return its id and version. An accepted ``proposal`` is its author's work."""
+    """Store the next version of a note, and return its id and version. The author of an accepted ``proposal`` becomes
+    the author of the change."""
     text = after if isinstance(after, str) else join(after)
     check_size(text)
     if action == "created":
@@ -155,7 +158,7 @@ def store(
 
 
 def find_label(change: Change, note: Note, cause: int | None) -> int:
-    """Return the label of a write's cause if no person reads the note's thread, or else 0."""
+    """Return the label of the message that caused a write. Return 0 if there is no cause or a person reads the thread."""
     if cause is None:
         return 0
     label = change.head(cause).label
@@ -192,7 +195,7 @@ def check_size(text: str) -> None:
 def describe_conflict(
     change: Change, note_id: str, note: Note, body: Body, text: str, cause: int | None
 ) -> dict[str, Any]:
-    """Return what a writer learns whose version is outdated. Nothing is stored."""
+    """Return the answer to a writer whose expected version is outdated. Nothing is stored."""
     value = {"note": note_id, "version": note.version, "is_conflict": True}
     # An agent must not carry the text into a conversation whose people may not read the note.
     trigger = change.head(cause) if cause is not None else None
@@ -211,7 +214,8 @@ def reads_note(change: Change, note: Note, agent_id: str) -> bool:
 
 
 def list_notes(reading: Reading, thread_id: str | None, after: str) -> Iterator[tuple[str, Note]]:
-    """Return the notes of all threads, or of one, by id. A list, because the state may change between two reads."""
+    """Return the notes of one thread or of all threads, sorted by id. The result is a copy, because the state may change
+    between two reads."""
     prefix = f"n/{thread_id}/" if thread_id is not None else "n/"
     items = reading.items(prefix, f"n/{after}" if after else "")
     return iter([(key[2:], msgspec.convert(raw, Note)) for key, raw in items])
@@ -239,7 +243,7 @@ async def read_version(reading: Reading, note_id: str, body: Body, version: int 
 def undo(
     note_id: str, version: int, current: int, paragraphs: list[Paragraph], steps: Sequence[Any]
 ) -> list[Paragraph]:
-    """Return an earlier version: undo the steps, which begin with that of the current version."""
+    """Return the paragraphs of an earlier version. Undo the steps of the history, beginning with the newest step."""
     decoded = [decode_step(raw) for raw in steps if raw is not None]
     first = max(1, current - MAX_VERSIONS + 1)
     if not first <= version <= current or [step.version for step in decoded] != [*range(current, version, -1)]:
@@ -271,7 +275,7 @@ def find_range(note_id: str, body: Body, heading: str | None) -> tuple[int, int]
 
 
 def end_paragraph(text: str) -> str:
-    """Return a text with a blank line at its end. Empty if there is no text."""
+    """Return the text with a blank line at its end. Return an empty string for an empty text."""
     return f"{text.rstrip()}\n\n" if text.strip() else ""
 
 

@@ -18,8 +18,8 @@ _LINK = re.compile(r"\[\[([^\[\]|\n]{1,200})(?:\|[^\[\]\n]*)?\]\]")
 
 
 class Paragraph(Struct, array_like=True, frozen=True):
-    """A piece of a note with its source: the author, the seq of the write, the seq of its cause (0: none), and the
-    version that brought it."""
+    """Piece of a note with its source: the author, the seq of the write, the seq of the cause of the write (0 if there
+    is none), and the version that added the piece."""
 
     text: str
     by: str
@@ -29,8 +29,8 @@ class Paragraph(Struct, array_like=True, frozen=True):
 
 
 class Delta(Struct, array_like=True, frozen=True):
-    """The way back to the previous version: that version has the first ``kept`` and the last ``kept_last`` paragraphs
-    of this version, and ``replaced`` in between."""
+    """Difference that restores the previous version of a note. The previous version consists of the first ``kept``
+    paragraphs of this version, the paragraphs ``replaced``, and the last ``kept_last`` paragraphs of this version."""
 
     kept: int
     kept_last: int
@@ -42,8 +42,8 @@ def join(paragraphs: Iterable[Paragraph]) -> str:
 
 
 def split(text: str) -> list[str]:
-    """Split a text after each run of blank lines and before each heading. Fenced code stays whole. The parts joined are
-    the text."""
+    """Split a text after each run of blank lines and before each heading. Fenced code is never split. Joining the
+    parts restores the text."""
     parts: list[str] = []
     lines: list[str] = []
     fence, is_blank = "", False
@@ -64,8 +64,8 @@ def split(text: str) -> list[str]:
 
 
 def attribute(text: str, before: Sequence[Paragraph], source: Paragraph) -> list[Paragraph]:
-    """Return the paragraphs of a new text. Paragraphs that the note had before keep their source, wherever they are
-    now. All others get ``source``."""
+    """Return the paragraphs of a new text. Unchanged paragraphs keep their source, even if they have moved. All other
+    paragraphs get ``source``."""
     known: defaultdict[str, deque[Paragraph]] = defaultdict(deque)
     for paragraph in before:
         known[paragraph.text.strip()].append(paragraph)
@@ -78,18 +78,18 @@ def attribute(text: str, before: Sequence[Paragraph], source: Paragraph) -> list
 
 
 def find_delta(before: Sequence[Paragraph], after: Sequence[Paragraph]) -> Delta:
-    """Return the way back from ``after`` to ``before``."""
+    """Return the difference that restores the paragraphs ``before`` from the paragraphs ``after``."""
     kept, kept_last = _count_equal(before, after)
     return Delta(kept, kept_last, list(before[kept : len(before) - kept_last]))
 
 
 def go_back(after: Sequence[Paragraph], delta: Delta) -> list[Paragraph]:
-    """Return the previous version."""
+    """Return the paragraphs of the previous version: apply ``delta`` to the paragraphs ``after``."""
     return [*after[: delta.kept], *delta.replaced, *after[len(after) - delta.kept_last :]]
 
 
 def _count_equal(one: Sequence[object], other: Sequence[object]) -> tuple[int, int]:
-    """Return the number of equal items at the beginning, and at the end of the rest."""
+    """Return the number of equal items at the start of both sequences, and at the end of their remaining items."""
     most = min(len(one), len(other))
     first = next((index for index in range(most) if one[index] != other[index]), most)
     last = next((index for index in range(most - first) if one[-1 - index] != other[-1 - index]), most - first)
@@ -97,7 +97,7 @@ def _count_equal(one: Sequence[object], other: Sequence[object]) -> tuple[int, i
 
 
 def write_diff(before: str, after: str, before_name: str, after_name: str) -> str:
-    """Return a unified diff. The time is limited: a large difference is one block of removed and added lines."""
+    """Return a unified diff. To limit the time, show a large difference as one block of removed and added lines."""
     old, new = before.splitlines(), after.splitlines()
     first, last = _count_equal(old, new)
     start = max(0, first - 3)

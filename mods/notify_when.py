@@ -2,8 +2,8 @@
 callers that cannot wait.
 
 The notification is part of the same commit as the answer or the end. It is therefore sent exactly once, even if
-processes are killed. Notifications about other facts, such as whether an agent is idle, are not offered. A notified
-agent could pass them on to participants who may not know them.
+processes are killed. The mod offers no notifications about other facts, such as whether an agent is idle,
+because the notified agent could reveal these facts to participants who may not know them.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class NotifyWhen(Mod):
             _notify_of_end(change, failed.agent_id, failed.message, "failed too often at")
 
     def removed(self, change: Change, agent_id: str) -> None:
-        """Remove the requests of a removed participant, and those that only this participant could fulfill."""
+        """Remove the requests of a removed participant, and the requests that only this participant could have fulfilled."""
         requests = _read_requests(change)
         waiting = [it for it in requests if it.entry[1:] == [agent_id] or it.key.startswith(f"end/{agent_id}/")]
         for request in waiting:
@@ -128,8 +128,8 @@ def _notify_of_end(change: Change, agent_id: str, trigger: MessageHead, how: str
 
 
 class _Request(Struct, array_like=True, frozen=True):
-    """An open request. Its ``entry`` is also stored under ``key``. A message or the end of a reaction looks up that
-    key.
+    """Open request for a notification. Its ``entry`` is also stored under ``key``, where the hub looks for requests
+    when a message arrives or a reaction ends.
     """
 
     key: str
@@ -161,7 +161,7 @@ def _add_request(change: Change, key: str, entry: list[str]) -> None:
     expired = [
         request for request in requests if request.until <= change.stamp or (request.key, request.entry) == (key, entry)
     ]
-    # Remove expired requests together with the next new one. A due time for each would cost more than it is worth.
+    # Remove expired requests when the next request is added. A scheduled due time for each request would cost more.
     requests = _remove_requests(change, requests, expired)
     if sum(request.by == entry[0] for request in requests) >= MAX_ASKED_BY_ONE or len(requests) >= MAX_ASKED:
         raise InvalidArguments(

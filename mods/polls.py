@@ -1,7 +1,7 @@
 """`polls`: questions with one vote for each reader of a thread, open or secret, with a closing time.
 
-An open poll shows who voted for what. A secret poll stores only the sums and who has voted. Its sums appear after the
-end, because sums that change with each vote would show who voted for what.
+An open poll shows who voted for what. A secret poll stores only the sums and the names of the voters. It shows
+the sums after its end, because a reader who watched the sums change could tell who voted for what.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Choice = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class Poll(Struct, frozen=True, omit_defaults=True):
-    """A stored poll. ``head`` is the next message of its thread. A secret poll has ``sums`` and ``voted``, an open one
-    has ``votes``: the number of the choice of each voter."""
+    """Stored poll. ``head`` is the next message of its thread. A secret poll has ``sums`` and ``voted``. An open poll
+    has ``votes``, which maps each voter to the number of a choice."""
 
     head: MessageHead
     by: str
@@ -92,7 +92,7 @@ class Polls(Mod):
         by = change.origin.agent_id
         _make_room(change, by)
         row = change.log({"mod": self.id})
-        # Without people in the thread, the poll concerns those for whom its author works.
+        # If no person reads the thread, the poll concerns the people for whom its author works.
         is_private = has_people(change.state, next_message_head(change.state, head))
         label = trigger.label if trigger is not None and not is_private else 0
         poll = Poll(head, by, change.stamp, question, choices, secret, closes_at, label=label)
@@ -124,7 +124,7 @@ class Polls(Mod):
             raise InvalidArguments(f"You have voted in the secret poll {poll}. A secret vote is final.")
         else:
             sums = [count + (index == number) for index, count in enumerate(_count(found))]
-            # Sorted, so that the value does not contain the order of the votes.
+            # Sort the voters, so that the stored value does not reveal the order of the votes.
             changed = msgspec.structs.replace(found, voted=sorted([*found.voted, by]), sums=sums)
         change.log({"poll": poll}, hides_args=found.is_secret)
         _put(change, poll, changed)
@@ -173,7 +173,7 @@ class Polls(Mod):
     ) -> dict[str, Any]:
         """List the polls that you may see, by number above `after`: of all threads or one, open or closed."""
         view, shown = await open_view(reading, trigger), []
-        # A list, because the state may change between two reads.
+        # Copy into a list, because the state may change between two reads.
         polls = [(int(key[2:]), msgspec.convert(raw, Poll)) for key, raw in reading.items("p/", f"p/{after:016d}")]
         for poll, found in polls:
             if thread_id not in (None, found.head.thread_id) or is_open not in (None, not found.closed_at):
@@ -187,7 +187,7 @@ class Polls(Mod):
 
 
 def _open(change: Change, poll: int) -> Poll:
-    """Return a poll in a thread that the caller reads. Raises `UnknownMessage` for others, whether they exist or not."""
+    """Return a poll in a thread that the caller may read. Raises `UnknownMessage` for missing and for hidden polls."""
     raw = change.get(f"p/{poll:016d}")
     found = msgspec.convert(raw, Poll) if raw is not None else None
     if found is None or not change.reads_now(found.head):
@@ -231,7 +231,7 @@ def _count(found: Poll) -> list[int]:
 
 
 def _describe(poll: int, found: Poll, caller: str) -> dict[str, Any]:
-    """Return a poll as its readers see it."""
+    """Return the JSON that operations return for a poll."""
     choices: list[dict[str, Any]] = [{"choice": choice} for choice in found.choices]
     if not found.is_secret or found.closed_at:
         for entry, votes in zip(choices, _count(found), strict=True):

@@ -1,4 +1,4 @@
-"""Screens of the mods that come along, as data. docs/mods.md explains the form."""
+"""Screen definitions of the included mods. docs/mods.md explains their format."""
 
 from __future__ import annotations
 

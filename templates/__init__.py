@@ -1,7 +1,7 @@
 """Texts that agents send to their models, as jinja templates in this folder.
 
-`read_template` returns a template's source. `roundelay.agents.prompt` renders it in a sandbox and escapes its values.
-Imports nothing of this project.
+`read_template` returns a template's source. `roundelay.agents.prompt` renders the template in a sandbox and escapes all
+values. This package imports no other module of the project.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ CONVERSATION = "conversation.jinja"
 """User message of a reaction: ``message_threads``, ``incoming_thread_id`` and ``incoming_message`` as XML."""
 
 LEAN = "lean.jinja"
-"""Short form of `CONVERSATION`, which also knows ``listed_threads``: id, sender and text of threads shown as one line.
+"""Short form of `CONVERSATION`. Its extra variable ``listed_threads`` contains the id, sender and text of threads that
+the prompt shows in one line each.
 """
 
 SYSTEM = "system.jinja"

@@ -64,7 +64,7 @@ def encode_steps(request: ModelRequest) -> StepRequest:
     if tools:
         schema = _build_step_schema(tools)
     elif any(isinstance(message, AssistantMessage) and message.tool_calls for message in request.messages):
-        # The history contains steps as JSON, and a model imitates them. Give its closing answer a schema as well.
+        # Give the closing answer a schema too: the history contains steps as JSON, and the model would imitate them.
         schema = _build_object({"answer": {"type": "string"}})
     return StepRequest(tuple(messages), schema, schema is not None and _fits_strict_mode(schema))
 
@@ -116,7 +116,7 @@ def describe_type(schema: object) -> str:
 
 
 def read_properties(schema: JsonSchema) -> Mapping[str, object]:
-    """Return the properties of an object schema; empty if it has none."""
+    """Return the properties of an object schema, or an empty mapping if the schema defines none."""
     properties = schema.get("properties")
     return properties if isinstance(properties, dict) else {}
 
@@ -153,7 +153,7 @@ def _render(messages: Iterable[ChatMessage]) -> Iterable[PlainMessage]:
             case UserMessage():
                 yield message
             case AssistantMessage(content, calls):
-                # Plain text has no call ids, so the name says which call a result answers.
+                # Plain text has no call ids, so each result names the tool whose call it answers.
                 names.update((call.id, call.name) for call in calls)
                 texts = [*([content] if content else []), *(_render_call(call) for call in calls)]
                 yield AssistantMessage("\n".join(texts))

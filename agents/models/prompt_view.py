@@ -25,7 +25,7 @@ _OPEN, _CLOSE = "<conversation>", "</conversation>"
 
 @dataclass(frozen=True, slots=True)
 class MessageView:
-    """One message of the prompt."""
+    """Parsed message of a prompt."""
 
     sender: str
     text: str
@@ -33,7 +33,7 @@ class MessageView:
 
 @dataclass(frozen=True, slots=True)
 class ThreadView:
-    """One thread of the prompt, oldest message first."""
+    """Parsed thread of a prompt, with its oldest message first."""
 
     thread_id: str
     messages: tuple[MessageView, ...]
@@ -41,7 +41,7 @@ class ThreadView:
 
 @dataclass(frozen=True, slots=True)
 class ToolResultView:
-    """One call of this reaction and its result. ``turn`` (from 1) is the turn that made the call."""
+    """Tool call of the current reaction, with its result. ``turn`` is the turn that made the call, counted from 1."""
 
     turn: int
     tool: str
@@ -51,7 +51,7 @@ class ToolResultView:
 
 @dataclass(frozen=True, slots=True)
 class PromptView:
-    """Content of a request. Without a conversation prompt, ``incoming_text`` is the first user message."""
+    """Parsed content of a model request. Without a conversation prompt, ``incoming_text`` is the first user message."""
 
     threads: tuple[ThreadView, ...]
     incoming_thread_id: str
@@ -81,7 +81,7 @@ def read_prompt(request: ModelRequest) -> PromptView:
     text = prompt[prompt.index(_OPEN) : end + len(_CLOSE)] if end >= 0 else prompt
     try:
         # A DTD cannot appear inside an element, so the text cannot declare entities that expand without end.
-        root = ElementTree.fromstring(_NOT_XML.sub("\ufffd", text))  # nosec B314  # no DTD, as said above
+        root = ElementTree.fromstring(_NOT_XML.sub("\ufffd", text))  # nosec B314  # the text cannot contain a DTD
     except ElementTree.ParseError as error:
         raise ModelError(
             f"The conversation prompt is not well-formed XML ({error}): a template must escape every id and text.",
@@ -127,6 +127,6 @@ def _read_results(request: ModelRequest, prompt: int) -> tuple[tuple[ToolResultV
                 results.append(ToolResultView(asked, call.name, call.arguments, content))
             case _:
                 pass
-    # A history without its beginning, as after a handoff, has fewer turns than the reaction.
+    # After a handoff the history lacks its beginning, so it contains fewer turns than the reaction has run.
     missing = max(0, request.turn - turn)
     return tuple(replace(result, turn=result.turn + missing) for result in results), turn + missing
