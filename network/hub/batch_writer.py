@@ -312,7 +312,7 @@ class BatchWriter:
         self._registry.end_all(
             format_lost_leadership(cause.leader) if isinstance(cause, LeadershipLost) else LEDGER_FAILED
         )
-        # Clients repeat the entries that are dropped here, because these entries were not answered.
+        # Clients did not get an answer to the entries that are dropped here, so they send these entries again.
         self._intake.drop_pending()
         # Timers, mailboxes and recent rows may depend on a batch that was never stored.
         self._registry.reset()

@@ -201,7 +201,7 @@ class HubConnection(ServerConnection):
     def _read_on(self) -> None:
         """Handle the data that was received while reading was paused, and only then read more. Otherwise unhandled data
         would accumulate in memory."""
-        if not self._holds and not self.protocol.reader.eof:  # after the end of the stream nobody waits for an answer
+        if not self._holds and not self.protocol.reader.eof:  # after the end of the stream, no peer waits for an answer
             self.data_received(b"")
         if not self._holds and not self.transport.is_closing():
             self.transport.resume_reading()

@@ -1,8 +1,8 @@
-"""WebSocket frames as bytes (RFC 6455, 5.2): the part that the hub parses itself. Pure: no IO.
+"""`FrameSplitter`: the part of WebSocket framing (RFC 6455, 5.2) that the hub does itself. Pure: no IO.
 
-Nearly all frames are whole text messages. These are extracted from the bytes in this module. All other frames
-(fragments, control frames, invalid frames) go to the parser of websockets, frame by frame. `connection` passes the
-bytes to both.
+Nearly all frames are whole text messages. This module extracts them from the received bytes. All other frames
+(fragments, control frames, invalid frames) go to the parser of the `websockets` library, frame by frame. `connection`
+passes the bytes to both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 try:
     from websockets.speedups import apply_mask
-except ImportError:  # a websockets without its C extension
+except ImportError:  # the installed websockets has no C extension
     from websockets.utils import apply_mask
 
 # The bytes that `feed` gets, the results of `next_frame` one by one, and the state afterwards:
@@ -35,13 +35,13 @@ except ImportError:  # a websockets without its C extension
 
 LARGE_BYTES = 1 << 17
 _first_four = struct.Struct("!HH").unpack_from
-"""Reads two 16-bit numbers. The first is 0x8180 to 0x81FF for a masked text message in one frame. Up to 0x81FD its
-lowest seven bits are the length. With 0x81FE the second number is the length. With 0x81FF the length is in the eight
-bytes after the first number."""
+"""Function that reads two 16-bit numbers. For a masked text message in one frame, the first number is 0x8180 to 0x81FF.
+Up to 0x81FD, its lowest seven bits are the length. With 0x81FE, the second number is the length. With 0x81FF, the
+length is in the eight bytes after the first number."""
 
 
 class SplitterState(Enum):
-    """The position after the last frame that was returned."""
+    """Position of the splitter after the last frame that `next_frame` returned."""
 
     BETWEEN = "between two frames, with nothing left"
     WAITING = "before bytes that were received"
@@ -51,18 +51,19 @@ class SplitterState(Enum):
 
 
 BETWEEN, WAITING, IN_HEADER, IN_FRAME, REFUSED = SplitterState
-"""Module-level names for the hot path: looking up a member in its enum costs as much as a call."""
+"""Module-level names of the enum members. The hot path uses these names, because looking up a member in its enum costs
+as much as a function call."""
 
 
 class ForParser(NamedTuple):
-    """Bytes for the library's parser: a frame or a part of one."""
+    """Bytes for the library's parser: a whole frame or a part of a frame."""
 
     data: bytes
 
 
 class FrameSplitter:
-    """The bytes of one connection, split into frames of at most ``most`` bytes. ``most`` may be changed between two
-    turns."""
+    """Splits the bytes of one connection into frames of at most ``most`` bytes. ``most`` may be changed between two
+    turns of the loop."""
 
     __slots__ = ("_data", "_is_bypassed", "_is_fragmented", "_owed", "max_bytes", "offset", "state")
 
@@ -73,14 +74,14 @@ class FrameSplitter:
         """Number of bytes consumed since the last `feed`."""
         self._data = b""
         self._owed = 0
-        """Number of missing bytes of a frame whose beginning the parser already has."""
+        """Number of missing bytes in a frame whose first bytes the parser already has."""
         self._is_fragmented = False
-        """Whether the parser is within a message of several frames."""
+        """Whether the parser is in the middle of a message that has several frames."""
         self._is_bypassed = True
         """Whether text may bypass the parser, because the parser is between two messages."""
 
     def feed(self, data: bytes) -> None:
-        """Append received bytes to the bytes that are not consumed yet."""
+        """Append received bytes to the bytes that are not yet consumed."""
         if self.state is not BETWEEN:
             data = self._data[self.offset :] + data
         if data:
@@ -89,7 +90,7 @@ class FrameSplitter:
 
     def next_frame(self) -> bytes | ForParser | None:
         """Return the payload of the next text message, or the next bytes for the parser. If the result is None, `state`
-        has the reason."""
+        contains the reason."""
         data, at = self._data, self.offset
         # One unpack reads both fields for nearly all frames. Seven bytes are the shortest masked header with its mask.
         head, length = _first_four(data, at) if len(data) - at > 7 else (0, 0)
@@ -108,11 +109,10 @@ class FrameSplitter:
         return apply_mask(data[start:end], data[start - 4 : start])
 
     def _take_other(self) -> bytes | ForParser | None:
-        """Do the work of `next_frame` for anything but a whole text message of less than 64 KiB."""
+        """Do the work of `next_frame` for all frames except whole text messages of less than 64 KiB."""
         data, at, size = self._data, self.offset, len(self._data)
         if self._owed:
-            # The rest of a frame whose beginning the parser already has. The parser needs the rest too, to find the
-            # next frame.
+            # The parser already has the first bytes of this frame. It also needs the rest, to find the next frame.
             end = self._owed
         else:
             start, length = read_header(data, at)
@@ -137,16 +137,17 @@ class FrameSplitter:
         return ForParser(data[at : self.offset])
 
     def take_rest(self) -> bytes:
-        """Return all bytes that are not consumed, for the parser: the end of a closing handshake."""
+        """Return all bytes that are not yet consumed, such as the end of a closing handshake. The caller passes them to
+        the parser."""
         rest, self._data, self.offset = self._data[self.offset :], b"", 0
         return rest
 
 
 def read_header(data: bytes, at: int) -> tuple[int, int]:
-    """Return the start and the length of the payload of the frame at ``at``. For an incomplete header the start is
-    beyond the data.
+    """Return the start and the length of the payload of the frame at ``at``. If the header is incomplete, the start is
+    beyond the received bytes.
 
-    An unmasked frame has no mask of four bytes. The length is correct anyway, and the parser refuses the frame.
+    An unmasked frame lacks the four bytes of the mask. Its length is correct anyway, and the parser refuses the frame.
     """
     left = len(data) - at
     if left < 2:
@@ -170,7 +171,7 @@ class MessageAssembler:
 
     def __init__(self) -> None:
         self._data: bytearray | None = None
-        """The message so far, or None between two messages."""
+        """The part of the message that has arrived. None between two messages."""
         self.is_text = True
 
     @property
@@ -190,9 +191,9 @@ class MessageAssembler:
 
 
 class FrameJoiner:
-    """Joins text messages, unmasked and unfragmented, into one write.
+    """Joins unmasked, unfragmented text messages into one write.
 
-    The readers of a broadcast get the same messages one after the other, so the newest result is kept and shared.
+    The readers of a broadcast get the same messages one after the other, so the newest result is stored and shared.
     """
 
     def __init__(self) -> None:

@@ -197,7 +197,7 @@ class LiveHubView:
     async def wait_for_message(self, origin: Origin, after: int, timeout_s: float) -> None:
         """Wait until the caller may have a message above ``after``, or until the timeout. Raises `CancelledError` if
         the session has ended."""
-        # There must be no await between this check and the addition of the future: a message that arrived in between
+        # Do not await between this check and the addition of the future. Otherwise a message that arrives in between
         # would be missed.
         if self._registry.recent.may_have_new(origin.agent_id, after):
             return

@@ -200,7 +200,8 @@ class Maintenance:
             self._is_slow = False
 
     async def _watch_ledger(self) -> None:
-        """Check the ledger's files periodically, because a write checks them but nobody may be writing."""
+        """Check the ledger's files periodically. A write checks the files too, but there may be no write for a long
+        time."""
         while True:
             await asyncio.sleep(VERIFY_S)
             # The writer is already recovering, and opens the ledger itself.

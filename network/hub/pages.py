@@ -220,8 +220,8 @@ class Pages:
         return deliver_bytes(row.data, attempt.failures + 1 if attempt is not None else 1)
 
     def _go_live(self, session: Session) -> None:
-        """Push the messages published since the last page, from memory. From then on, `publisher` pushes messages to
-        the session."""
+        """Push the messages published since the last page, from memory. From then on, `publisher` pushes new messages
+        to the session."""
         outbox, head, recent = session.outbox, self._participants.state.head, self._recent.rows
         if outbox.position < head:
             if not recent or recent[0].seq > outbox.position + 1:

@@ -24,7 +24,7 @@ REREAD_AFTER_MS = 5000
 
 
 class Redelivery:
-    """The messages that wait for another attempt. ``now`` is the hub's clock (ms)."""
+    """Timers and delivery of the messages that wait for another attempt. ``now`` is the hub's clock (ms)."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Redelivery:
         self._read_errors = read_errors
         self._loop = asyncio.get_running_loop()
         self._timers: dict[tuple[str, int], asyncio.TimerHandle] = {}
-        """The newest timer of each message, until its attempt is sent. An attempt whose timer was replaced while its
-        row was read delivers nothing."""
+        """The newest timer of each message, until its attempt is sent. If the timer is replaced while its row is read,
+        the older attempt delivers nothing."""
 
     def cancel_all(self) -> None:
         """Drop every timer, because the state is about to be loaded again."""
@@ -51,15 +51,15 @@ class Redelivery:
         self._timers.clear()
 
     def resume(self, live: LiveParticipant) -> None:
-        """Start the timers of all messages that wait for a participant that has just joined."""
+        """Start the timers of all failed messages of a participant that has just joined."""
         for seq in sorted(live.mailbox.awaiting_retry):
             attempt = self._participants.find_attempt(live.agent_id, seq)
             if attempt is not None:
                 self.schedule(live.agent_id, seq, attempt.failures + 1, attempt.due_at)
 
     def reassign(self, live: LiveParticipant) -> None:
-        """Schedule the messages again that only an ended session had, because another attempt goes to one session
-        only."""
+        """Schedule the messages again that only an ended session had. Another attempt goes to one session only, so no
+        other session has them."""
         mailbox = live.mailbox
         for seq in sorted(mailbox.failed - mailbox.awaiting_retry):
             attempt = self._participants.find_attempt(live.agent_id, seq)
@@ -67,23 +67,23 @@ class Redelivery:
                 self.schedule(live.agent_id, seq, attempt.failures + 1, attempt.due_at)
 
     def schedule(self, agent_id: str, seq: int, attempt: int, due_at: int) -> None:
-        """Deliver a refused message again at ``due_at`` (ms). Until then the ack cursor cannot cover it."""
+        """Deliver a refused message again at ``due_at`` (ms). Until then, the ack cursor cannot cover the message."""
         live = self._participants.get(agent_id)
         if live is None:
             return
         if live.mailbox.is_handled(seq) and not self._is_revived(agent_id, seq):
-            return  # another session acknowledged the message while the refusal was on its way
+            return  # another session acknowledged the message before its refusal arrived
         live.mailbox.schedule_retry(seq)
         # One timer per message: a nack and a reconnect may both schedule the same attempt.
         timer = self._timers.pop((agent_id, seq), None)
         if timer is not None:
             timer.cancel()
-        # timestamps are rounded down to a millisecond: never be early
+        # Timestamps are rounded down to a millisecond, so add one to avoid an early delivery.
         delay_s = max(0, due_at + 1 - self._now()) / 1000
         self._timers[agent_id, seq] = self._loop.call_later(delay_s, self._start, agent_id, seq, attempt)
 
     def _is_revived(self, agent_id: str, seq: int) -> bool:
-        """Return whether an operator restored this dead letter and it has not failed since."""
+        """Return whether an operator has restored this dead letter and the message has not failed since."""
         attempt = self._participants.find_attempt(agent_id, seq)
         return attempt is not None and attempt.is_revived and attempt.failures == 0
 
@@ -92,7 +92,7 @@ class Redelivery:
 
     async def _redeliver(self, agent_id: str, seq: int, attempt: int, timer: asyncio.TimerHandle) -> None:
         try:
-            # Read the row when it is due, not when it failed: otherwise waiting messages would fill memory.
+            # Read the row when it is due, not when the message failed. Otherwise waiting messages would fill memory.
             row = (await self._ledger.messages([seq])).get(seq)
         except LedgerError as error:
             self._read_errors.record(error, f"{agent_id}/{seq}")
@@ -101,39 +101,42 @@ class Redelivery:
             return
         if self._read_errors.is_failing:
             self._read_errors.record_success(f"{agent_id}/{seq}")
-        # Scheduled again, or cancelled by a recovery, while the row was read. The newer timer delivers the message.
+        # The timer was replaced, or cancelled by a recovery, while the row was read. A newer timer delivers the
+        # message.
         if self._timers.get((agent_id, seq)) is not timer:
             return
         del self._timers[agent_id, seq]
         live = self._participants.get(agent_id)
         if live is not None and (row is None or row.is_damaged):
-            live.mailbox.mark_handled(seq)  # if retention deleted it, the session's welcome said `limited`
+            live.mailbox.mark_handled(seq)  # if retention deleted the row, the session's welcome has reported `limited`
             if row is not None:
                 self._output.notice(live.sessions, "damaged", None, {"seq": seq})
         if row is None or row.is_damaged or live is None or seq not in live.mailbox.awaiting_retry:
             return
         if row.head is not None and not is_recipient(self._participants.state, agent_id, row.head):
-            live.mailbox.mark_handled(seq)  # its reader has lost the right since: pages leave it out too
+            live.mailbox.mark_handled(seq)  # the recipient may no longer read the message, so pages leave it out too
             return
-        # Nobody is connected. `resume` schedules a stored attempt again when a session joins.
+        # The participant has no session. `resume` schedules a stored attempt again when a session joins.
         if not live.sessions:
-            # Without a stored attempt the refusal did not count, so the message comes as if it had never been
-            # delivered.
+            # Without a stored attempt, the refusal did not count. The message is then delivered as if for the first
+            # time.
             if self._participants.find_attempt(agent_id, seq) is None:
                 live.mailbox.cancel_retry(seq)
             return
-        # A session that has the message may still acknowledge it. The session that refused the message no longer has
-        # it.
+        # A session that has the message may still acknowledge it. The session that refused the message does not have it
+        # any more.
         candidates = [session for session in live.sessions if not (session.outbox.is_silent or session.outbox.has(seq))]
         if not candidates:
             return
-        # A session that left the message out of a page relies on this timer, so each such session gets the message.
+        # A session that left the message out of a page relies on this timer, so each of these sessions gets the
+        # message.
         skipped_by = [session for session in candidates if seq in session.outbox.skipped]
         chosen = skipped_by or [max(candidates, key=lambda session: session.live_origin().fencing_token or 0)]
-        # The message stays in `failed` until it is handled, so that an ack of a later message does not cover it.
+        # Keep the message in `failed` until it is handled, so that an ack of a later message does not cover it.
         live.mailbox.awaiting_retry.discard(seq)
         for session in chosen:
             session.outbox.skipped.discard(seq)
-            if seq <= session.outbox.position:  # otherwise a later page delivers it, and once is enough
+            # otherwise a later page delivers the message, and must not deliver it twice
+            if seq <= session.outbox.position:
                 session.outbox.push_redelivery(seq, deliver_bytes(row.data, attempt))
                 self._output.schedule_flush(session)

@@ -188,7 +188,7 @@ class ReplicaReaders:
         await self._stop(LEADS_NOW)
 
     async def _stop(self, reason: str) -> None:
-        # Clear the hub first: `close` waits, and no further session may start on this hub meanwhile.
+        # Clear the hub before `close`, which waits: no further session may start on this hub.
         hub, self.hub = self.hub, None
         if hub is not None:
             await hub.close(reason)

@@ -223,8 +223,8 @@ class Ledger(Protocol):
         newest: bool = False,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        """Return messages of an inbox, with ``after`` < seq <= ``until``. These messages are in a span, or ``sender``
-        sent them to one participant or mod. Return the oldest or the newest of them, in ascending order."""
+        """Return messages with ``after`` < seq <= ``until`` that are in a span, or that ``sender`` sent to one
+        participant or mod. Return the oldest of these messages, or the newest, in ascending order."""
 
     async def thread(
         self,

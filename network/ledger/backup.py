@@ -33,12 +33,12 @@ class Backup(Struct, frozen=True):
 
 
 def back_up(source: Path, target: Path, *, with_blobs: bool = True) -> Backup:
-    """Copy a ledger into a new file, and its blobs into a new folder next to it, even while a node writes them.
-    Raises `LedgerError`.
+    """Copy a ledger into a new file, and its blobs into a new folder next to the new file. A node may write to the
+    ledger during the copy. Raises `LedgerError`.
 
-    The copy is complete and checked before it gets its name. A node that opens the copy begins a new epoch, because the
-    copy is a fork. Clients must not confuse seqs of the copy with seqs of the original. If no process has the ledger open,
-    the backup creates no files next to the original.
+    The copy gets its name only when it is complete and checked. A node that opens the copy begins a new epoch, because
+    the copy is a fork, and clients must not confuse seqs of the copy with seqs of the original. If no process has the
+    ledger open, the backup creates no files next to the original.
     """
     if target.exists():
         raise LedgerError(f"{target} exists. A backup never overwrites: choose another name.")
@@ -55,9 +55,10 @@ def back_up(source: Path, target: Path, *, with_blobs: bool = True) -> Backup:
             was_open = Path(f"{source}-wal").exists()
             version = _copy_pages(source, copy)
             if not was_open and Path(f"{source}-wal").exists():
-                # A node has opened the file meanwhile. The copy was made without a lock, so it may be inconsistent.
+                # A node has opened the file during the copy. The copy was made without a lock, so it may be
+                # inconsistent.
                 version = _copy_pages(source, copy)
-            # Check the copy, not the source: the copy is what somebody will restore.
+            # Check the copy, not the source, because an operator will restore the copy.
             problems = check(copy)
             if problems:
                 raise LedgerError(
@@ -69,9 +70,10 @@ def back_up(source: Path, target: Path, *, with_blobs: bool = True) -> Backup:
             copy.commit()
             head = read_head(copy)
             names = list_blobs_in_use(copy) if with_blobs else []
-        # After the database: the node keeps a blob for a while after its last reference is gone.
+        # Copy blobs after the database: the node keeps a blob for a while after its last reference was deleted.
         blobs = copy_blobs(source, target, names)
-        publish_file(draft, target)  # synced, and given its name only now: an interrupted backup leaves no file
+        # the file is synced and gets its name only now, so an interrupted backup leaves no file
+        publish_file(draft, target)
     except OSError as error:
         raise explain(error, target) from error
     except sqlite3.Error as error:  # SQLite does not say which of the two files failed
@@ -85,18 +87,18 @@ def back_up(source: Path, target: Path, *, with_blobs: bool = True) -> Backup:
 
 
 def _copy_pages(source: Path, copy: sqlite3.Connection) -> int:
-    """Copy a file as it is at one moment. Return its schema version."""
+    """Copy the state of a file at one moment. Return its schema version."""
     with open_to_read(source) as db:
         version = refuse_schema(db)
-        # Copy in one step, as one read transaction. With several steps, SQLite starts over whenever the node has
+        # Copy in one step, as one read transaction. With several steps, SQLite would start again whenever the node has
         # written.
         db.backup(copy)
     return version
 
 
 def _set_epoch_aside(copy: sqlite3.Connection, version: int) -> None:
-    """Remove the epoch, so that a node that opens the copy begins its own. Keep the epoch under another key, because
-    readers of the copy derive ids from it."""
+    """Remove the epoch, so that a node that opens the copy begins a new epoch. Store the old epoch under another key,
+    because readers of the copy derive ids from it."""
     cells = copy.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
     copy.execute("DELETE FROM meta WHERE key IN ('epoch', 'state')")
     if cells is not None and version >= CHECKSUMS_SINCE:
@@ -104,12 +106,13 @@ def _set_epoch_aside(copy: sqlite3.Connection, version: int) -> None:
 
 
 def rescue(db: sqlite3.Connection, path: Path) -> bool:
-    """Save what a connection to a deleted database can still read as ``FILE.rescued``. Return whether it was saved.
+    """Save the data that a connection to a deleted database can still read, as ``FILE.rescued``. Return whether the
+    data was saved.
 
     Raises nothing: this is the last chance to save the data, and the node closes in any case.
     """
     target = Path(f"{path}.rescued")
-    # the file gets its name when it is complete: an operator may be waiting to move it
+    # Give the file its name only when it is complete, because an operator may be waiting to move it.
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         _create_private(draft)
@@ -130,7 +133,7 @@ def rescue(db: sqlite3.Connection, path: Path) -> bool:
 
 
 def _link_free_name(draft: Path, target: Path) -> Path:
-    """Give a file its name, or the next free name with a number. The rescue of an earlier deletion is not
+    """Give a file its name, or the next free name with a number, so that the rescue of an earlier deletion is not
     overwritten."""
     for number in itertools.count(1):
         name = target.with_name(f"{target.name}.{number}") if number > 1 else target
@@ -143,6 +146,6 @@ def _link_free_name(draft: Path, target: Path) -> Path:
 
 
 def _create_private(path: Path) -> None:
-    """Create a database that only its owner may read, because it contains everybody's messages. Raises `OSError` if the
-    file exists."""
+    """Create a database that only its owner may read, because the file contains all participants' messages. Raises
+    `OSError` if the file exists."""
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | CLOSE_ON_EXEC, 0o600))

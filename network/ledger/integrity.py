@@ -1,4 +1,4 @@
-"""Checks of a ledger's file, and a summary of its content. A node may be using the file meanwhile."""
+"""Checks of a ledger's file, and a summary of its content. A node may be using the file at the same time."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def _check_rows(db: sqlite3.Connection) -> list[str]:
 
 
 class _IndexSums:
-    """Compares the index tables with the log. It compares sums of numbers, so that no rows have to be kept in
+    """Compares the index tables with the log. The comparison uses sums of numbers, so that no rows have to be kept in
     memory."""
 
     def __init__(self, flushed_to: int) -> None:

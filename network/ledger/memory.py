@@ -77,7 +77,7 @@ class _RowStore:
             self._places[place] = [seq for seq in self._places[place] if seq not in gone]
 
     def at(self, place: str, after: int = 0, before: int = 2**62) -> Sequence[int]:
-        """Return the seqs at a place with after < seq < before, ascending."""
+        """Return the seqs of the rows at a place with after < seq < before, ascending."""
         seqs = self._places.get(place, [])
         return seqs[bisect_right(seqs, after) : bisect_left(seqs, before)]
 
