@@ -60,7 +60,7 @@ class Batch:
         """Whether the ledger was asked to store the batch."""
         self.is_stored = False
         self.recalled = Facts()
-        """Heads and values that the ledger had in memory, if ``is_guessed``."""
+        """Heads and values that the ledger had in memory. Used only if ``is_guessed``."""
         self.facts = Facts()
         self.draft: State
         """Changes of the entries on top of the committed state, made by step 6."""
@@ -68,7 +68,8 @@ class Batch:
         self.rows: list[Row] = []
 
     def assume_stored(self, keys: Mapping[tuple[str, str], StoredKey]) -> None:
-        """Set the facts for step 6: what was recalled, and these keys as the only stored ones."""
+        """Set the facts for step 6: the recalled heads and values, with ``keys`` as the only stored idempotency
+        keys."""
         # Use copies: step 6 adds the batch's own rows to the facts, and the next round must not treat them as stored.
         self.facts = Facts(stored=dict(keys), heads=dict(self.recalled.heads), cold=self.recalled.cold)
 

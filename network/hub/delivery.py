@@ -190,7 +190,8 @@ class Outbox:
         self._done = max(self._done, newest)
         self.queued_bytes -= size
         if self._own and not queue and not self.is_behind:
-            self._done = self.position  # the queue is empty, so an overflow would not have to deliver any message again
+            # nothing remains in the queue, so an overflow would have nothing to deliver again
+            self._done = self.position
             del self._own[:]
         return frames
 

@@ -256,7 +256,7 @@ class Hub:
         self._intake.refuse(session, error)
 
     def resume(self, session: Session) -> None:
-        """Continue writing, because the connection accepts bytes again."""
+        """Continue writing to a session, because its connection accepts bytes again."""
         self.registry.schedule_flush(session)
 
     def disconnect(self, session: Session) -> None:

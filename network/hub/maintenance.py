@@ -85,7 +85,7 @@ class Maintenance:
         """First seq whose questions are kept, as of the last cleanup."""
 
     def start(self, on_end: Callable[[asyncio.Task[None]], None]) -> None:
-        """Start the tasks. ``on_end`` is called when a task ends."""
+        """Start the tasks. ``on_end`` is called whenever a task ends."""
         retention = run_retention(
             self._retain, self._registry, self._ledger, self._wall_clock, self._writer.lock, self._clock_watch
         )

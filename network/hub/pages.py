@@ -225,7 +225,7 @@ class Pages:
         outbox, head, recent = session.outbox, self._participants.state.head, self._recent.rows
         if outbox.position < head:
             if not recent or recent[0].seq > outbox.position + 1:
-                return  # messages between the page and memory are missing, so read another page
+                return  # memory does not reach back to the page, so read another page
             if self._push_page(session, [row for row in recent if row.seq > outbox.position]):
                 return
             outbox.position = max(outbox.position, head)

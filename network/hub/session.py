@@ -99,7 +99,7 @@ class Connection(Protocol):
         again."""
 
     def write(self, payloads: list[bytes]) -> None:
-        """Write these text messages as one write."""
+        """Write these text messages to the connection in one write."""
 
     def end(self, code: int, reason: str) -> None:
         """Close with a code after all data has been written. Idempotent."""

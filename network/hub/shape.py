@@ -344,8 +344,8 @@ def _has_long_number(data: bytes) -> bool:
 
 
 def _has_long_run(data: bytes) -> bool:
-    """Return whether more than `MAX_NUMBER_CHARS` characters of numbers follow each other. A longer run contains a byte
-    at a multiple of half that length, so only those bytes are sampled."""
+    """Return whether a run of number characters is longer than `MAX_NUMBER_CHARS`. Such a run contains a byte at a
+    multiple of half that length, so it is enough to examine these bytes."""
     step = MAX_NUMBER_CHARS // 2
     seen = data[step::step]
     if len(seen.translate(None, _NUMBER)) == len(seen):

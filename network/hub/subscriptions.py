@@ -25,7 +25,7 @@ UNWATCHED_S = 10.0
 
 
 class Subscriptions:
-    """Sessions that subscribed to presence notices, to signals, or to the notice `conversation_quiet`."""
+    """Sets of sessions that subscribed to presence notices, to signals, or to the notice `conversation_quiet`."""
 
     def __init__(self, output: SessionOutput, participants: LiveParticipants) -> None:
         self._output = output

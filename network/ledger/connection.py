@@ -26,7 +26,7 @@ class SqliteConnection:
         self._db = await loop.run_in_executor(self._thread, self._connect)
 
     async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function on the thread. It runs to its end even if the caller is cancelled."""
+        """Run a function on the connection's thread. The function runs to its end even if the caller is cancelled."""
         assert self._db is not None, "a connection is opened before it is used"
         # Functions run in the order of the calls, because there is one thread. A cancelled caller never leaves half of
         # a transaction.

@@ -137,7 +137,7 @@ class DatabaseFile:
         finally:
             try:
                 async with AsyncExitStack() as closing:
-                    # close in reverse order, because the last connection copies the WAL into the database, and that
+                    # close in reverse order: the connection that is closed last copies the WAL into the database, and
                     # must be the writer
                     for connection in connections:
                         if connection is not None:

@@ -227,7 +227,8 @@ class DatabaseLock:
         return self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0
 
     def _check_file(self, suffix: str) -> os.stat_result:
-        """Return the status of one of the files. Raises `LedgerError` if the file is missing or was replaced."""
+        """Return the file status of the database or of one of SQLite's other files. Raises `LedgerError` if the file is
+        missing or was replaced."""
         path, known = (self._target, self._side_files.get(suffix)) if suffix else (self.path, None)
         try:
             status = os.stat(f"{path}{suffix}")

@@ -62,7 +62,7 @@ class NewestRows:
 
     def add(self, rows: Sequence[Row], writes: Iterable[TableWrite]) -> None:
         """Add a batch that was stored."""
-        # an earlier batch is missing in the cache, because its outcome was unknown
+        # the cache lacks an earlier batch, because the outcome of its commit was unknown
         if rows and rows[0].seq != self._head + 1:
             self.restart(rows[0].seq - 1)
         for row in rows:

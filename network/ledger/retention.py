@@ -118,7 +118,7 @@ def _first_kept(damage: Damage, db: sqlite3.Connection, before_ms: int | None, p
 
 
 def _is_older(damage: Damage, db: sqlite3.Connection, seq: int, before_ms: int | None) -> bool:
-    """Return whether the first row from a seq on is older than a time."""
+    """Return whether the first undamaged row from a seq on is older than a time."""
     if before_ms is None:
         return False
     row = _next_undamaged(damage, db, seq)
@@ -213,8 +213,8 @@ def apply_trim(step: TrimStep, damage: Damage, memtable: Memtable, db: sqlite3.C
 
 
 def _delete_rows(damage: Damage, db: sqlite3.Connection, kind: str, start: int, end: int) -> tuple[list[int], int]:
-    """Delete rows of a kind in start <= seq < end. If the rows are large, delete only the first of them. Return the
-    seqs of the deleted rows, and the seq at which the kept rows begin."""
+    """Delete rows of a kind in start <= seq < end. If the rows are large, delete only some of them, from the start on.
+    Return the seqs of the deleted rows, and the seq at which the kept rows begin."""
     if end <= start:
         return [], start
     seqs: list[int] = []

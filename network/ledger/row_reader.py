@@ -25,7 +25,8 @@ reported."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, TypeError, AttributeError)
 """Errors of decoding a row whose columns contain arbitrary values."""
 FAILURES = (sqlite3.Error, *UNREADABLE)
-"""Errors of a failing storage and of a damaged file, whose columns may contain values of any type."""
+"""Errors that reading a row may raise if the storage fails, or if a damaged file has columns with values of any
+type."""
 _DAMAGED_CELL = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_TOOBIG)
 _WALK_PAGE = 500
 

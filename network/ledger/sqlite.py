@@ -138,7 +138,7 @@ class SQLiteLedger(DatabaseFile):
             return collect_page(rows, limit, max_bytes, newest=newest)
         values = inbox_values(spans, sender, after, until, limit + 1, self._memtable, newest=newest)
         sql = INBOX.replace("{columns}", ROW_COLUMNS).replace("{order}", "DESC" if newest else "ASC")
-        # windows read the newest messages, and deliveries read the oldest
+        # Use separate connections: windows read the newest messages, and deliveries read the oldest.
         return await self._read_page(self._browser if newest else self._reader, sql, values, limit, max_bytes, newest)
 
     async def thread(
