@@ -203,7 +203,7 @@ def list_stored(state: State, after: str) -> Iterator[tuple[str, Any]]:
 
 
 def count_cut_bytes(data: bytes) -> int:
-    """Return the number of bytes at the end that begin an incomplete UTF-8 character."""
+    """Return how many bytes at the end of ``data`` belong to an incomplete UTF-8 character."""
     for count in range(1, min(4, len(data)) + 1):
         byte = data[-count]
         if byte & 0xC0 == 0x80:

@@ -142,7 +142,7 @@ def find_section(paragraphs: Sequence[Paragraph], heading: str) -> tuple[int, in
 
 
 def list_headings(text: str) -> Iterator[tuple[int, str]]:
-    """Yield level and title of each heading outside of fenced code."""
+    """Yield the level and title of each Markdown heading outside fenced code."""
     fence = ""
     for line in text.splitlines():
         if marker := _FENCE.match(line):

@@ -1,5 +1,5 @@
-"""`notify_when`: a single notification when a message was answered or an agent's work on it has ended. It is for
-callers that cannot wait.
+"""`notify_when`: one notification when a message is answered, or when an agent's work on the message ends. The mod
+serves callers that cannot wait for the answer.
 
 The notification is part of the same commit as the answer or the end. It is therefore sent exactly once, even if
 processes are killed. The mod offers no notifications about other facts, such as whether an agent is idle,

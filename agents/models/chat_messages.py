@@ -232,8 +232,8 @@ def _write_call(call: ToolCall, ids: dict[str, str]) -> dict[str, Any]:
 
 
 def _add_fields(call: dict[str, Any], fields: Any) -> dict[str, Any]:
-    """Add the fields that the server wants back to a call. ``function`` contains the fields of the ``function``
-    part.
+    """Add to a call the fields that the server requires in later requests. ``function`` contains the fields of the
+    call's ``function`` part.
     """
     inner = {name: value for name, value in fields.items() if name != "function"}
     return {**call, **inner, "function": {**fields.get("function", {}), **call["function"]}}

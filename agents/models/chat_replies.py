@@ -445,7 +445,7 @@ https://github.com/BerriAI/litellm/issues/15601, https://ai.google.dev/gemini-ap
 """
 
 _CALL_FIELDS = ("extra_content", "provider_specific_fields", "thought_signature")
-"""Fields that servers want back with a call: signatures, from Google directly or through LiteLLM."""
+"""Fields of a call that servers require in later requests: signatures, from Google directly or through LiteLLM."""
 
 
 def _add_fields(fields: dict[str, JsonValue], piece: Json, names: Iterable[str]) -> None:

@@ -52,7 +52,7 @@ class EndpointRules:
     ``declares_used_tools``: a request without tools must still declare the tools that its history used
     (https://github.com/BerriAI/litellm/issues/40735).
 
-    ``stream_usage``: whether streams are asked for their usage
+    ``stream_usage``: whether requests ask the server to include token counts in the stream
     (https://github.com/avante-corp/avante.nvim/issues/2347).
     """
 

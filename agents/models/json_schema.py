@@ -2,8 +2,9 @@
 enforces.
 
 `encode_steps` turns a request into plain system, user and assistant texts, and into the schema that the reply must
-follow. `decode_step` turns the reply's text into a `ToolCall`. `openai_model` sends and receives. Pure. If a model
-ignores the schema, its reply is parsed as far as possible. The reaction loop answers the remaining invalid calls.
+follow. `decode_step` turns the reply's text into a `ToolCall`. `openai_model` sends the request. This module does no IO. If a
+model ignores the schema, as much as possible of its reply is parsed. The reaction loop answers each call that remains
+invalid with an error.
 """
 
 from __future__ import annotations

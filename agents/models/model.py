@@ -39,7 +39,7 @@ class NamedTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call in the model's reply. ``arguments`` is the text that the model wrote, which may be invalid JSON."""
+    """Tool call in the model's reply. ``arguments`` is the text that the model wrote, which may be invalid JSON."""
 
     id: str
     name: str
@@ -120,10 +120,10 @@ class ReplyOrigin:
     message: Mapping[str, JsonValue] = field(default_factory=dict)
     calls: Sequence[Mapping[str, JsonValue]] = ()
     rules: Mapping[str, JsonValue] = field(default_factory=dict)
-    """Rules that the server enforced up to this reply (`endpoint_rules.learn`), by rule name."""
+    """Rules of the server, by rule name, that its refusals had revealed before this reply (`endpoint_rules.learn`)."""
 
     demanded: frozenset[str] = frozenset()
-    """Fields of ``message`` without which the server refuses a request. No other fields are recorded."""
+    """Fields of ``message`` that the server requires in later requests. Only these fields are recorded."""
 
     @property
     def has_fields(self) -> bool:

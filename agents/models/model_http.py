@@ -151,7 +151,7 @@ class ModelHttp:
         if shared is None or shared.session.closed:
             session = _open_session(key[0], certificates)
             shared = sessions[key] = _Session(session, _close_at_end(session))
-            await anext(shared.closer)  # runs to its `yield` without a pause, so no other task sees a half-open session
+            await anext(shared.closer)  # does not suspend, so no other task sees a half-open session
         shared.users += 1
         route = routes[url.scheme] = _Route(key, shared.session, None if is_socks else proxy)
         return route

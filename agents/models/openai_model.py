@@ -69,8 +69,8 @@ class OpenAIModel:
     and the last result. ``rules`` overrides the known rules of the server (`endpoint_rules`). ``silence_s`` limits the
     time without a byte, and ``total_s`` limits the whole call.
 
-    By default, replies stream if somebody listens. If a server refuses to stream, later requests do not stream. With
-    ``stream`` True, every request streams. With False, none does. Call ``await close()`` at the end, or use ``async
+    By default, a reply is streamed if the caller passes ``on_delta``. After a server has refused to stream, later
+    requests do not stream. With ``stream`` True, every request streams. With ``stream`` False, no request streams. Call ``await close()`` at the end, or use ``async
     with``.
 
     Raises `ModelError` at once if the environment variable with the key is not set. A server on loopback needs no key.

@@ -1,6 +1,6 @@
 r"""A model without a provider: a script (a callable, or rules in YAML) reads the request and chooses the actions.
 
-For tests, demos and YAML agents that run without a model. The same request must always get the same answer, because a
+Use a scripted model for tests, demos and YAML agents without a provider. The same request must always get the same answer, because a
 resumed reaction repeats requests whose replies it had not recorded. A script must therefore decide only by the request
 (`prompt_view.read_prompt`), never by a counter or the time. The only IO is reading rule files::
 

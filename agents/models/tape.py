@@ -1,7 +1,7 @@
 """Fingerprints of requests, and tapes: recorded replies that `TapeModel` plays.
 
-A fingerprint is a small set of hashes. It is enough to notice that a model now gets a different request, and to name
-the difference. `fingerprint_request` makes the fingerprint that is stored with each recorded reply (``request`` in the
+A fingerprint is a small set of hashes. The hashes show whether the model now gets a different request, and which part
+is different. `fingerprint_request` makes the fingerprint that is stored with each recorded reply (``request`` in the
 journal's ``model_reply``). `find_drift` compares a stored fingerprint with the current request. The ids of tool calls
 are replaced by their positions, so another provider's ids make no difference.
 
@@ -566,7 +566,7 @@ class TapeModel:
 
 
 class NamedModel:
-    """Stand-in for a model of this name in a replay, which never calls a model."""
+    """Placeholder for the model ``name`` during a replay. A replay never calls a model."""
 
     def __init__(self, name: str, settings: Mapping[str, object] | None = None) -> None:
         self.name = name

@@ -3,7 +3,7 @@
 Tokens are estimated from characters, or counted by `tiktoken` if it is installed and configured. A provider's own count
 is more accurate, so features that depend on the size start from that count (`context_engine`). Costs are in US dollars.
 Configured prices have priority over the prices of the package `genai-prices` (``[prices]``), whose tables load at the
-first use. Pure except for these tables. Never uses the network.
+first use. This module does no IO except loading these tables, and never uses the network.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Count = Callable[[str], int]
 """Returns the number of tokens of a text."""
 
 MESSAGE_TOKENS = 4
-"""Tokens of a message in addition to its text: role and delimiters in the chat formats of common models."""
+"""Number of tokens that a message needs in addition to its text, for its role and delimiters."""
 
 IMAGE_TOKENS = 1000
-"""Approximate tokens of a large image at common providers."""
+"""Approximate number of tokens that common providers count for a large image."""
 
 FILE_CHARS, AUDIO_CHARS = 40, 2000
 """Base64 characters per token. The value for files is between text and page images. The value for audio assumes
@@ -39,7 +39,7 @@ common compressed formats.
 """
 
 CALL_TOKENS = 8
-"""Tokens of a call in addition to its name and arguments: its id and field names."""
+"""Number of tokens that a call needs in addition to its name and arguments, for its id and field names."""
 
 
 SEVERAL_REQUESTS = "tokens.several_requests"
@@ -51,7 +51,7 @@ no measure of one request.
 def estimate_tokens(text: str) -> int:
     """Estimate tokens from characters: 3.5 ASCII characters or 2.5 bytes of other text per token.
 
-    English text and JSON rarely need more tokens than that.
+    English text and JSON rarely need more tokens than this estimate.
     """
     if text.isascii():
         return (2 * len(text) + 6) // 7
@@ -146,7 +146,7 @@ class Prices(dict[str, Price]):
         """Return the cost of this usage in ``calls`` calls, or None if no price is known. Rules and scripts cost
         nothing.
 
-        Some prices depend on the length of a call. For several calls, their average length is used.
+        Some prices depend on the length of a call. For several calls, use the price for their average length.
         """
         price = self.get(model) or self.get(_VERSION.sub("", model))
         if price is None and _SCRIPT.fullmatch(model):
