@@ -60,8 +60,8 @@ def _needs_of_own(args: Any) -> list[str]:
 
 
 async def _read_before(_mod: Mod, reading: Reading, *, seq: int, text: str) -> dict[str, Any] | None:
-    """Return the content of a message before an edit, and the number of its edits. The change compares the number, so
-    that a concurrent edit cannot lose a content."""
+    """Return the content of a message before an edit, and the number of its edits. The change is
+    refused if the number has changed meanwhile, so that no concurrent edit is lost."""
     number = len(_decode(await reading.cold(f"e/{seq}")).rows)
     row = (await reading.hub.ledger.messages([seq])).get(seq)
     if row is None or row.head is None or not reads_as_itself(reading, row.head):

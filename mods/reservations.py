@@ -260,8 +260,8 @@ def _find_circle(
 def overlaps(one: str, other: str) -> bool:
     """Return whether two paths or patterns may match the same file.
 
-    A path without a star is a file or a folder with all of its content. Compared with a pattern, a path with a file
-    extension (``a.md``) is a file, unless the pattern continues below it. For patterns with several stars the result
+    A path without a star is a file or a folder with all of its content. In a comparison with a
+    pattern, a path with a file extension (``a.md``) counts as a file, unless the pattern names a path below it. For patterns with several stars the result
     may be a false positive, because only the text before the first and after the last star is compared.
     """
     return _may_meet(one, other) or _contains(one, other) or _contains(other, one)

@@ -270,7 +270,7 @@ class Draft:
 
 def read_completion(body: object, tools: Collection[str] = ()) -> Draft:
     """Parse a complete reply."""
-    if isinstance(body, str):  # the content type was not JSON
+    if isinstance(body, str):  # the server did not declare JSON
         text = body
         try:
             body = json.loads(text)
@@ -545,7 +545,7 @@ def read_usage(usage: object) -> Usage:
     if not isinstance(usage, Mapping):
         return Usage()
     prompt, completion = (usage.get(f"{kind}_tokens_details") for kind in ("prompt", "completion"))
-    # OpenAI's own field, DeepSeek's, and that of gateways to Anthropic's models.
+    # The count of cached tokens has a different field at OpenAI, at DeepSeek and at gateways to Anthropic's models.
     cached = (_count(prompt, "cached_tokens"), *(_count(usage, name) for name in _CACHED))
     return Usage(
         _count(usage, "prompt_tokens"),

@@ -143,7 +143,7 @@ def _choose_rules(base_url: str | None, model: str) -> EndpointRules:
 
 
 def _choose_by_name(model: str) -> EndpointRules:
-    # Gateways and self-hosted servers: only the model's name is known.
+    # For gateways and self-hosted servers, choose the rules by the model's name.
     if any(name in model for name in _MISTRAL_MODELS):
         return EndpointRules(notes="in_results", call_ids="nine")
     if "deepseek" in model or "kimi" in model:
@@ -156,7 +156,7 @@ def _choose_by_name(model: str) -> EndpointRules:
 
 
 _REFUSALS: tuple[tuple[str, dict[str, object]], ...] = (
-    # Mistral, the chat templates of its models, and others that require alternating roles.
+    # Mistral, the chat templates of its models, and some other servers require alternating roles.
     (
         r"unexpected role|(message|role)[_ ]order|roles? (must|should) alternate|alternat\w* (between )?.?user"
         r"|after (a )?tool message",
@@ -174,7 +174,7 @@ _REFUSALS: tuple[tuple[str, dict[str, object]], ...] = (
         {"declares_used_tools": True},
     ),
     (r"thought_signature", {"signs_calls": True}),
-    # Groq, Mistral and others that refuse unknown fields.
+    # Groq, Mistral and other servers refuse unknown fields.
     (
         r"(reasoning\w*|thinking_blocks)\W{0,4}.{0,40}(unsupported|not (permitted|supported|allowed)|unexpected|unrecognized|unknown)"
         r"|(unsupported|unexpected|unrecognized|unknown|additional).{0,60}(reasoning\w*|thinking_blocks)"

@@ -126,7 +126,7 @@ class LocalModel:
         self._server = LocalServer(weights, context_tokens=context_tokens, max_tokens=max_tokens)
         self._tools = tools
         self._switching = LoopLocal(asyncio.Lock)
-        self._models: dict[str, OpenAIModel] = {}  # by key of `_SETTINGS`, all on one server
+        self._models: dict[str, OpenAIModel] = {}  # one model per key of `_SETTINGS`; all use the same server
 
     async def __aenter__(self) -> LocalModel:
         return self

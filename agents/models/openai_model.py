@@ -235,7 +235,7 @@ class OpenAIModel:
         draft = Draft([tool.name for tool in request.tools])
         async with self._http.post(body) as response:
             content_type = response.headers.get("Content-Type", "")
-            if "html" in content_type:  # the page of a proxy or a wrong address
+            if "html" in content_type:  # probably the web page of a proxy or of a wrong address
                 raise ValueError(describe_page(await _read_text(response)))
             if not body.get("stream"):
                 return read_completion(_parse(await _read_text(response), content_type), draft.tools)

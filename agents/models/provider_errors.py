@@ -185,7 +185,7 @@ _NO_TOOLS = re.compile(
     r"|no endpoints found that support tool use",
     re.IGNORECASE,
 )
-"""Ollama, llama.cpp, vLLM and OpenRouter: https://github.com/ollama/ollama/issues/13578,
+"""Texts with which Ollama, llama.cpp, vLLM and OpenRouter refuse tools: https://github.com/ollama/ollama/issues/13578,
 https://github.com/containers/ramalama/issues/988, https://github.com/ggml-org/llama.cpp/issues/10920,
 https://github.com/vllm-project/vllm/issues/9986, https://github.com/evalstate/fast-agent/issues/122"""
 

@@ -585,7 +585,7 @@ def _make_error(text: str) -> ModelError:
 
 
 def _parse_arguments(arguments: str) -> dict[str, Any] | str:
-    """Return arguments as JSON if encoding them again gives the same text, else the text itself."""
+    """Return the arguments as parsed JSON if encoding them restores the same text. Otherwise return the text."""
     try:
         value = json.loads(arguments)
     except (ValueError, RecursionError):

@@ -25,7 +25,7 @@ class ThinkTags:
     _is_decided: bool = False
 
     def feed(self, piece: str) -> tuple[str, str]:
-        """Add a piece. Return the text and the reasoning that are now certain."""
+        """Process the next piece of a reply. Return the text and the reasoning that can be told apart so far."""
         if self._is_decided or not piece:
             return piece, ""
         self._held += piece
