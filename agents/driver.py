@@ -97,7 +97,7 @@ class Driver:
         self._outer_store = journal.store  # store hook of the runs that called this run
         self._select_store_hook()
 
-    # --- a whole run
+    # --- driving a run from its first turn to its end
 
     async def run(
         self, recorded: Recorded | None = None, *, config_hash: str = "", prompt_hash: str | None = None

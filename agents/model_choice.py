@@ -100,7 +100,8 @@ class ModelChoice(Strict):
             raise ValueError(f"must be a mapping, not {show_value(value)}. {_explain_servers(value)}")
         for key in value if isinstance(value, dict) else ():
             name = str(key)
-            # A near miss is a typing error, and the usual message about it helps more than one about providers.
+            # A name that is nearly right is a typing error. The usual message about such an error helps more than a list
+            # of providers.
             if name not in cls.model_fields and not get_close_matches(name, cls.model_fields, n=1, cutoff=0.75):
                 known = ", ".join(cls.model_fields)
                 raise ValueError(f'has the unknown key "{name}"; known here: {known}. {_explain_servers(name)}')

@@ -513,8 +513,8 @@ class Reaction:
         self, status: Status, reason: str, answer: str | None, metadata: Mapping[str, JsonValue] = MappingProxyType({})
     ) -> Step:
         """End with an answer after the reviewers have checked it."""
-        # Read this value before `_finish` changes the state. The limits of this moment decide, even if the review comes
-        # much later.
+        # Read this value before `_finish` changes the state. The limits that apply now are decisive, even if the review
+        # comes much later.
         can_correct = self.can_correct
         end = self._finish(status, reason, answer)
         end = replace(end, metadata=metadata) if metadata and answer is not None else end

@@ -1,7 +1,8 @@
 """One running reaction: its task, the messages that it reads meanwhile, its answer and its end. Also resumes reactions
 after a restart.
 
-`reaction_scheduler` creates and cancels running reactions. ``react`` of a runner drives them. The state of this module
+`reaction_scheduler` creates and cancels running reactions. The method ``react`` of a runner drives each
+reaction. The state of this module
 need not survive: the ledger contains every started reaction (`journal`), and a restarted agent reads it from there. A
 reaction ends with its answer in the thread of the trigger, followed by the last record.
 """
@@ -244,7 +245,7 @@ class RunningReaction:
         return self._describe_end(finish)
 
     async def give_up(self, error: BaseException, *, is_told: bool) -> bool:
-        """Return the message to the hub if the reaction had not started. End the reaction if it had. ``is_told``:
+        """Return the message to the hub if the reaction had not started. Otherwise, end the reaction. ``is_told``:
         notify the requester who waits for an answer. Return False if the hub will deliver the message again.
         """
         reason = f"{type(error).__name__}: {error}"

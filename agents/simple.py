@@ -97,7 +97,9 @@ class SimpleAgentRunner(AgentRunner):
         common = choose_tools(communication_tools(), self.network_tools)
         can_finish = any(tool.name == FINISH for tool in common)
         if not can_finish and self.policy.on_text == "nudge":
-            raise ValueError(f"Agent {agent_id}: on_text is nudge, which leaves finish alone to end with: name it too.")
+            raise ValueError(
+                f"Agent {agent_id}: with on_text nudge, only finish can end a reaction. Add finish to network_tools."
+            )
         # Refuse a duplicate name now instead of at the first message. `finish` always belongs to the loop.
         _equip(self.agent, [*common, *(() if can_finish else communication_tools()[-1:])], ())
         self.state = state

@@ -149,7 +149,8 @@ class ActiveReaction:
         self.texts = {key: it for key, it in self.texts.items() if key not in said}
 
     def handle_piece(self, piece: PieceSignal) -> ActivityNews | None:
-        """Append a piece to a text. A new text completes and removes the earlier texts of its run."""
+        """Append a piece to a text. When a new text begins, the earlier texts of its run are complete and
+        are removed."""
         path, kind = piece.path, piece.kind
         key: _StreamKey = (path, piece.turn, kind, piece.call)
         # Skip pieces that arrive after the message: they would show a text that nobody is writing.

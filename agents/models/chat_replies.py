@@ -97,7 +97,7 @@ class Draft:
         """Process one chunk of a streamed reply. Return the deltas to display."""
         if not isinstance(chunk, Mapping):
             raise_for_list(chunk)
-            raise ValueError("a piece of it is not a JSON object")
+            raise ValueError("a piece of the reply is not a JSON object")
         raise_for_error(chunk)
         self.model = as_text(chunk.get("model")) or self.model
         self._add_usage(chunk)
@@ -121,7 +121,7 @@ class Draft:
         if isinstance(message, Mapping) and self._is_empty():  # otherwise the message repeats the pieces
             return self._add_message(message, is_piece=False)
         if delta is not None:
-            raise ValueError("a piece of it is not a JSON object")
+            raise ValueError("a piece of the reply is not a JSON object")
         return ModelDelta()
 
     def close(self) -> list[ModelDelta]:

@@ -44,7 +44,7 @@ MAX_SPENDERS = 256
 class BudgetExceeded(LoopStopped):
     """A `LoopStopped` error, with the message that would have exceeded the limit.
 
-    ``limit`` is a field of `Limits`. ``bound`` distinguishes the different checks that use this field. ``used_by`` is
+    ``limit`` is a field of `Limits`. ``bound`` names the check, because several checks use one field. ``used_by`` is
     the participant who sent the most counted messages, and ``used`` is the number of those messages. ``notice`` is the
     text shown to people.
     """

@@ -2,8 +2,8 @@
 
 A message without a cause is its own root, so the budget of a conversation does not limit it. An agent that answers
 every message without a cause would never be stopped. This module therefore counts the messages that an agent sends
-without a cause, and stops the agent at a limit. A message counts only if the agent has received something since the
-last counted message. The count restarts when a person writes to the agent.
+without a cause, and stops the agent at a limit. A message counts toward this limit only if the agent has
+received something since its last counted message. The count restarts when a person writes to the agent.
 
 `record_message` records each new message once per destination, not once per reader. A message with many readers
 therefore costs only one or two updates. These records are kept in memory and updated after the commit.

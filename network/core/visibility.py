@@ -78,7 +78,7 @@ def is_recipient(state: State, agent_id: str, head: MessageHead) -> bool:
 
 def broadcast_readers(head: MessageHead) -> tuple[int, Set[str]]:
     """Return a seq and a set of ids that define the readers of a broadcast. The readers are the sender and everyone who
-    was registered before the seq, except the ids in the set."""
+    was registered before that seq, except participants whose ids are in that set."""
     return _first_seq(head), frozenset(head.excluded)
 
 

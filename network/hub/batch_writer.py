@@ -127,7 +127,7 @@ class BatchWriter:
                 await self._recover(self._reported_error)
             batch = self._intake.take_batch()
             if batch:
-                # A commit that hangs raises nothing. `HubStatus.is_ready` uses this time to detect it.
+                # A commit that hangs raises no error. `HubStatus.is_ready` detects it by its start time.
                 self._status.commit_started_s = self._now_s()
                 # Recovery takes the lock itself, so it must run outside the ``async with``.
                 try:
@@ -187,7 +187,8 @@ class BatchWriter:
 
     async def _apply(self, batch: Batch) -> None:
         """Step 6. A refused entry stores nothing, so the unique key cannot reveal that it is a repeat. So look up the
-        keys of refused entries. If one is a repeat, apply the batch again."""
+        keys of refused entries. If a refused entry turns out to be a repeat, apply the batch
+        again."""
         self._apply_entries(batch)
         known: dict[tuple[str, str], StoredKey] = {}
         looked_up: set[tuple[str, str]] = set()

@@ -111,7 +111,7 @@ class Outbox:
         self.position = self.delivered = self._done = cursor
 
     def push(self, delivery: Delivery) -> bool:
-        """Queue a published message. Return False if the queue overflowed. In this case the queue is dropped and the
+        """Queue a published message. Return False if the queue overflowed: the queue is then dropped, and the
         outbox is behind."""
         if self._queue is _NOTHING_QUEUED:
             self._queue = deque()

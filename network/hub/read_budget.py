@@ -210,8 +210,8 @@ class ReadBudget:
                     # session is evicted.
                     self._timer = asyncio.get_running_loop().call_later(FULL_S, self._evict_largest)
                 return
-            # Remove both from the front of their queues. `_enqueue` adds them at the end, so that participants and
-            # sessions take turns.
+            # Remove the session and the participant from the front of their queues. `_enqueue` adds both at the end, so
+            # that participants and sessions take turns.
             del participant.ready[reads], hub.ready[participant]
             turn = reads.waiting.pop(0)
             self.waiting -= 1

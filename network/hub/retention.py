@@ -111,8 +111,8 @@ def _end_stalled(registry: SessionRegistry, pinned: int, patience_ms: int, now: 
 
 
 def drop_before(registry: SessionRegistry, first_seq: int) -> None:
-    """Apply a trim that the leader has decided. End the sessions that have not received the deleted messages. Their
-    clients reconnect and are welcomed as ``limited``."""
+    """Apply a trim that the leader has decided. End the sessions that have not received the deleted messages. The
+    clients of these sessions reconnect and are welcomed as ``limited``."""
     registry.meta = msgspec.structs.replace(registry.meta, first_seq=first_seq)
     for session in list(registry.sessions.values()):
         undelivered = session.outbox.first_undelivered() if session.origin is not None else None

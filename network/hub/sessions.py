@@ -159,7 +159,8 @@ class SessionRegistry:
             # Code 1000 is a goodbye. Any other code may mean a lost connection, after which the runner comes back.
             reactor_end.set_result(code == 1000)
         if live.sessions:
-            # A redelivery goes to one session only. If that session has ended, another session must get it.
+            # A redelivery goes to one session only. When a session ends, another session must get its
+            # redeliveries.
             self.redelivery.reassign(live)
             return
         participant = self.state.participant(live.agent_id)
@@ -252,8 +253,8 @@ class SessionRegistry:
             if needs_ack and session.arrivals:
                 session.wake_arrivals()
             if session.session_id == sender_session:
-                # The sender already has the message. Advance its position, because a page would otherwise deliver the
-                # message.
+                # The sender already has the message. Advance the outbox beyond the message, because the next page of
+                # deliveries would otherwise contain it.
                 outbox.skip_own(seq)
             elif not outbox.is_behind:
                 self.deliveries += 1

@@ -164,7 +164,7 @@ KEYED_BY_SEQ: tuple[Table, ...] = ("triggered", "tried", "dead")
 
 
 def retention_seq(table: Table, key: str, value: Any) -> int:
-    """Return the seq of a message for a value of these tables. The value is deleted together with that message."""
+    """Return the seq of the message to which a table's value belongs. Retention deletes both together."""
     return int(getattr(value, RETENTION_FIELDS[table]) if table in RETENTION_FIELDS else key.partition("/")[2])
 
 

@@ -295,7 +295,7 @@ class SearchIndex:
 
 
 def _index_words(row: Row) -> str:
-    """Return the words of a message and its marks. The marks are words for its target, thread and sender. Marks let
+    """Return the words of a message, followed by marks: words for its target, thread and sender. Marks let
     FTS5 select the messages within the reader's spans among all matches."""
     places = [_mark("t", row.target), _mark("s", row.stream)]
     if row.head is not None and row.head.kind in PRIVATE:

@@ -1,7 +1,7 @@
 """Explanations for errors of a database's files: what failed, where, and what to do.
 
 SQLite reports "disk I/O error" for many causes, and "unable to open database file" for most others. The operating
-system reports the cause more precisely. So `explain` repeats the system calls that SQLite made, with a test file next
+system names the cause more precisely than SQLite does. So `explain` repeats the system calls that SQLite made, with a test file next
 to the database.
 """
 

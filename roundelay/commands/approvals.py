@@ -29,7 +29,7 @@ def approvals(context: click.Context, as_json: bool) -> None:
     """
     if context.invoked_subcommand is not None:
         if as_json:
-            raise click.UsageError(f"Write --json behind {context.invoked_subcommand}.")
+            raise click.UsageError(f"Write --json after {context.invoked_subcommand}.")
         return
     _show_waiting(as_json=as_json)
 

@@ -242,7 +242,7 @@ class _Replay:
         self._seen = self._answers.seen = seq
 
     def _bring_about(self, row: Row) -> bool:
-        """Release the held write of a row, or cause the row. Return False if a runner or the hub must still write the
+        """Release the write that will store a row, or perform the step that writes the row. Return False if a runner or the hub must still write the
         row."""
         if row.key and self._stage.gate.release((row.actor, row.key)):
             return True

@@ -134,7 +134,7 @@ class ThreadsPane(ReadStateKeys):
             return
         rows, now_ms = self.query_one(Rows), self.desk.now_ms()
         listed = self.desk.list_threads()
-        about = count(len(listed), "thread") if listed else "Nothing has been said yet: n writes to somebody."
+        about = count(len(listed), "thread") if listed else "Nothing has been said yet. Press n to write to somebody."
         if listed and self.desk.lacks_marks:
             about += " This hub keeps no marks: unread is what came since you are here."
         self.query_one("#about", Static).update(Content(about))

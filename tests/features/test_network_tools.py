@@ -66,7 +66,7 @@ async def test_a_tool_that_the_network_does_not_have_is_told_before_anything_is_
 
 
 def test_what_cannot_end_is_refused(tmp_path: Path) -> None:
-    sentence = "Agent bob: on_text is nudge, which leaves finish alone to end with: name it too."
+    sentence = "Agent bob: with on_text nudge, only finish can end a reaction. Add finish to network_tools."
     model = ScriptedModel(lambda request: "x")
     with pytest.raises(ValueError, match=sentence):
         SimpleAgentRunner(

@@ -38,7 +38,7 @@ export class Acks {
 
   /** Start a session. The session repeats all unacknowledged deliveries from `cursor` on. @param {number} cursor */
   beginSession(cursor) {
-    // The new session repeats every open delivery, so remove the handled ones from the order.
+    // The new session repeats every open delivery, so remove the handled deliveries from `_order`.
     this._order = this._order.filter((seq) => this._open.has(seq));
     this._single.clear();
     this._named.clear();

@@ -66,7 +66,7 @@ export function hueOf(id) {
   return ((sum >>> 0) % 24) * 15;
 }
 
-/** A participant's name in its color. With `link`, it links to the participant's page. */
+/** A participant's name in its color. With `link`, the name links to the participant's page. */
 export function Agent({id, link = false}) {
   const props = {class: "who", dir: "auto", style: {"--hue": hueOf(id)}};
   return link ? html`<a ...${props} href=${linkTo.agent(id)}>${id}</a>` : html`<span ...${props}>${id}</span>`;
