@@ -91,7 +91,7 @@ def list_notes() -> list[Path]:
 
 
 async def gone(pid: int) -> None:
-    """Wait for the end of a process that is not this one's."""
+    """Wait for the end of a process that is not this one's. Kill it if it does not end, so that it loads no later test."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -101,6 +101,9 @@ async def gone(pid: int) -> None:
     try:
         async with asyncio.timeout(20):
             await ended.wait()
+    except TimeoutError:
+        os.kill(pid, signal.SIGKILL)
+        raise
     finally:
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
