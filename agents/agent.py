@@ -37,7 +37,7 @@ from .values import ToolError, TurnState
 _logger = logging.getLogger(__name__)
 
 Returns = Literal["to_caller", "to_person", "never"]
-"""Who owns a thread after the agent that took over has finished.
+"""Owner of a thread after the agent that took over has finished.
 
 ``to_caller``: the agent that handed over reads the outcome and continues. ``to_person``: the first agent answers the
 person's next message. ``never``: the thread stays with the new agent.

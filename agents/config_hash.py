@@ -29,7 +29,7 @@ from .patterns import BoundedPattern
 from .tools import Tool, index_tools
 
 MAX_DEPTH = 20
-"""Maximum nesting of values in a configuration. Of a more deeply nested value, only the type is hashed."""
+"""Maximum nesting of values in a configuration. Only the type of a more deeply nested value is hashed."""
 
 
 MAX_OBJECTS = 2

@@ -203,7 +203,7 @@ class Journal:
         return self._start is not None and self._start.is_stored and not self._start.is_duplicate
 
     async def settle_start(self) -> None:
-        """Store a delayed start record after the run has ended. Afterwards, `is_started` tells whether the hub accepted
+        """Store a delayed start record after the run has ended. Afterwards, `is_started` is True if the hub accepted
         the record.
         """
         self.queue.forget_failure()

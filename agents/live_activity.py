@@ -55,7 +55,7 @@ MAX_SIGNALS = 256
 """Maximum number of signals in the send queue."""
 
 MAX_SIGNAL_CHARS = 4000
-"""Maximum characters of text in one signal. Of a longer text, the beginning is dropped."""
+"""Maximum characters of text in one signal. The beginning of a longer text is dropped."""
 
 PIECE_CHARS = 40
 """Minimum number of characters charged for a piece, even if its text is shorter."""

@@ -134,7 +134,7 @@ class AgentView:
 @dataclass(frozen=True, slots=True)
 class CallModel:
     """Request to call a model for ``agent``: the agent's own model, or ``model``. The last message states the current
-    turn and the rule for answering. It is not added to the history.
+    turn and the rule for answering, and is not added to the history.
 
     ``is_last``: no turn follows. ``tool_choice`` may name a tool that the model must call. ``parts`` are not yet in the
     messages. Middleware that adds a part to a message removes it from ``parts``.

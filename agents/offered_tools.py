@@ -165,7 +165,7 @@ class Situation:
     """Whether the prompt lists threads that a tool can open."""
 
     is_explained: bool
-    """Whether the author's template says how to answer. It may demand `finish`."""
+    """Whether the author's template says how to answer. Such a template may demand `finish`."""
 
 
 def list_deferred(tools: Collection[str], situation: Situation, policy: AgentPolicy, mods: Collection[str]) -> set[str]:

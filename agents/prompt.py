@@ -272,7 +272,7 @@ class PromptContext(NamedTuple):
     """Whether the network has no participants other than the agent and the trigger's sender."""
 
     standing: str = ""
-    """What the agent owes and waits for, as the end of the prompt (`render_standing`)."""
+    """Text about what the agent owes and waits for, at the end of the prompt (`render_standing`)."""
 
 
 NO_CONTEXT = PromptContext({}, 0, False)
@@ -377,8 +377,8 @@ MAX_STANDING_BYTES = 300
 
 
 def render_standing(standing: Mapping[str, Any], now_ms: int) -> str:
-    """Return the end of a prompt: whom the agent owes an answer, for whom it waits, what mods say of the
-    conversation, and what is left of the budget.
+    """Return the end of a prompt: open answers, expected answers, the mods' lines about the conversation, and
+    the rest of the budget.
     Empty if there is nothing to say."""
     lines = [
         f"You owe {entry['to']} an answer ({format_elapsed(now_ms - entry['since'])})."

@@ -583,7 +583,7 @@ class LoopState(Enum):
 
 
 class IllegalStep(RoundelayError):
-    """The outcome passed to a reaction does not fit its state. This is a bug in its driver."""
+    """The outcome passed to a reaction does not fit its state. The driver of the reaction has a bug."""
 
     def __init__(self, state: LoopState, outcome: Outcome) -> None:
         super().__init__(f"A reaction that is {state.value} cannot take {type(outcome).__name__}.")

@@ -48,14 +48,17 @@ class Write:
     """One record or message. ``may_conflict``: if its id was used for other content, the earlier content stays."""
 
     store: Callable[[], Awaitable[StoredWrite]]
-    """Stores it by a request of its own."""
+    """Stores the write by a separate request."""
 
     make_frame: Callable[[], SendFrame | RecordFrame]
     may_conflict: bool = False
     is_independent: bool = False
-    """Whether nothing depends on this write but its own caller. If the hub refuses it or is busy, only the caller gets
-    the error, and later writes are stored. If the caller is cancelled before it is sent, it is not sent.
+    """Whether only the caller depends on this write. If the hub refuses the write or is busy, only the caller gets the
+    error, and later writes are stored. If the caller is cancelled before the write is sent, the write is not sent.
     """
+
+    is_withdrawn: bool = False
+    """Whether the caller of an independent write was cancelled."""
 
     is_stored: bool = False
     is_duplicate: bool = False
@@ -87,8 +90,8 @@ class Write:
 
 @dataclass(slots=True, eq=False)
 class RecordQueue:
-    """The writes of one reaction and of the runs inside it. ``max_batch`` is the hub's limit; 1 stores each write by
-    itself.
+    """The writes of one reaction and of the runs inside it. ``max_batch`` is the hub's limit. With 1, each write is
+    stored separately.
     """
 
     client: BatchClient
@@ -137,8 +140,9 @@ class RecordQueue:
         try:
             await pause_hook_timer(self._settle(writes))
         except asyncio.CancelledError:
-            # A stopped call sends nothing more. Records stay, because later ones depend on them.
-            self._waiting = [it for it in self._waiting if not (it.is_independent and it in writes)]
+            # A stopped call sends nothing more. Records stay, because later records depend on them.
+            for write in writes:
+                write.is_withdrawn = write.is_independent
             raise
 
     async def flush(self) -> None:
@@ -206,8 +210,10 @@ class RecordQueue:
                 try:
                     await self._store(batch)
                 except Exception as error:  # noqa: BLE001 (raised again by whoever waits, or by the next write)
-                    # Nothing after a refused write may be stored: a resumed run could not make sense of it.
-                    lost = [*(write for write in batch if not write.is_stored), *self._waiting]
+                    # Nothing after a refused write may be stored: a resumed run could not make sense of it. An
+                    # independent write that was refused before keeps its own error.
+                    unstored = (write for write in batch if not write.is_stored)
+                    lost = [*(it for it in unstored if it.error is None or it.error is error), *self._waiting]
                     self._waiting.clear()
                     for write in lost:
                         write.error, write.is_lost = error, write is not lost[0]
@@ -230,7 +236,8 @@ class RecordQueue:
 
     async def _store(self, batch: list[Write]) -> None:
         left = batch
-        while left:
+        # Look again after each pause: a call may be stopped while the hub is busy with an earlier record.
+        while left := [write for write in left if not write.is_withdrawn]:
             if len(left) == 1:
                 await self._store_alone(left[0])
                 return

@@ -80,17 +80,18 @@ class ToolClient:
 
     review: Callable[[str], Awaitable[tuple[str, Mapping[str, Any]]]] | None = None
     """Returns the reviewed text for the requester, and the metadata of its message. Raises `ToolError` for a text
-    that must not be sent. None: no review.
+    that must not be sent. Without it, texts are not reviewed.
     """
 
     admit: Callable[[str], None] | None = None
     """Called with the address of each message before it is sent. Raises `ToolError` if the limit of messages to one
-    recipient is exceeded. None: no limit.
+    recipient is exceeded. Without it, there is no limit.
     """
 
     queue: RecordQueue | None = None
-    """Records of the reaction that still wait. They are stored before or with each message and operation: nobody may
-    see an effect of a reply that a resumed reaction would not know. None: the reaction keeps no records.
+    """Queue of the reaction's records. Waiting records are stored before each operation, and before or with each message:
+    nobody may see an effect of a reply that a resumed reaction would not know. Without a queue, the reaction keeps no
+    records.
     """
 
     threads: list[str] = field(default_factory=list)

@@ -293,7 +293,7 @@ def tool(
     ``Field``) are the parameters. Raises `ToolError` for a function that cannot be a tool.
 
     A tool is ``once`` unless it is ``idempotent`` or ``read_only``, because repeating an effect by mistake is worse than
-    not repeating it. A ``read_only`` tool computes or looks up; its calls cost no commit of their own. With ``answers``, the result of a successful call is the reaction's answer and ends the reaction. ``should_use``
+    not repeating it. A ``read_only`` tool only computes or looks up. Its calls need no additional commit. With ``answers``, the result of a successful call is the reaction's answer and ends the reaction. ``should_use``
     may disable the tool for a call.
 
     With ``needs_approval`` a person must approve each call. ``approvers`` (ids of people, ``role:NAME``) names the

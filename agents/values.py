@@ -22,7 +22,7 @@ Status = Literal["finished", "stopped", "cancelled", "failed"]
 """End of a reaction: the model finished, a limit or a person stopped it, or an error occurred."""
 
 Effect = Literal["once", "idempotent", "read_only"]
-"""What a repeated call of a tool may do. ``once``: an interrupted call never runs again. ``idempotent``: it may run again,
+"""Rule for the repetition of a tool's call. ``once``: an interrupted call never runs again. ``idempotent``: it may run again,
 with the same ``call_id`` and arguments. ``read_only``: it changes nothing, so after a kill the model may be asked again and
 make another call instead.
 """

@@ -162,7 +162,7 @@ class ModelRequest:
 
     ``prompt`` is the beginning of the message with the conversation, identical in every turn of the reaction. Text
     after ``prompt`` may be specific to this turn. ``can_call``: whether calls run in this turn, even of tools that are
-    not in ``tools``. None: only calls of these tools. ``thread_id`` is the thread of the incoming message.
+    not in ``tools``. With None, only calls of these tools run. ``thread_id`` is the thread of the incoming message.
     """
 
     messages: Sequence[ChatMessage]

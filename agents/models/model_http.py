@@ -79,8 +79,8 @@ class _Route:
 class ModelHttp:
     """The chat completions of one server: its URL, headers and time limits.
 
-    ``silence_s`` limits the time without a byte. Proxies and certificates come from the environment at each connection
-    (`outgoing_http`). Cookies are ignored.
+    ``silence_s`` limits the time without a byte. Proxies and certificates come from the environment when an event
+    loop sends its first request (`outgoing_http`). Cookies are ignored.
     """
 
     def __init__(self, url: str, headers: Mapping[str, str], *, silence_s: float) -> None:

@@ -230,3 +230,27 @@ async def test_unsent_message_of_a_stopped_call_is_never_sent() -> None:
     await first
     await queue.flush()
     assert hub.commits == [["a"], ["record"]]  # later records depend on a record
+
+
+async def test_message_of_a_stopped_call_is_not_sent_after_a_busy_record() -> None:
+    hub = Hub(record=[Overloaded("busy", 1)])
+    queue = queue_of(hub)
+    record = asyncio.create_task(queue.write(hub.write("record")))
+    call = asyncio.create_task(queue.write(hub.write("message", is_independent=True)))
+    await hub.is_asked.wait()
+    call.cancel()
+    await record
+    await queue.flush()
+    assert hub.commits == [["record"]]
+
+
+async def test_refused_message_keeps_its_error_when_a_record_is_refused() -> None:
+    message, record = Overloaded("busy"), BudgetExhausted("no more")
+    hub = Hub(message=[message], record=[record])
+    queue = queue_of(hub)
+    refused = hub.write("record")
+    outcomes = await asyncio.gather(
+        queue.write(hub.write("message", is_independent=True)), queue.write(refused), return_exceptions=True
+    )
+    assert outcomes == [message, record]
+    assert refused.is_refused
