@@ -332,9 +332,9 @@ class FeatureCost:
 
     async def _measure(self, base_url: str, hub_url: str, number: int) -> None:
         async with AsyncExitStack() as stack:
-            client, trigger = await join(hub_url)
+            client, triggers = await join(hub_url, 1)
             stack.push_async_callback(client.close)
-            hub: dict[str, Any] = {"client": client, "trigger": trigger}
+            hub: dict[str, Any] = {"client": client, "triggers": triggers}
             loops = {
                 PLAIN: OurReaction(base_url, stream=False),
                 RECORDED: OurReaction(base_url, stream=False, **hub),

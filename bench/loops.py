@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -176,7 +176,8 @@ class OurReaction:
     """A reaction in the form in which a runner runs it, with `Reaction`, `Driver` and a journal.
 
     The records go to ``client``, or nowhere if there is none. ``options`` are options of the agent. Without a
-    ``function``, the agent's middleware adds the tool. ``content`` is the content of the trigger message.
+    ``function``, the agent's middleware adds the tool. ``content`` is the content of the trigger message. The runs use
+    ``triggers`` in turn: a hub refuses more than a few open reactions to one message.
     """
 
     def __init__(
@@ -186,7 +187,7 @@ class OurReaction:
         stream: bool,
         function: Callable[..., Any] | Tool | None = look_up,
         client: NetworkClient | None = None,
-        trigger: int = TRIGGER.seq,
+        triggers: Sequence[int] = (TRIGGER.seq,),
         options: Mapping[str, Any] | None = None,
         answer: str = ANSWER,
         content: Any = TRIGGER.content,
@@ -198,21 +199,22 @@ class OurReaction:
         self._agent = Agent(AGENT_ID, INSTRUCTION, self._model, made, **(options or {}))
         self._answer = answer
         self._client = client
-        self._trigger = trigger
-        self._message = TRIGGER.model_copy(update={"seq": trigger, "content": content})
+        self._triggers = itertools.cycle(triggers)
+        self._content = content
         self._numbers = itertools.count(1)
 
     async def run(self) -> None:
-        # Make the reaction ids unique. Reaction ids usually differ by the trigger, but all runs here have the same
+        # Make the reaction ids unique. Reaction ids usually differ by the trigger, but several runs here have the same
         # trigger, so vary the epoch.
-        reaction_name = reaction_id(AGENT_ID, self._trigger, f"{id(self)}-{next(self._numbers)}")
+        trigger = TRIGGER.model_copy(update={"seq": next(self._triggers), "content": self._content})
+        reaction_name = reaction_id(AGENT_ID, trigger.seq, f"{id(self)}-{next(self._numbers)}")
         journal = Journal(self._client or Nowhere(), reaction_name)
         await journal.record_started(
             Started(
-                trigger=self._trigger,
+                trigger=trigger.seq,
                 thread_id=TRIGGER.thread_id,
-                as_of=self._trigger,
-                manifest=[self._trigger],
+                as_of=trigger.seq,
+                manifest=[trigger.seq],
                 config_hash="bench",
             )
         )
@@ -222,17 +224,17 @@ class OurReaction:
             answers=True,
             setup=ReactionSetup(threads=(TRIGGER.thread_id,), frame=partial(render_system_prompt, agent_id=AGENT_ID)),
         )
-        driver = Driver(reaction, journal=journal, make_context=partial(self._make_context, reaction_name))
+        driver = Driver(reaction, journal=journal, make_context=partial(self._make_context, reaction_name, trigger))
         finish: Finish = await driver.run(config_hash="bench")
         await journal.record_finished(finish)
         _check(finish.answer, finish.turns, self._answer)
         if finish.tool_calls < CALLING_TURNS:
             raise LoadError(f"a reaction ran {finish.tool_calls} tools, not {CALLING_TURNS}")
 
-    def _make_context(self, reaction: str, call_id: str, turn: int) -> ToolContext:
+    def _make_context(self, reaction: str, trigger: DirectMessage, call_id: str, turn: int) -> ToolContext:
         client: Any = self._client or Nowhere()
-        client = ToolClient(client, call_id=call_id, cause=self._trigger, visibility="people")
-        return ToolContext(AGENT_ID, reaction, turn, call_id, self._message, client)
+        client = ToolClient(client, call_id=call_id, cause=trigger.seq, visibility="people")
+        return ToolContext(AGENT_ID, reaction, turn, call_id, trigger, client)
 
     async def close(self) -> None:
         for layer in self._agent.middleware:
@@ -245,9 +247,11 @@ def _check(answer: str | None, turns: int, expected: str = ANSWER) -> None:
         raise LoadError(f"a run ended after {turns} turns with {answer!r}, not after {TURNS} with {expected!r}")
 
 
-async def join(url: str) -> tuple[NetworkClient, int]:
-    """Connect the agent as its only reactor. Return the connection, and the seq of a message to use as a trigger."""
+async def join(url: str, messages: int) -> tuple[NetworkClient, list[int]]:
+    """Connect the agent as its only reactor and broadcast this number of messages. Return the connection, and the seqs
+    of the messages, to use as triggers.
+    """
     client = NetworkClient(AGENT_ID, url, token=make_token(AGENT_ID), role="reactor")
     await client.connect()
-    stored = await client.broadcast("Are A-0001 to A-0005 in stock?")
-    return client, stored.seq
+    stored = [await client.broadcast("Are A-0001 to A-0005 in stock?") for _ in range(messages)]
+    return client, [message.seq for message in stored]

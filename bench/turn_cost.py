@@ -46,13 +46,13 @@ class TurnCost:
 
     async def _measure(self, base_url: str, hub_url: str, number: int) -> None:
         async with AsyncExitStack() as stack:
-            client, trigger = await join(hub_url)
+            client, triggers = await join(hub_url, self._at_once)
             stack.push_async_callback(client.close)
             for stream in (False, True):
                 loops: dict[str, Loop] = {
                     BY_HAND: HandWritten(base_url, stream=stream),
                     OURS: OurReaction(base_url, stream=stream),
-                    RECORDED: OurReaction(base_url, stream=stream, client=client, trigger=trigger),
+                    RECORDED: OurReaction(base_url, stream=stream, client=client, triggers=triggers),
                 }
                 for loop in loops.values():
                     stack.push_async_callback(loop.close)

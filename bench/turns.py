@@ -44,7 +44,7 @@ class Size:
 
 SIZES = {
     "full": Size(5, 200, 50, 30, 100, 500),
-    "quick": Size(1, 20, 10, 10, 20, 100),
+    "quick": Size(1, 20, 50, 10, 20, 100),
     "tiny": Size(1, 2, 2, 1, 2, 20),
 }
 
