@@ -22,7 +22,7 @@ from table import Line, median_of
 
 HUB = Subject("hub full", "full")
 BY_HAND, OURS, RECORDED = "by hand", "ours", "ours, recorded"
-BOUNDS: dict[str, tuple[float, float | None]] = {OURS: (1.25, 1.1), RECORDED: (1.5, None)}
+BOUNDS: dict[str, tuple[float, float | None]] = {OURS: (0.6, 0.5), RECORDED: (0.9, None)}
 
 
 class TurnCost:
