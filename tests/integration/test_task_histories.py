@@ -6,44 +6,17 @@ import asyncio
 import math
 import random
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from roundelay.network.client import NetworkClient
-from roundelay.network.errors import Closed, Forbidden, InvalidArguments, RoundelayError
+from roundelay.network.errors import Closed, RoundelayError
 from roundelay.simulation.network import Simulation, simulate
 from tests.support.histories import Call, is_linearizable
+from tests.support.history_clients import TASK_OPS, check, perform, task_step
 
 CLIENTS = [f"c{number:02}" for number in range(20)]
 MODS = ["channels", "discovery", "tasks"]
-
-
-def step(state: tuple[str, str], call: Call) -> tuple[tuple[str, str], Any]:
-    """The sequential task: (state, holder), and the result of an operation."""
-    kind, holder = state
-    me = call.client
-    if call.op == "claim":
-        if kind == "open" or (kind == "claimed" and holder == me):
-            return ("claimed", me), (True, me)
-        return state, (False, holder if kind == "claimed" else "")
-    if call.op == "release":
-        if kind == "claimed":
-            return (("open", ""), "open") if holder == me else (state, "refused")
-        return state, kind
-    if kind == "done":
-        return state, "done" if holder == me else "refused"
-    if kind == "open" or holder == me:
-        return ("done", me), "done"
-    return state, "refused"
-
-
-async def perform(client: NetworkClient, op: str, task: int) -> Any:
-    try:
-        value = await client.call(f"tasks.{op}", {"task": task})
-    except (Forbidden, InvalidArguments):
-        return "refused"
-    return (value["is_claimed"], value.get("holder", "")) if op == "claim" else value["state"]
 
 
 class Clients:
@@ -52,7 +25,7 @@ class Clients:
     def __init__(
         self, join: Callable[[str], NetworkClient], now: Callable[[], float], chance: random.Random, tasks: list[int]
     ) -> None:
-        self.history: dict[int, list[Call]] = {task: [] for task in tasks}
+        self.history: dict[str, list[Call]] = {f"tasks/{task}": [] for task in tasks}
         self._join, self._now, self._chance = join, now, chance
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -62,10 +35,10 @@ class Clients:
         for _ in range(operations):
             # Near each other, so that calls meet at the same task.
             task = self._chance.choice(list(self.history)[:8])
-            op = self._chance.choices(["claim", "release", "complete"], [6, 4, 0.3])[0]
+            op = self._chance.choices(list(TASK_OPS), list(TASK_OPS.values()))[0]
             called, returned, result = self._now(), math.inf, None
             try:
-                result = await perform(client, op, task)
+                result = await perform(client, f"tasks.{op}", {"task": int(task.partition("/")[2])})
                 returned = self._now()
             except (Closed, RoundelayError):  # this client was killed: it never learns the result
                 return
@@ -76,10 +49,10 @@ class Clients:
             await asyncio.sleep(self._chance.uniform(0, 0.02))
 
 
-def record(seed: int, operations: int, kills: int) -> dict[int, list[Call]]:
+def record(seed: int, operations: int, kills: int) -> dict[str, list[Call]]:
     """Return the history of 20 clients that share some tasks, while the hub and clients are killed."""
 
-    async def main(simulation: Simulation) -> dict[int, list[Call]]:
+    async def main(simulation: Simulation) -> dict[str, list[Call]]:
         chance = simulation.chance("histories")
         lead = (await simulation.join_person("lead")).client
         for name in CLIENTS:  # whom a task names must be registered
@@ -108,12 +81,6 @@ def record(seed: int, operations: int, kills: int) -> dict[int, list[Call]]:
     return simulate(main, mods=MODS, seed=seed)
 
 
-def check(histories: dict[int, list[Call]]) -> int:
-    for task, calls in histories.items():
-        assert is_linearizable(calls, ("open", ""), step), (task, sorted(calls, key=lambda call: call.called))
-    return sum(map(len, histories.values()))
-
-
 def test_claims_of_twenty_clients_are_linearizable_under_kills() -> None:
     assert check(record(seed=1, operations=600, kills=6)) >= 500
 
@@ -125,8 +92,8 @@ def test_ten_thousand_claims_are_linearizable_under_kills() -> None:
 
 
 def test_checker_finds_a_task_that_two_clients_hold() -> None:
-    both = [Call(name, "claim", called, called + 5, (True, name)) for name, called in (("c00", 0.0), ("c01", 1.0))]
-    assert not is_linearizable(both, ("open", ""), step)
+    both = [Call(name, "claim", called, called + 5, [True, name]) for name, called in (("c00", 0.0), ("c01", 1.0))]
+    assert not is_linearizable(both, ("open", ""), task_step)
     released = Call("c00", "release", 3.0, math.inf, None)
-    assert is_linearizable([*both, released], ("open", ""), step)
-    assert not is_linearizable([*both, Call("c00", "release", 9.0, math.inf, None)], ("open", ""), step)
+    assert is_linearizable([*both, released], ("open", ""), task_step)
+    assert not is_linearizable([*both, Call("c00", "release", 9.0, math.inf, None)], ("open", ""), task_step)
