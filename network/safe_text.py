@@ -47,20 +47,30 @@ _KEPT = (
 
 _LINE_ENDS = re.compile("\r\n|[\r\x85\u2028\u2029]")
 _REMOVED = re.compile(f"({_KEPT})|[{_CONTROLS}{_INVISIBLE}]")
-# Nearly every text matches this pattern completely. Testing the pattern first is much faster than the substitutions.
 _ORDINARY = re.compile(f"[^{_CONTROLS}{_INVISIBLE}\u2028\u2029]*")
+
+
+def _is_ordinary(text: str) -> bool:
+    """Return whether a text has no invisible character and no line end but the newline. Nearly every text is ordinary,
+    and this test is much faster than the substitutions.
+    """
+    # Of the ASCII characters, exactly the controls are not printable. For a message of 280 characters, this test takes a
+    # tenth of the time of the pattern, which decides about tabs and all other characters.
+    if text.isascii() and text.replace("\n", "").isprintable():
+        return True
+    return _ORDINARY.fullmatch(text) is not None
 
 
 def sanitize_text(text: str) -> str:
     """Remove invisible and control characters from a text, and convert every kind of line end to a newline."""
-    if _ORDINARY.fullmatch(text):
+    if _is_ordinary(text):
         return text
     return _REMOVED.sub(lambda match: match[1] or "", _LINE_ENDS.sub("\n", text))
 
 
 def escape_invisible(text: str, escape: Callable[[str], str]) -> str:
     """Replace each character that `sanitize_text` would remove or change with ``escape(character)``."""
-    if _ORDINARY.fullmatch(text):
+    if _is_ordinary(text):
         return text
     return _ESCAPED.sub(lambda match: match[1] or escape(match[0]), text)
 
