@@ -1,4 +1,4 @@
-"""The time for which participants have been without a session. In memory; no IO."""
+"""How long each offline participant has been without a session. Kept in memory; no IO."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ MAX_KNOWN = 10_000
 
 
 class Absences:
-    """Times at which the last sessions of participants ended, by the clock of the event loop. With a wall clock that
-    jumps, a participant could seem to have been absent for an hour.
+    """Times at which the last sessions of participants ended.
 
-    The hub does not store these times. After `restart`, every offline participant counts as absent since the restart,
-    so that no absence is reported as longer than is certain.
+    The times come from the event loop's clock. With the wall clock, which may jump, a participant could seem to have
+    been absent for an hour.
+
+    The hub does not store these times. After `restart`, every offline participant counts as absent since the restart. A
+    reported absence may therefore be too short, but never too long.
     """
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._since = self._loop.time()
-        """Time of the last restart, or of the newest departure that was forgotten to limit memory."""
+        """Time of the last restart, or time of the newest departure that was dropped because of `MAX_KNOWN`."""
         self._left_at: OrderedDict[str, float] = OrderedDict()
 
     def restart(self) -> None:
-        """Begin to count again, because the hub has loaded its state."""
+        """Forget all departures and measure absences from now on. Called after the hub has loaded its state."""
         self._left_at.clear()
         self._since = self._loop.time()
 
@@ -36,5 +38,5 @@ class Absences:
             self._since = max(self._since, self._left_at.popitem(last=False)[1])
 
     def measure(self, agent_id: str) -> int:
-        """Return the time in ms since the last session of an offline participant ended. At least 1."""
+        """Return how long an offline participant has been absent, in ms. At least 1."""
         return max(1, round((self._loop.time() - self._left_at.get(agent_id, self._since)) * 1000))

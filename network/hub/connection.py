@@ -43,28 +43,32 @@ CLOSE_TIMEOUT_S = 5.0
 """Maximum duration of the closing handshake, in seconds, before the connection is cut (docs/protocol.md, 4429)."""
 UNSENT_BYTES = 1 << 17
 """Maximum number of bytes in the kernel's send buffer that the peer's TCP has not accepted. Without this limit, the
-kernel would buffer 4 MB per slow reader, and answers, pings and the close frame would wait behind that data. No cost of
-the limit was measured."""
+kernel would buffer 4 MB per slow reader, and answers, pings and the close frame would wait behind that data.
+Measurements showed no slowdown from this limit.
+"""
 UNREAD_BYTES = 1 << 20
 """Number of unsent bytes beyond which the hub stops reading from a peer that sends pings. The hub reads again after the
-peer has read."""
+peer has received the waiting data.
+"""
 TURN_FRAMES, TURN_BYTES = 128, 1 << 16
 """Maximum number of frames and bytes that are read from one connection before other connections get their turn. One
 read may contain ten thousand frames, and libuv reads up to 32 times in a row while data is available."""
 HELLO_BYTES = 8 * 1024
-"""Maximum size of a `hello` in addition to its card. The hub buffers no more than this for an unknown connection."""
+"""Maximum size of a `hello` beyond the maximum size of its card. The hub buffers no larger frame of an unknown peer."""
 _joiner = FrameJoiner()
 _OPEN = WireState.OPEN
 """Module-level name of the enum member. The hot path uses this name, because looking up a member in its enum costs as
 much as a function call."""
 _DONE = Request("/", Headers())
-"""Empty request that replaces the real request after the hub has read it. Otherwise ten thousand idle connections would
-keep their requests in memory for nothing."""
+"""Empty request that replaces the real request after the hub has read it. Without the replacement, ten thousand idle
+connections would keep their requests in memory.
+"""
 
 
 class _Protocol(ServerProtocol):
-    """The protocol of the `websockets` library, with the close code that Roundelay's protocol defines for an oversized
-    message."""
+    """The protocol of the `websockets` library, except for the close code of an oversized message, which Roundelay's
+    protocol defines.
+    """
 
     def fail(self, code: CloseCode | int, reason: str = "") -> None:
         super().fail(4413 if code == CloseCode.MESSAGE_TOO_BIG else code, reason)
@@ -95,8 +99,8 @@ class HubConnection(ServerConnection):
             max_size=limits.max_frame_bytes,
             logger=logging.getLogger("websockets.server"),
         )
-        # Do not use the library's keepalive: it would end a slow reader, because the reader's pongs wait behind a long
-        # queue (`keepalive`).
+        # Do not use the library's keepalive. The pongs of a slow reader wait behind its long queue, so the library
+        # would close the connection (see `keepalive`).
         super().__init__(protocol, server, ping_interval=None, close_timeout=CLOSE_TIMEOUT_S)
         self.peer = Peer()
         self.source = source_of(address)
@@ -104,7 +108,7 @@ class HubConnection(ServerConnection):
         self._accepted: socket.socket | None = accepted
         """The accepted socket. None once the TLS handshake is complete and the socket has a transport."""
         self.hub = hub
-        """The hub that serves the session. The server may choose another hub until the session is opened."""
+        """The hub that serves the session. The server may replace this hub until the session is opened."""
         self._handshakes = hub.handshakes
         self._limits = limits
         self._splitter = FrameSplitter(min(limits.max_frame_bytes, limits.max_card_bytes + HELLO_BYTES))
@@ -116,15 +120,16 @@ class HubConnection(ServerConnection):
         """Whether the request is a HEAD, which `RequestHead` turns into a GET for the library."""
         self._message = MessageAssembler()
         self._holds = frozenset({"session"})
-        """Reasons for not reading frames: the session does not exist yet (``session``), the hub does not want frames
-        (``hub``), pongs wait for the peer to read (``pongs``), or other connections have their turn (``turn``)."""
+        """Reasons for not reading frames: the session does not exist yet (``session``), the hub has paused the session
+        (``hub``), pongs wait until the peer reads (``pongs``), or other connections have their turn (``turn``).
+        """
         self._timers = Timers(self.loop)
         self._stall_watch = StallWatch(limits.stall_timeout_ms / 1000)
         self._written = 0
         self._has_heard = True
         """Whether any data has arrived from the peer since the last ping."""
 
-    # --- Connection, for the hub
+    # --- methods of `Connection`, which the hub calls
 
     @property
     def is_paused(self) -> bool:
@@ -139,7 +144,7 @@ class HubConnection(ServerConnection):
         self._start_stall_watch()
 
     def end(self, code: int, reason: str) -> None:
-        """Send a close frame. Cut the connection if the peer does not answer the close frame in time."""
+        """Send a close frame. If the peer does not answer in time, abort the connection."""
         if self.protocol.state is _OPEN:
             # A close reason has at most 123 bytes (RFC 6455, 5.5).
             self.protocol.send_close(code, reason.encode()[:120].decode(errors="ignore"))
@@ -147,7 +152,8 @@ class HubConnection(ServerConnection):
         self._holds = frozenset()
         self.resume_reading()  # the peer's close frame must be read, even if reading was paused
         if self._session is not None and self._session.origin is None:
-            # the handshake limiter had released this connection, but the hub refused the session
+            # The hub refused a session that it had already admitted, so the handshake limiter must count this
+            # connection again.
             self._handshakes.add(self)
 
     def admit(self) -> None:
@@ -169,7 +175,7 @@ class HubConnection(ServerConnection):
         else:
             self.transport.resume_reading()
 
-    # --- bytes come in
+    # --- received bytes
 
     def data_received(self, data: bytes) -> None:
         """Read frames for one turn. Whole text messages go to the hub, and everything else goes to the library."""
@@ -190,7 +196,8 @@ class HubConnection(ServerConnection):
                 break
         if protocol.state is not _OPEN:
             if self._session is not None or protocol.eof_sent:
-                super().data_received(splitter.take_rest())  # the end of a closing handshake, or of a refused request
+                # the end of a closing handshake, or the body of a refused request
+                super().data_received(splitter.take_rest())
         elif splitter.state is REFUSED:
             self._refuse_size()
         elif (splitter.state is WAITING or len(data) > TURN_BYTES) and not self._holds:
@@ -199,15 +206,17 @@ class HubConnection(ServerConnection):
             self.loop.call_soon(self.resume_reading, "turn")
 
     def _read_on(self) -> None:
-        """Handle the data that was received while reading was paused, and only then read more. Otherwise unhandled data
-        would accumulate in memory."""
-        if not self._holds and not self.protocol.reader.eof:  # after the end of the stream, no peer waits for an answer
+        """Handle the data that was received while reading was paused, and only then read more. If the hub read more
+        first, unhandled data would accumulate in memory.
+        """
+        # after the end of the stream, the peer waits for no answer
+        if not self._holds and not self.protocol.reader.eof:
             self.data_received(b"")
         if not self._holds and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def _read_request(self, head: RequestHead, data: bytes) -> bytes:
-        """Pass the request to the library, and return the bytes after it."""
+        """Pass the bytes of the request to the library. Return the bytes that follow the request."""
         if "close" in self._timers:  # the bytes are the body of a request that was already refused
             return b""
         try:
@@ -284,26 +293,28 @@ class HubConnection(ServerConnection):
         self.protocol.fail(code, reason)
         self._flush_protocol()
 
-    # --- the connection's life
+    # --- lifetime of the connection
 
     def start_handshake(self) -> None:
-        """Add this connection to the pending connections, and limit the time until its hello."""
+        """Add this connection to the pending connections, and start the timer that limits the wait for its hello."""
         self._handshakes.add(self)
         self._timers.start("hello", self._limits.hello_timeout_ms / 1000, self._check_hello)
 
     def read_address(self, headers: Headers) -> None:
-        """Count the connection under the client's own address. Behind a proxy, every connection comes from the proxy's
-        address."""
+        """Count the connection under the address of its client. Behind a proxy, the address of every connection is the
+        proxy's, so read the client's address from the headers.
+        """
         host = read_forwarded_address(headers) if self._behind_proxy else None
         if host is not None:
             self._handshakes.move(self, source_of((host,)))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        Connection.connection_made(self, transport)  # not the library's server, which would run the connection itself
+        # skip the library's `ServerConnection`, which would start a handler of its own
+        Connection.connection_made(self, transport)
         self._accepted = None
-        # Pause at the first byte that the socket does not accept. Further data then waits in the session's queue, where
-        # sessions share frames. A TLS transport pauses when its limit is reached, and a plain transport when its limit
-        # is exceeded.
+        # Pause at the first byte that the socket does not accept. Later messages then wait in the session's queue,
+        # where sessions share frames. A TLS transport pauses when its limit is reached, a plain transport only when its
+        # limit is exceeded.
         is_tls = transport.get_extra_info("sslcontext") is not None
         self.transport.set_write_buffer_limits(high=1 if is_tls else 0)
         sock = transport.get_extra_info("socket")
@@ -314,14 +325,14 @@ class HubConnection(ServerConnection):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
     async def run(self) -> None:
-        """Open the session and wait for the connection's end."""
+        """Open the session and wait until the connection ends."""
         self.peer = describe_peer(self, behind_proxy=self._behind_proxy)
         self.request, self.response = _DONE, None
         self._session = self.hub.connect(self)
         if self.hub.is_draining:  # the read replica stopped during the handshake
             self.end(4503, "This node follows no longer, or stops; reconnect.")
-        # At its limit, the limiter evicts the connection that has made no progress for the longest time. This
-        # connection has just made progress.
+        # When the limit is reached, the handshake limiter evicts the connection that has made no progress for the
+        # longest time. So record that this connection has just made progress.
         self._handshakes.record_progress(self)
         self._timers.start("ping", self._limits.ping_interval_ms / 1000, self._ping)
         self.resume_reading("session")
@@ -339,8 +350,9 @@ class HubConnection(ServerConnection):
             self.end(4408, "hello was awaited for hello_timeout_ms; send it first.")
 
     def evict(self) -> None:
-        """End the connection at once. A client that has requested a session receives the reason, unless sending the
-        reason would block."""
+        """End the connection at once. A client that has requested a session receives the reason, unless sending it
+        would block.
+        """
         is_plain = self._accepted is None and self.transport.get_extra_info("sslcontext") is None
         if self._session is None or not is_plain or self.transport.get_write_buffer_size():
             self.cut()
@@ -358,11 +370,11 @@ class HubConnection(ServerConnection):
             self.transport.abort()
             return
         with contextlib.suppress(OSError):  # already closed
-            # the event loop owns the socket, and notices that it was shut down
+            # The event loop owns the socket, so do not close the socket here. The loop notices the shutdown.
             self._accepted.shutdown(socket.SHUT_RDWR)
 
     def close_session(self) -> None:
-        """Remove the session after the connection ended. Idempotent."""
+        """Remove the session of a connection that has ended. Idempotent."""
         self._handshakes.remove(self)
         self._timers.cancel_all()
         if self._session is not None:
@@ -372,8 +384,8 @@ class HubConnection(ServerConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.close_session()
-        # Break reference cycles. When thousands of connections have ended, the garbage collector would otherwise stop
-        # everything for a long time to collect them.
+        # Break reference cycles. Without this, the garbage collector would pause the whole process for a long time
+        # after thousands of connections have ended.
         self.protocol.parser.close()
         # The traceback of an error keeps its stack frames alive, so drop the errors too.
         self.protocol.parser_exc = self.protocol.handshake_exc = self.connection_exc = None
@@ -398,16 +410,19 @@ class HubConnection(ServerConnection):
             self._timers.start("stall", self._stall_watch.period_s, self._check_stall)
 
     def _check_stall(self) -> None:
-        """Close a stalled reader. Check again while data waits for the reader, in this process or in the kernel."""
+        """Close the connection of a stalled reader. Otherwise schedule the next check while data still waits for the
+        reader, in this process or in the kernel.
+        """
         self._timers.cancel("stall")
         session = self._session
         if session is None or self.protocol.state is not _OPEN:
             return
         if PauseReason.OVERLOAD in session.pauses or PauseReason.RATE in session.pauses:
-            self._stall_watch.reset()  # the hub is not reading acknowledgements now, so the reader cannot show progress
+            # the hub does not read acknowledgements during these pauses, so the reader cannot show progress
+            self._stall_watch.reset()
         waiting = _count_waiting(self.transport)
-        # Count bytes that left the kernel, not bytes that the hub wrote: the kernel also buffers bytes for a peer that
-        # reads nothing.
+        # Count the bytes that have left the kernel. The bytes that the hub wrote prove nothing: the kernel buffers data
+        # even for a peer that reads nothing.
         taken, unacked = self._written - waiting, session.outbox.unacked
         match self._stall_watch.check(self.loop.time(), waiting=waiting, taken=taken, unacked=unacked):
             case ReaderProgress.MOVING:
@@ -439,6 +454,5 @@ class HubConnection(ServerConnection):
 
 
 def _count_waiting(transport: asyncio.Transport) -> int:
-    """Return the number of bytes that the peer's TCP has not accepted, in this process and in the kernel's send
-    queue."""
+    """Return the number of bytes that wait for the peer's TCP, in this process and in the kernel's send queue."""
     return int(transport.get_write_buffer_size()) + count_unsent(transport.get_extra_info("socket"))

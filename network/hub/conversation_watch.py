@@ -1,7 +1,8 @@
-"""`ConversationWatch`: reads that wait until a conversation is quiet, and sessions that subscribed to the notice.
+"""`ConversationWatch`: reads that wait until a conversation is quiet, and sessions that subscribed to
+`conversation_quiet`.
 
-`publisher` compares each batch with the committed state and reports the conversations that changed. While nobody waits,
-`publisher` skips the comparison. Decides in memory; no IO, no clock.
+`publisher` compares each batch with the committed state and reports the conversations that changed. While no read waits
+and no session is subscribed, `publisher` skips the comparison. Works in memory; no IO, no clock.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from .session import Session, SessionOutput
 
 
 class ConversationWatch:
-    """The reads that wait for a change of a conversation, and the sessions that get the notice `conversation_quiet`."""
+    """The reads that wait for a change of a conversation, and the sessions that receive the notice
+    `conversation_quiet`.
+    """
 
     def __init__(self, output: SessionOutput, participants: LiveParticipants) -> None:
         self._output = output
@@ -42,15 +45,17 @@ class ConversationWatch:
                 del self._waiting[root]
 
     def list_open(self, state: State, draft: State) -> dict[int, bool]:
-        """Return the conversations that a batch changes, each with whether it was open before the batch. Call this
-        before the draft is merged."""
+        """Return the conversations that a batch changes. The value says whether the conversation was open before the
+        batch. Call this method before the draft is merged.
+        """
         if not self._waiting and not self.subscribers:
             return {}
         return {root: bool(state.open_in(root)) for root in draft.list_changed_conversations()}
 
     def wake(self, state: State, before: dict[int, bool]) -> list[int]:
-        """Wake the reads that wait for these conversations. Return the conversations that have become quiet. Call this
-        after the draft is merged."""
+        """Wake the reads that wait for the conversations in ``before``. Return the conversations that have become
+        quiet. Call this method after the draft is merged.
+        """
         for root in before:
             for change in self._waiting.get(root, ()):
                 if not change.done():

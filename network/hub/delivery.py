@@ -1,9 +1,9 @@
-"""Deliveries of each session, and handled messages of each participant: windows, bounded queues, ack cursors.
+"""The deliveries of each session and the handled messages of each participant: windows, bounded queues and ack cursors.
 
 An `Outbox` belongs to one session. While the session is *live*, published messages are pushed into its outbox. When the
-queue overflows, the session falls *behind*. The queue is then dropped, and pages are read from the ledger until the
-session has caught up. A `Mailbox` belongs to one participant. It holds the ack cursor, the messages handled above the
-cursor, and the messages that wait for another attempt. Decides in memory; no IO, no clock.
+queue overflows, the session falls *behind*: the queue is dropped, and the hub reads pages from the ledger until the
+session has caught up. A `Mailbox` belongs to one participant. It holds the ack cursor, the messages that were handled
+above the cursor, and the messages that wait for another attempt. Works in memory; no IO, no clock.
 """
 
 from __future__ import annotations
@@ -41,37 +41,43 @@ from roundelay.network.core.ack_cursor import AckCursor
 #
 # `ack_cursor` belongs to the participant. Any session moves it, by acknowledgements (never above its own `delivered`)
 # or by `compact`. So the cursor may be above the position of a slow session. Nothing of that session may depend on the
-# cursor:
+# cursor. Two rules follow:
 #
-#   - What a page leaves out was handled when the session joined, and is handled still.
+#   - A page leaves out only messages that were handled when the session joined. Such a message stays handled.
 #   - An ack below the cursor only makes room in the window.
 #
 # A session gets the same messages whether it is live or behind.
 
 MAX_OWN = 1 << 16
-"""Maximum number of own sends that a session remembers while it is behind (512 KiB). Older ones are delivered like
-messages from others."""
+"""Maximum number of own messages that a session remembers while it is behind (512 KiB). Older own messages are
+delivered to the session like messages from others.
+"""
 MAX_ABOVE = 4096
-"""Maximum number of single acknowledgements that a mailbox stores above an ack cursor that cannot advance. This happens
-with a client that sets its own cursor."""
+"""Maximum number of single acknowledgements that a mailbox stores above its ack cursor. Many accumulate only if the
+cursor cannot advance, for example because the client sets its own cursor.
+"""
 
 Delivery: TypeAlias = tuple[int, bytes, bool]
 """A message in a queue: its seq, its frame, and whether the client must acknowledge it. Recipients of the same message
 share one tuple."""
 
 _NOTHING_QUEUED: deque[Delivery] = deque()
-"""Shared empty queue of all sessions that have never received anything. Never modified. Sharing saves memory, because
-an empty deque takes 760 bytes."""
+"""Empty queue shared by all sessions that have never received anything. Never modified. An empty deque takes 760 bytes,
+so sharing one saves memory.
+"""
 
 
 class Outbox:
-    """The deliveries of one session, in order. At most ``max_unacked`` are unacknowledged, and at most ``max_bytes``
-    are queued."""
+    """The deliveries of one session, in order. At most ``max_unacked`` messages are unacknowledged, and at most
+    ``max_bytes`` are queued.
+    """
 
     def __init__(self, max_unacked: int, max_bytes: int) -> None:
         self.is_behind = True
         self.is_silent = False
-        """Whether nothing is delivered to this session. A client that polls (``network.receive``) requests this."""
+        """Whether no message is delivered to this session. A client that polls (``network.receive``) asks for a silent
+        session.
+        """
         self.is_paging = False
         self.position = 0
         """Seq up to which every message was handed over or is in the queue."""
@@ -79,21 +85,25 @@ class Outbox:
         """The highest seq that was handed over to the connection."""
         self.queued_bytes = 0
         self._done = 0
-        """Seq up to which every message was handed over, or was sent by this session. After an overflow, delivery
-        continues after this seq."""
+        """Seq up to which every message was handed over or was sent by this session. If the queue overflows, delivery
+        continues after this seq.
+        """
         self._own = array("Q")
-        """Seqs above ``_done`` of messages that the session itself sent, ascending. Pages must leave these messages
-        out."""
+        """Seqs above ``_done`` of messages that the session itself sent, ascending. Pages must leave out these
+        messages.
+        """
         self.skipped: set[int] = set()
-        """Seqs that were left out of a page because their messages wait for another attempt. The session also receives
-        those attempts."""
+        """Seqs of messages that a page left out because they wait for another attempt. The session also receives the
+        redeliveries of these messages.
+        """
         self._max_unacked = max_unacked
         self._max_bytes = max_bytes
         self._unacked: dict[int, None] = {}
         self._queue = _NOTHING_QUEUED
         self._redeliveries: dict[int, int] = {}
-        """Redeliveries in the window or the queue, which are out of order. Maps the seq of each redelivered message to
-        the highest seq that had been handed over before the redelivery."""
+        """Redelivered messages that are in the window or the queue. Maps the seq of each message to the highest seq
+        that was handed over before its redelivery. Redeliveries do not arrive in the order of seqs.
+        """
 
     @property
     def unacked(self) -> int:
@@ -105,21 +115,21 @@ class Outbox:
 
     def start(self, cursor: int) -> None:
         """Start delivery after ``cursor``. The outbox is behind until the first page has been read. A silent outbox
-        stays behind."""
+        stays behind forever.
+        """
         if self.is_silent:
             return
         self.position = self.delivered = self._done = cursor
 
     def push(self, delivery: Delivery) -> bool:
-        """Queue a published message. Return False if the queue overflowed: the queue is then dropped, and the
-        outbox is behind."""
+        """Queue a published message. If the queue overflows, drop it, mark the outbox as behind and return False."""
         if self._queue is _NOTHING_QUEUED:
             self._queue = deque()
         self._queue.append(delivery)
         self.queued_bytes += len(delivery[1])
         self.position = delivery[0]
-        # A message larger than the limit is still queued alone. Otherwise the session would fall behind at this message
-        # again and again.
+        # Queue a message even if it is larger than the limit, as long as it is alone. Otherwise the session would fall
+        # behind at this message again and again.
         if self.queued_bytes <= self._max_bytes or len(self._queue) == 1:
             return True
         # Keep redeliveries up to `_done`: later pages start above `_done` and do not contain them.
@@ -136,12 +146,12 @@ class Outbox:
             return
         if not self.is_behind:
             self.position = seq
-            # With an empty queue, an overflow has nothing to drop. So advance `_done` instead of storing the seq of the
+            # With an empty queue, an overflow drops nothing. So advance `_done` instead of remembering the seq of the
             # own message.
             if not self._queue:
                 self._done = seq
                 return
-        self._own.append(seq)  # after an overflow, delivery may continue from below this seq
+        self._own.append(seq)  # delivery may restart from a lower seq after an overflow, so remember this one
         if len(self._own) > MAX_OWN:
             del self._own[: MAX_OWN // 2]
 
@@ -152,10 +162,12 @@ class Outbox:
         return at < len(own) and own[at] == seq
 
     def push_redelivery(self, seq: int, frame: bytes) -> None:
-        """Queue a redelivery before all other messages."""
+        """Queue a redelivery before all other messages, or in the order of seqs if this session never received the
+        message.
+        """
         self._redeliveries[seq] = self.delivered
-        # Insert a message that this session has not received in the order of seqs. At the front of the queue, an ack of
-        # this message would also cover the undelivered messages below it.
+        # A message that is new to this session must not overtake messages with lower seqs. The client acknowledges up
+        # to a seq, so an ack of the new message would also cover those undelivered messages.
         is_new = seq > self.delivered
         at = sum(queued < seq for queued, _, _ in self._queue) if is_new else 0
         if self._queue is _NOTHING_QUEUED:
@@ -171,8 +183,8 @@ class Outbox:
         queue, unacked, redeliveries = self._queue, self._unacked, self._redeliveries
         while queue and size < max_bytes:
             seq, frame, needs_ack = queue[0]
-            # Count only messages that the client must acknowledge. Its participant's own messages are handed over even
-            # if the window is full.
+            # Count only messages that the client must acknowledge. Messages of the client's own participant are handed
+            # over even if the window is full.
             if needs_ack:
                 if len(unacked) >= self._max_unacked:
                     break
@@ -181,8 +193,8 @@ class Outbox:
             size += len(frame)
             frames.append(frame)
             if redeliveries and seq in redeliveries:
-                # Store the seq at the hand-over, not at the push: an ack that the client sent between push and
-                # hand-over cannot refer to this redelivery.
+                # Record the newest seq now, at the hand-over, and not at the push. An ack that the client sent between
+                # push and hand-over cannot refer to this redelivery.
                 redeliveries[seq] = max(self.delivered, newest)
             if seq > newest:
                 newest = seq
@@ -190,7 +202,7 @@ class Outbox:
         self._done = max(self._done, newest)
         self.queued_bytes -= size
         if self._own and not queue and not self.is_behind:
-            # nothing remains in the queue, so an overflow would have nothing to deliver again
+            # The queue is empty, so an overflow would not repeat any own message.
             self._done = self.position
             del self._own[:]
         return frames
@@ -203,7 +215,8 @@ class Outbox:
         """Return whether the outbox is behind and has room for another page."""
         if self.is_silent or not self.is_behind or self.is_paging:
             return False
-        # With a full window, a page would only fill memory. Read it after the client has acknowledged something.
+        # If the window is full, the messages of a page would only fill memory. Read the page after the client has
+        # acknowledged something.
         return not self._queue and len(self._unacked) < self._max_unacked
 
     def is_unacked(self, seq: int) -> bool:
@@ -227,15 +240,15 @@ class Outbox:
         self._redeliveries.pop(seq, None)
 
     def covers(self, acked: int, seq: int) -> bool:
-        """Return whether an acknowledgement of all messages up to ``acked`` includes this message.
+        """Return whether an acknowledgement of all messages up to ``acked`` includes the message ``seq``.
 
-        The acknowledgement does not include a redelivery that was handed over only after ``acked``, because the client
-        may have acknowledged before the redelivery arrived.
+        A redelivery that was handed over after ``acked`` is not included, because the client may have sent the
+        acknowledgement before the redelivery arrived.
         """
         return seq in self._unacked and seq <= acked and (seq == acked or acked > self._redeliveries.get(seq, -1))
 
     def release_up_to(self, seq: int) -> None:
-        """Remove all messages up to ``seq`` from the window that the acknowledgement `covers`."""
+        """Remove the messages from the window that an acknowledgement up to ``seq`` `covers`."""
         unacked = self._unacked
         if self._redeliveries:
             for redelivered in [other for other in self._redeliveries if self.covers(seq, other)]:
@@ -243,14 +256,15 @@ class Outbox:
         elif seq >= self.delivered:  # true for almost every ack: no message above `seq` was handed over
             unacked.clear()
             return
-        # Except for redeliveries the window is in ascending order, so the first larger seq ends the search.
+        # All messages in the window except redeliveries are in ascending order, so the search ends at the first larger
+        # seq.
         for acked in list(itertools.takewhile(lambda other: other <= seq, unacked)):
             if acked not in self._redeliveries:
                 del unacked[acked]
 
     def first_undelivered(self) -> int | None:
         """Return the lowest seq that may have to be read from the ledger. Return None if the session is up to date."""
-        # Queued messages count too: after an overflow they are read from the ledger again.
+        # Count queued messages too: if the queue overflows, the hub reads them from the ledger again.
         queued = next((seq for seq, _, _ in self._queue if seq > self.delivered), None)
         if queued is not None:
             return queued
@@ -262,13 +276,13 @@ class Outbox:
 
 
 class Mailbox:
-    """The messages that one participant has handled, shared by its sessions.
+    """The messages that one participant has handled. All sessions of the participant share one mailbox.
 
     The participant has handled all messages up to ``ack_cursor`` except those in ``open``, and also the messages in
-    ``above``. ``failed`` holds the messages whose failures the ledger stores. Messages that are in ``failed`` and in
-    ``awaiting_retry`` wait for a timer that delivers them again; the rest are being attempted now. ``handled_failures`` holds messages
-    that failed and have been handled since. ``changed`` is a dict that all mailboxes share: a mailbox stays in it from
-    its first change until its next snapshot.
+    ``above``. ``failed`` holds messages whose failures are stored in the ledger. If such a message is also in
+    ``awaiting_retry``, a timer will deliver it again; otherwise an attempt is in progress. ``handled_failures`` holds
+    messages that failed first and were handled later. All mailboxes share the dict ``changed``. A mailbox is in this
+    dict from its first change until its next snapshot.
     """
 
     def __init__(self, cursor: AckCursor, agent_id: str = "", changed: dict[str, Mailbox] | None = None) -> None:
@@ -280,7 +294,7 @@ class Mailbox:
         self.failed: set[int] = set()
         self.handled_failures: list[int] = []
         self.delivered = 0
-        """The highest seq handed to a session that has ended, or to a client that polled."""
+        """The highest seq that was handed over to an ended session or to a client that polled."""
         self._last_join_snapshot = cursor
         self._changed = changed if changed is not None else {}
 
@@ -290,7 +304,7 @@ class Mailbox:
         return self.agent_id in self._changed
 
     def mark_changed(self) -> None:
-        """Mark the mailbox to be stored at the next flush."""
+        """Mark the mailbox as changed, so the next flush stores it."""
         self._changed[self.agent_id] = self
 
     def is_handled(self, seq: int) -> bool:
@@ -304,16 +318,15 @@ class Mailbox:
         """Record that a message will be delivered again, because it failed or an operator restored it."""
         self.failed.add(seq)
         self.awaiting_retry.add(seq)
-        if seq in self.handled_failures:  # otherwise storing the handled failure would delete the new attempts too
+        if seq in self.handled_failures:  # otherwise the next flush would delete the records of the new attempts
             self.handled_failures.remove(seq)
-        # The cursor never moves back, because sessions already know it. Instead, `open` marks the message below the
-        # cursor as unhandled.
+        # Never move the cursor back, because sessions have already seen it. Add the message to `open` instead.
         if seq <= self.ack_cursor:
             self.open.add(seq)
         self.above.discard(seq)
 
     def cancel_retry(self, seq: int) -> None:
-        """Undo `schedule_retry`, because the failure does not count."""
+        """Undo `schedule_retry` for a failure that turned out not to count."""
         self.awaiting_retry.discard(seq)
         self.failed.discard(seq)
 
@@ -332,18 +345,19 @@ class Mailbox:
             return
         self.above.add(seq)
         if len(self.above) > MAX_ABOVE:
-            # Forget the lower half, to bound the memory. These messages may be delivered twice.
+            # Forget the lower half to limit the memory. These messages may be delivered twice.
             self.above = set(sorted(self.above)[MAX_ABOVE // 2 :])
 
     def mark_handled_up_to(self, seq: int, outbox: Outbox) -> None:
         """Mark all messages up to ``seq`` as handled. Leave out a failed message if the session of ``outbox`` had not
-        received its redelivery when it acknowledged."""
+        received its redelivery when the client acknowledged.
+        """
         if not self.failed and not self.open:  # true in almost all cases
             if seq > self.ack_cursor:
                 self._raise_ack_cursor(seq)
             return
-        # A client acknowledges everything up to a seq without knowing that a message below waits for its retry. Keep
-        # that retry.
+        # A client acknowledges everything up to a seq and may not know that a message below this seq waits for a retry.
+        # The retry must still happen.
         exempt = {failed for failed in self.failed if failed <= seq and not outbox.covers(seq, failed)}
         for failed in [failed for failed in self.failed if failed <= seq and failed not in exempt]:
             self.mark_handled(failed)
@@ -362,17 +376,19 @@ class Mailbox:
         self.mark_changed()
 
     def drop_before(self, first_seq: int) -> None:
-        """Forget open messages that retention has deleted."""
-        # Keep the seq of a waiting retry: its timer reads the row, finds it missing, and marks it handled.
+        """Remove messages that retention has deleted from the open messages."""
+        # Keep a message that waits for a retry: when its timer fires, the hub finds no row and marks the message as
+        # handled.
         still_open = {seq for seq in self.open if seq >= first_seq or seq in self.awaiting_retry}
         if still_open != self.open:
             self.open = still_open
             self.mark_changed()
 
     def compact(self, outbox: Outbox) -> None:
-        """Raise the ack cursor to the last message that was delivered to a session that started at the cursor.
+        """Raise the ack cursor to the last message that was delivered to the session of ``outbox``. The session must
+        have started at the cursor.
 
-        Without this, ``above`` would grow without end for a client that acknowledges messages one by one. The session
+        Without this, ``above`` would grow without limit for a client that acknowledges messages one by one. The session
         received every unhandled message above the cursor. So each message was handled before the join, is in
         ``failed``, or was handed over and is not acknowledged (`Outbox.list_unacked`).
         """
@@ -381,11 +397,12 @@ class Mailbox:
             self.compact_to(top, outbox.list_unacked(top))
 
     def compact_to(self, top: int, given: Iterable[int]) -> None:
-        """Raise the ack cursor to ``top``. ``given`` lists every message up to ``top`` that is neither handled nor
-        failed."""
+        """Raise the ack cursor to ``top``. ``given`` lists the messages up to ``top`` that are neither handled nor
+        failed.
+        """
         if not self.above or top <= self.ack_cursor:
             return
-        # Failed messages count as unhandled even if this session did not receive them, because another attempt follows.
+        # Count failed messages as unhandled even if this session did not receive them, because another attempt follows.
         candidates = self.failed.union(given)
         self.open |= {seq for seq in candidates if self.ack_cursor < seq <= top and seq not in self.above}
         self.ack_cursor = top
@@ -393,10 +410,10 @@ class Mailbox:
         self.mark_changed()
 
     def snapshot_at_join(self) -> AckCursor:
-        """Return the messages that are handled when a session joins, and the messages that wait for another attempt.
+        """Return the messages that are handled or wait for another attempt at the moment when a session joins.
 
-        Sessions that join with an equal snapshot share one object. The size of a snapshot is limited to 32 KiB, because
-        ``above`` and the number of messages that a participant may leave open are limited.
+        Sessions that join with equal snapshots share one object. A snapshot takes at most 32 KiB, because the size of
+        ``above`` and the number of open messages per participant are limited.
         """
         above = self.above.union(seq for seq in self.awaiting_retry if seq > self.ack_cursor)
         snapshot = AckCursor(self.ack_cursor, tuple(sorted(above)), tuple(sorted(self.open - self.awaiting_retry)))
@@ -406,10 +423,10 @@ class Mailbox:
         return self._last_join_snapshot
 
     def snapshot(self) -> AckCursor:
-        """Return the ack cursor for the ledger to store. Afterwards the mailbox counts as unchanged."""
+        """Return the ack cursor for storage in the ledger, and mark the mailbox as unchanged."""
         self._changed.pop(self.agent_id, None)
-        # The caller has turned the handled failures into table writes. Clear the list: otherwise a message that is
-        # restored later would lose its new attempts.
+        # The caller has already turned the handled failures into table writes. If the list were kept, the next flush
+        # would delete the records of a message that an operator restores in between.
         self.handled_failures = []
         return self.to_ack_cursor()
 

@@ -1,8 +1,8 @@
 """`FrameSplitter`: the part of WebSocket framing (RFC 6455, 5.2) that the hub does itself. Pure: no IO.
 
-Nearly all frames are whole text messages. This module extracts them from the received bytes. All other frames
-(fragments, control frames, invalid frames) go to the parser of the `websockets` library, frame by frame. `connection`
-passes the bytes to both.
+Nearly all frames are whole text messages. `FrameSplitter` extracts these messages from the received bytes. All other
+frames (fragments, control frames, invalid frames) go to the parser of the `websockets` library, frame by frame.
+`connection` feeds the received bytes to the splitter and the results to the hub or the parser.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ except ImportError:  # the installed websockets has no C extension
 #
 #   BETWEEN, IN_HEADER, IN_FRAME --feed--> WAITING --next_frame--> any;  REFUSED is final
 #
-# The parser is a generator with five steps per frame, which cost half as much as a bare relay. So frames bypass the
-# parser if possible. This is allowed only while the parser is between two frames and between two messages. So the
-# parser gets all parts of a frame that arrives in parts, and everything from a text without FIN to the end of that
-# message (`_is_bypassed` is False meanwhile).
+# The parser is a generator with five steps per frame. These steps cost half as much time as relaying a message without
+# the parser. So frames bypass the parser if possible. A frame may bypass the parser only between two frames and between
+# two messages. Therefore the parser receives all parts of a frame that arrives in parts, and everything from a text
+# without FIN to the end of that message (`_is_bypassed` is False meanwhile).
 
 LARGE_BYTES = 1 << 17
 _first_four = struct.Struct("!HH").unpack_from
@@ -41,7 +41,7 @@ length is in the eight bytes after the first number."""
 
 
 class SplitterState(Enum):
-    """Position of the splitter after the last frame that `next_frame` returned."""
+    """Where the splitter stands after the last frame that `next_frame` returned."""
 
     BETWEEN = "between two frames, with nothing left"
     WAITING = "before bytes that were received"
@@ -62,8 +62,9 @@ class ForParser(NamedTuple):
 
 
 class FrameSplitter:
-    """Splits the bytes of one connection into frames of at most ``most`` bytes. ``most`` may be changed between two
-    turns of the loop."""
+    """Splits the bytes of one connection into frames with payloads of at most ``max_bytes``. The connection may change
+    ``max_bytes`` between two turns of the loop.
+    """
 
     __slots__ = ("_data", "_is_bypassed", "_is_fragmented", "_owed", "max_bytes", "offset", "state")
 
@@ -78,7 +79,7 @@ class FrameSplitter:
         self._is_fragmented = False
         """Whether the parser is in the middle of a message that has several frames."""
         self._is_bypassed = True
-        """Whether text may bypass the parser, because the parser is between two messages."""
+        """Whether the parser is between two messages, so that text messages may bypass it."""
 
     def feed(self, data: bytes) -> None:
         """Append received bytes to the bytes that are not yet consumed."""
@@ -90,9 +91,10 @@ class FrameSplitter:
 
     def next_frame(self) -> bytes | ForParser | None:
         """Return the payload of the next text message, or the next bytes for the parser. If the result is None, `state`
-        contains the reason."""
+        says why.
+        """
         data, at = self._data, self.offset
-        # One unpack reads both fields for nearly all frames. Seven bytes are the shortest masked header with its mask.
+        # For nearly all frames, one unpack reads both fields. A masked header with a 16-bit length takes eight bytes.
         head, length = _first_four(data, at) if len(data) - at > 7 else (0, 0)
         if head == 0x81FE:
             start = at + 8
@@ -109,7 +111,9 @@ class FrameSplitter:
         return apply_mask(data[start:end], data[start - 4 : start])
 
     def _take_other(self) -> bytes | ForParser | None:
-        """Do the work of `next_frame` for all frames except whole text messages of less than 64 KiB."""
+        """Return the next frame, like `next_frame`. Handles all frames except whole text messages of less than 64
+        KiB.
+        """
         data, at, size = self._data, self.offset, len(self._data)
         if self._owed:
             # The parser already has the first bytes of this frame. It also needs the rest, to find the next frame.
@@ -147,7 +151,7 @@ def read_header(data: bytes, at: int) -> tuple[int, int]:
     """Return the start and the length of the payload of the frame at ``at``. If the header is incomplete, the start is
     beyond the received bytes.
 
-    An unmasked frame lacks the four bytes of the mask. Its length is correct anyway, and the parser refuses the frame.
+    An unmasked frame has no mask, so its payload starts four bytes earlier. The parser refuses such a frame.
     """
     left = len(data) - at
     if left < 2:
@@ -181,11 +185,12 @@ class MessageAssembler:
     def add(self, data: bytes | bytearray | memoryview, *, is_start: bool, is_text: bool) -> None:
         if is_start or self._data is None:
             self.is_text, self._data = is_text, bytearray()
-        # Use one buffer: thousands of small or empty fragments would need more memory than their content.
+        # Collect the fragments in one buffer. A list of thousands of small or empty fragments would need more memory
+        # than their content.
         self._data += data
 
     def take(self) -> bytes:
-        """Return the whole message. The next frame starts a new message."""
+        """Return the whole message and clear the assembler for the next one."""
         data, self._data = bytes(self._data or b""), None
         return data
 
@@ -193,15 +198,17 @@ class MessageAssembler:
 class FrameJoiner:
     """Joins unmasked, unfragmented text messages into one write.
 
-    The readers of a broadcast get the same messages one after the other, so the newest result is stored and shared.
+    The readers of a broadcast get the same messages one after the other, so the joiner stores its newest result and
+    returns it to all of them.
     """
 
     def __init__(self) -> None:
         self._newest: tuple[Sequence[bytes], list[bytes]] = ((), [])
 
     def join(self, payloads: Sequence[bytes]) -> list[bytes]:
-        """Return the parts to write. The caller must not change ``payloads`` afterwards. A single large message stays
-        in two parts, because joining would copy it."""
+        """Return the byte strings to write. The caller must not change ``payloads`` afterwards. A single large message
+        stays in two parts, because joining them would copy the message.
+        """
         newest, joined = self._newest
         if newest == payloads:  # compares by identity if the same frames go to several readers
             return joined
@@ -210,8 +217,8 @@ class FrameJoiner:
             parts.append(_text_header(len(payload)))
             parts.append(payload)
         joined = parts if len(payloads) == 1 and len(payloads[0]) > LARGE_BYTES else [b"".join(parts)]
-        # Keep only the newest result. A broadcast writes the same list to many sessions in a row, and more results
-        # would take more memory.
+        # Store only the newest result. A broadcast writes the same list to many sessions in a row, so older results
+        # would only take memory.
         self._newest = (payloads, joined)
         return joined
 

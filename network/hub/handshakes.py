@@ -1,10 +1,10 @@
 """Connections before their welcome: the limit on their number, and the facts that the transport knows about the peer.
 
-The hub always accepts a new connection. At the limit, it evicts a pending connection of the source that has the most
-pending connections. Among these, it evicts the connection that has made no progress for the longest time. A connection
+The hub always accepts a new connection. When the limit is reached, the hub evicts a pending connection of the source
+with the most pending connections, namely the connection that has made no progress for the longest time. A connection
 makes progress when it is opened and when it requests a session. So no source can keep out other sources. Silent
-connections of a source cannot keep out new connections of the same source either: a new connection is safe until
-``places`` later connections have arrived. Decides in memory; `connection` closes evicted connections.
+connections cannot keep out new connections of the same source either: a new connection is safe until ``places`` later
+connections have arrived. Works in memory; `connection` closes evicted connections.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from roundelay.network.home import is_loopback
 
 
 class PendingConnection(Protocol):
-    """A connection before its welcome. ``source`` is the address under which limits count it (`source_of`)."""
+    """A connection before its welcome. Limits count the connection under the address ``source`` (`source_of`)."""
 
     source: str
 
@@ -31,32 +31,35 @@ class PendingConnection(Protocol):
 
 
 class HandshakeLimiter:
-    """Limit on the number of pending connections. At most ``places`` connections may be pending. ``evicted`` counts the
-    connections that were ended to make room for new ones."""
+    """Limit on the number of pending connections, which is ``places``. ``evicted`` counts the connections that the
+    limiter ended to make room for new connections.
+    """
 
     def __init__(self, places: int) -> None:
         self.evicted = 0
         self._places = places
         self._taken = 0
         self._by_source: dict[str, dict[PendingConnection, None]] = {}
-        """Pending connections by source, sorted by the time of their last progress. Sources without a connection are
-        removed."""
+        """Pending connections by source. The connections of a source are sorted by the time of their last progress. A
+        source without connections is removed.
+        """
 
     def add(self, connection: PendingConnection) -> None:
-        """Add a new connection, or a connection that was admitted and then refused. Idempotent."""
+        """Add a new connection, or a connection that the hub refused after its admission. Idempotent."""
         connections = self._by_source.setdefault(connection.source, {})
         if connection in connections:
             return
         connections[connection] = None
         self._taken += 1
-        # Add first, then evict: the new connection counts for its source, so a source at the limit loses one of its own
-        # connections.
+        # Add the connection before the eviction, so that it counts for its source. A source with the most connections
+        # then loses one of its own.
         if self._taken > self._places:
             self.evict_one()
 
     def record_progress(self, connection: PendingConnection) -> None:
-        """Record that a connection made progress towards its welcome, so the other connections of its source are
-        evicted first."""
+        """Record that a connection made progress towards its welcome. Other connections of its source are then evicted
+        first.
+        """
         connections = self._by_source.get(connection.source, {})
         if connection in connections:
             del connections[connection]
@@ -65,13 +68,13 @@ class HandshakeLimiter:
 
     def move(self, connection: PendingConnection, source: str) -> None:
         """Count a connection under another source from now on. This also counts as progress."""
-        if connection in self._by_source.get(connection.source, {}):  # if it is missing, the connection has ended
+        if connection in self._by_source.get(connection.source, {}):  # a missing connection has ended
             self.remove(connection)
             connection.source = source
             self.add(connection)
 
     def remove(self, connection: PendingConnection) -> None:
-        """Remove a connection that ended, or whose participant is known. Idempotent."""
+        """Remove a connection that has ended or whose participant is known. Idempotent."""
         connections = self._by_source.get(connection.source, {})
         if connection in connections:
             del connections[connection]
@@ -80,7 +83,7 @@ class HandshakeLimiter:
                 del self._by_source[connection.source]
 
     def evict_one(self) -> bool:
-        """End one pending connection. Return False if there is none."""
+        """Evict one pending connection. Return False if no connection is pending."""
         if not self._by_source:
             return False
         most_crowded = max(self._by_source.values(), key=len)
@@ -109,18 +112,19 @@ _FORWARDING_HEADERS = (
 
 
 def describe_peer(connection: ServerConnection, *, behind_proxy: bool) -> Peer:
-    """Return the known facts about a peer. Behind a proxy, no connection counts as local, whatever its address."""
+    """Return what is known about a peer. Behind a proxy, no connection counts as local, whatever its address."""
     headers: Headers = connection.request.headers if connection.request is not None else Headers()
-    # Check both ends: a peer is local only if the whole connection stays on the loopback interface.
+    # Check both ends: a peer is local only if both of its connection's addresses are loopback addresses.
     is_near = all(is_loopback(_host_of(address)) for address in (connection.local_address, connection.remote_address))
     is_local = is_near and not behind_proxy and not _is_forwarded(headers) and _names_loopback(headers)
     return Peer(is_local=is_local, is_page="Origin" in headers)
 
 
 def read_forwarded_address(headers: Headers) -> str | None:
-    """Return the address of the client that the last proxy served, or None if the header has no valid address.
+    """Return the client address that the last proxy added to ``X-Forwarded-For``. Return None if the header has no
+    valid address.
 
-    Only the last entry counts: the client itself may have sent the others.
+    Only the last address counts, because the client may have sent the others itself.
     """
     lines = headers.get_all("X-Forwarded-For")
     last = lines[-1].rpartition(",")[2].strip() if lines else ""
@@ -139,10 +143,11 @@ def _is_forwarded(headers: Headers) -> bool:
 
 
 def _names_loopback(headers: Headers) -> bool:
-    """Return whether the request names this machine as the host, by a name that works only on this machine, such as
-    ``localhost``."""
+    """Return whether the Host header is a name or address of this machine that works only on this machine, such as
+    ``localhost``.
+    """
     hosts = headers.get_all("Host")
-    # Several Host headers are an attack: proxies and servers may each choose a different one.
+    # Several Host headers are an attack: a proxy and a server might choose different ones.
     if len(hosts) != 1:
         return False
     name = urlsplit(f"//{hosts[0]}").hostname or ""
@@ -154,8 +159,9 @@ def _names_loopback(headers: Headers) -> bool:
 
 
 def source_of(address: Any) -> str:
-    """Return the source of a socket's remote address: the address, or the /64 of an IPv6 address. The owner of one IPv6
-    address usually owns its whole /64."""
+    """Return the source of a socket's remote address: an IPv4 address, or the /64 network of an IPv6 address. The owner
+    of one IPv6 address usually owns its whole /64.
+    """
     return _source_of_host(_host_of(address))
 
 
@@ -172,8 +178,7 @@ def _source_of_host(host: str) -> str:
         return host
     if isinstance(address, ipaddress.IPv4Address):
         return host
-    # The same peer may appear with an IPv4 address or a mapped IPv6 address, depending on the socket. Count both as one
-    # source.
+    # A socket may show the same peer with its IPv4 address or with the mapped IPv6 address. Count both as one source.
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((address, 64), strict=False))

@@ -1,8 +1,8 @@
 """The hub accepts, orders, stores and delivers messages. It is the only writer of the ledger.
 
-`Hub` wires the parts of the eight steps (docs/design.md). Transports and the node's process use only this class. Steps
-for each frame, in `intake`: 1 auth, 2 shape, 3 the mods' ``before``, 4 into the pending batch. Steps for each batch, in
-`batch_writer`: 5 look up, 6 apply, 7 append; then in `publisher`: 8 merge and publish.
+`Hub` wires the parts of the eight steps (docs/design.md). Transports and the node's process use only this class.
+`intake` does four steps for each frame: 1 auth, 2 shape, 3 the mods' ``before``, 4 add to the pending batch.
+`batch_writer` and `publisher` do four steps for each batch: 5 look up, 6 apply, 7 append, 8 merge and publish.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ STOPPING = "The hub is stopping; reconnect in a moment."
 
 
 class Hub:
-    """One network's hub over one ledger. Call ``start``, then ``connect``, ``receive`` and ``disconnect`` for each
-    session, then ``close``.
+    """The hub of one network, which writes one ledger. Call ``start``, then ``connect``, ``receive`` and ``disconnect``
+    for each session, then ``close``.
 
-    ``quotas`` are the limits of single participants, by id. ``rights`` are the roles of all participants.
-    ``owner_hash`` is the hash of the owner's token, if there is one. A hub with ``is_read_only`` lets people join and
-    read, and refuses all changes. ``shared_log`` is the log that the ledger shares with other nodes. ``blobs`` stores
-    the contents of files, by default in memory. The clock and the generator of ids are arguments. Only `ReplicaHub`
-    sets ``follows``.
+    ``quotas`` holds the limits of single participants, by id. ``rights`` holds the roles of all participants.
+    ``owner_hash`` is the hash of the owner's token, or None if no such token exists. With ``is_read_only``, people can
+    join and read, and the hub refuses all changes. ``shared_log`` is the log that the ledger shares with other nodes.
+    ``blobs`` stores the contents of files, by default in memory. Tests can pass their own clock and generator of ids.
+    Only `ReplicaHub` sets ``follows``.
     """
 
     view_type = LiveHubView
@@ -92,7 +92,7 @@ class Hub:
         self.loop = asyncio.get_running_loop()
         self.status = HubStatus(ledger)
         self.handshakes = HandshakeLimiter(limits.max_unauthenticated)
-        """Connections before their welcome. The server that listens for this hub adds and removes them."""
+        """Connections before their welcome. The server that listens for this hub adds and removes the connections."""
         self._new_id = new_id
         self._clock = SteadyClock(clock)
         rules = Rules(
@@ -131,7 +131,7 @@ class Hub:
             shared_log=shared_log,
             clock=self._clock,
         )
-        """Interface of this hub for reading operations."""
+        """The view of this hub that reading operations use."""
         self.view.blobs = blobs if blobs is not None or follows is not None else MemoryBlobs()
         self._intake = self.intake_type(
             self.registry,
@@ -176,7 +176,7 @@ class Hub:
     # --- lifetime
 
     async def start(self) -> None:
-        """Open the ledger, load the state and begin to commit. Raises `LedgerError`."""
+        """Open the ledger, load the state and start the writer. Raises `LedgerError`."""
         await self._start_writer()
         self._maintenance.start(self._on_task_end)
 
@@ -186,8 +186,9 @@ class Hub:
         self._writer_task.add_done_callback(self._on_task_end)
 
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
-        """Handle the end of one of the hub's own tasks. An error is a bug: end every session, and set
-        `HubStatus.failed`, which ends the node."""
+        """Handle the end of one of the hub's own tasks. If the task failed, which is a bug, end every session and set
+        `HubStatus.failed`, which ends the node.
+        """
         if task.cancelled() or task.exception() is None:
             return
         log.critical(
@@ -204,22 +205,22 @@ class Hub:
         ledger.
 
         ``hand_over`` is called when everything is committed. It returns the name of the node that takes over, or an
-        empty string. Sessions are then sent to that node. Idempotent.
+        empty string. If it returns a name, the close reason directs the sessions to that node. Idempotent.
         """
         if self.is_draining:
             return
-        # Set this first, so that new connections are refused and a recovery that waits for the ledger stops.
+        # Set this first, so that the hub refuses new connections and a recovery that waits for the ledger stops.
         self.status.draining.set()
         live = [session for session in self.registry.sessions.values() if session.state is LIVE]
         self.registry.notice(live, "draining", None, {"reason": why})
-        self._intake.is_closed = True  # before the last entry, so that no entry comes after it
+        self._intake.is_closed = True  # close the intake first, so that no entry follows the last one
         # The last entry also wakes the writer, which ends when nothing is pending.
         self._pending.add(self._maintenance.collect_handled())
         # Wait for the writer instead of cancelling it: every accepted entry must be answered.
         if self._writer_task is not None:
             await asyncio.wait([self._writer_task])  # `_on_task_end` has logged its error
         await self._maintenance.stop()
-        # Everything is committed and the sessions are still open. Their close reason directs them to the successor.
+        # Everything is committed and the sessions are still open. The close reason will direct them to the successor.
         successor = await hand_over() if hand_over is not None else ""
         self.registry.end_all(format_lost_leadership(successor) if successor else why)
         await self.registry.close()
@@ -256,7 +257,7 @@ class Hub:
         self._intake.refuse(session, error)
 
     def resume(self, session: Session) -> None:
-        """Continue writing to a session, because its connection accepts bytes again."""
+        """Continue to write to a session whose connection accepts bytes again."""
         self.registry.schedule_flush(session)
 
     def disconnect(self, session: Session) -> None:
@@ -264,29 +265,34 @@ class Hub:
         # Read before `leave`, which closes the session.
         was_live = session.state is LIVE
         self.registry.leave(session)
-        # Only a reactor that vanished counts as lost. A goodbye sets `said_bye`, and so does the hub when it ends a
-        # session.
+        # Report only a reactor that vanished. `said_bye` is set after a goodbye, and also when the hub ends a session.
         if was_live and not session.said_bye and session.is_reactor and not self.is_draining:
             self._pending.add(SessionLost(session.live_origin()))
 
-    # --- used by the node's process
+    # --- used by the process of the node
 
     @property
     def lock(self) -> asyncio.Lock:
-        """Lock that each commit holds, and all work that must not run at the same time as a commit."""
+        """Lock that is held by each commit and by all work that must not run during a commit."""
         return self._writer.lock
 
     async def commit(self, entries: list[Entry]) -> None:
-        """Commit entries of the node itself. They are durable when this returns. Raises `LedgerError`."""
+        """Commit entries that the node itself creates. The entries are durable when this method returns. Raises
+        `LedgerError`.
+        """
         async with self.lock:
             await self._writer.commit(entries)
 
     async def bind_tokens(self, tokens: Mapping[str, str]) -> None:
-        """Bind the hashes of agents' tokens, by agent id, as the first use of a token does. Raises `LedgerError`."""
+        """Bind tokens to agents, as the first use of a token does. ``tokens`` maps agent ids to token hashes. Raises
+        `LedgerError`.
+        """
         await self.commit([BindCredentials(dict(tokens))])
 
     async def add_login(self, login_hash: str, agent_id: str, ttl_ms: int) -> None:
-        """Let the code with this hash log in the node's owner once, as an operator. Raises `LedgerError`."""
+        """Store a login code that lets the owner log in once as an operator. ``login_hash`` is the hash of the code.
+        Raises `LedgerError`.
+        """
         login = Login(agent_id, "human", self._clock() + ttl_ms, operator=True)
         try:
             await self.commit([BindCredentials(logins={login_hash: login})])
@@ -296,25 +302,29 @@ class Hub:
             raise
 
     def reopen_ledger(self, error: LedgerError) -> None:
-        """Reopen the ledger because of an error outside the writer. `HubStatus.opened` is set when it is open again."""
+        """Reopen the ledger because of an error outside the writer. `HubStatus.opened` is set once the ledger is open
+        again.
+        """
         self._writer.reopen_ledger(error)
 
     def record_process_end(self, agent_id: str, reason: str | None) -> None:
-        """Record, with the next batch, why an agent's process on this node ended. The reason is None if the process
-        runs again."""
+        """Record in the next batch why an agent's process on this node ended. A reason of None means that the process
+        runs again.
+        """
         if not self.is_draining:
             self._pending.add(ProcessEnded(agent_id, reason))
 
     async def wait_until_unserved(self, agent_id: str, grace_s: float) -> None:
-        """Wait until no runner serves an agent. A runner that was lost without a goodbye may return within the grace
-        period."""
+        """Wait until no runner serves an agent. A runner that vanished without a goodbye may still return within the
+        grace period.
+        """
         await self.registry.wait_until_unserved(agent_id, grace_s)
 
-    # --- what the hub knows
+    # --- facts about the hub
 
     @property
     def is_ready(self) -> bool:
-        """Whether sessions are accepted: the ledger is open and answers in time."""
+        """Whether the hub accepts sessions: the ledger is open and answers in time."""
         return self.status.is_ready
 
     @property

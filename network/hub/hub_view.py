@@ -1,7 +1,6 @@
-"""`LiveHubView`: the interface of the running hub for reading operations. It shows the committed state, the ledger, and
-who is connected.
+"""`LiveHubView`: the running hub as reading operations see it: the committed state, the ledger, and who is connected.
 
-`reads` passes a `LiveHubView` to each operation. The view changes nothing in the ledger.
+`reads` passes a `LiveHubView` to each operation. The view never changes the ledger.
 """
 
 from __future__ import annotations
@@ -60,10 +59,11 @@ class LiveHubView:
         self.supervisor: AgentSupervisor | None = None
         """Controller of the agent processes on the node that runs this hub. None if the node has no agents."""
         self.price_list = price_list
-        """Prices of the models that the node's process can name."""
+        """Prices of the models, by the names that this node's process knows."""
         self.run_reader = run_reader
-        """Reader that explains runs for ``network.explain`` and similar operations. None if the node does not provide
-        it."""
+        """Reader that explains runs for ``network.explain`` and similar operations. None if the node has no such
+        reader.
+        """
         self.blobs: BlobStore | None = None
         """Store with the contents of files. None on a read replica."""
         self.network_visibility: Visibility = visibility
@@ -97,8 +97,9 @@ class LiveHubView:
 
     @property
     def recent(self) -> RecentHeads:
-        """Heads of the newest messages. The cache is replaced when old messages were deleted or the ledger was
-        reopened, because cached heads may no longer be in the log."""
+        """Heads of the newest messages. When old messages were deleted or the ledger was reopened, the property returns
+        a new cache, because cached heads may no longer be in the log.
+        """
         meta = self._registry.meta
         key = (meta.epoch, meta.first_seq, self._registry.counts["recoveries"])
         if self._recent[0] != key:
@@ -124,8 +125,9 @@ class LiveHubView:
 
     @property
     def has_operators(self) -> bool:
-        """Return whether anybody can read the operators' inbox: the owner, or a participant with an operator's token or
-        right."""
+        """Return whether anyone can read the operators' inbox: the owner, or a participant with an operator's token or
+        with the right to administer.
+        """
         if self._has_owner or any(token.operator and not token.revoked for _, token in self.state.items("token")):
             return True
         rights = self.state.rights
@@ -138,9 +140,9 @@ class LiveHubView:
 
     @property
     def has_human_operators(self) -> bool:
-        """Return whether any operator is a person, because only people can decide on calls."""
-        # The holder of the owner's token joins as a person. If no such token is configured, only clients in the hub's
-        # own process can be operators, and every person among them is an operator.
+        """Return whether any operator is a person. Only people can decide on calls."""
+        # The holder of the owner's token joins as a person. Without such a token, only clients in the hub's own process
+        # can be operators, and every person among these clients is an operator.
         return self._has_owner or next(self.state.people_before(None), None) is not None
 
     # --- participants
@@ -149,7 +151,7 @@ class LiveHubView:
         return bool(self._registry.participants.sessions_of(agent_id))
 
     def count_sessions(self, agent_id: str, token: str) -> int:
-        """Return the number of a participant's sessions that joined with a given token."""
+        """Return how many sessions of a participant joined with the given token."""
         sessions = self._registry.participants.sessions_of(agent_id)
         return sum(session.origin is not None and session.origin.token == token for session in sessions)
 
@@ -163,27 +165,28 @@ class LiveHubView:
         return self._registry.participants.is_awaiting_retry(agent_id, seq)
 
     def is_deferred(self, agent_id: str, seq: int) -> bool:
-        """Return whether the next attempt of a failed message is not yet due."""
+        """Return whether a failed message waits for its next attempt and this attempt is not yet due."""
         attempt = self._registry.participants.find_attempt(agent_id, seq)
         return self.is_waiting(agent_id, seq) and attempt is not None and attempt.due_at > self._clock()
 
     def find_ack_cursor(self, agent_id: str) -> tuple[int, list[int]]:
-        """Return a participant's ack cursor, and the seqs at or below the cursor that are not handled, ascending."""
+        """Return a participant's ack cursor and the unhandled seqs at or below the cursor, ascending."""
         participant, participants = self.state.participant(agent_id), self._registry.participants
         if participant is None:
             return 0, []
-        # this also forgets messages that retention has deleted
+        # This call also forgets messages that retention has deleted.
         participants.find_delivery_start(participant, self._registry.meta.first_seq)
         mailbox = participants.activate(participant).mailbox
         return max(mailbox.ack_cursor, participant.registered_seq), sorted(mailbox.open)
 
     def mark_delivered(self, agent_id: str, up_to: int, given: Sequence[int] | None) -> None:
-        """Record that a participant received its messages up to a seq by polling. ``given`` lists every unhandled
-        message from its ack cursor on. None if the participant polled from another cursor."""
+        """Record that a participant received its messages up to a seq by polling. ``given`` lists all unhandled
+        messages that the poll returned, or is None if the poll did not start at the participant's ack cursor.
+        """
         mailbox = self._registry.participants.find_mailbox(agent_id)
         if mailbox is not None:
             mailbox.delivered = max(mailbox.delivered, up_to)
-            # The poll is another attempt of the returned messages, so their timers must not deliver them again.
+            # The poll counts as another attempt of the returned messages, so their timers must not deliver them again.
             mailbox.awaiting_retry.difference_update(given or ())
             if given is not None:
                 mailbox.compact_to(up_to, given)
@@ -195,10 +198,11 @@ class LiveHubView:
         await self._registry.participants.wait_beyond(seq, timeout_s)
 
     async def wait_for_message(self, origin: Origin, after: int, timeout_s: float) -> None:
-        """Wait until the caller may have a message above ``after``, or until the timeout. Raises `CancelledError` if
-        the session has ended."""
-        # Do not await between this check and the addition of the future. Otherwise a message that arrives in between
-        # would be missed.
+        """Wait until a message above ``after`` may have arrived for the caller, or until the timeout. Raises
+        `CancelledError` if the session has ended.
+        """
+        # Do not await between this check and the addition of the future. A message that arrived during the await would
+        # be missed.
         if self._registry.recent.may_have_new(origin.agent_id, after):
             return
         session = self._registry.sessions.get(origin.session_id)
@@ -212,7 +216,7 @@ class LiveHubView:
         except TimeoutError:
             return
         finally:
-            # Remove the future. Otherwise the session would keep one future for each poll that timed out.
+            # Remove the future. Otherwise the session would store one future for each poll that timed out.
             session.arrivals.pop(arrival, None)
 
     async def wait_for_change(self, root: int, timeout_s: float) -> None:

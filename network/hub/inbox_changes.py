@@ -1,6 +1,6 @@
-"""Find the inboxes that a batch changes, from the tables of the batch's draft. So no single message has to be checked.
+"""Find the inboxes that a batch changes by looking at the tables of the batch's draft, not at each message.
 
-`publisher` calls this before it merges a batch, and then sends the notices.
+`publisher` calls `find_inbox_changes` before it merges a batch, and then sends the notices.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from roundelay.network.frames import SEQ_LIMIT
 
 
 class InboxChanges(Struct):
-    """Participants whose inboxes changed: the participants in ``agent_ids``, the readers of ``heads``, the readers of
-    the messages ``seqs``, and operators."""
+    """The participants whose inboxes changed: ``agent_ids``, the readers of the messages ``heads`` and ``seqs``, and
+    the operators.
+    """
 
     agent_ids: set[str] = set()
     heads: list[MessageHead] = []
@@ -26,31 +27,33 @@ class InboxChanges(Struct):
     operators: bool = False
 
     def list_people(self, state: State) -> set[str]:
-        """Return the participants whose inbox changed, as far as they can be found without reading the ledger."""
+        """Return the participants that can be found without reading the ledger: ``agent_ids`` and the readers of
+        ``heads``.
+        """
         return self.agent_ids.union(*(thread_readers(state, head) for head in self.heads))
 
 
 def find_inbox_changes(state: State, draft: State) -> InboxChanges | None:
-    """Compare a draft with the committed state below it. Return None if no inbox changes."""
+    """Compare a draft with the committed state that it extends. Return None if no inbox changes."""
     tables, changes = draft.tables, InboxChanges()
     for table in ("question", "dismissed", "dead", "undelivered"):
-        if changed := tables.get(table):  # a table that was only read is present too, but empty
+        if changed := tables.get(table):  # a table that was only read is in the draft too, but empty
             changes.agent_ids |= {key.partition("/")[0] for key in changed}
             changes.operators |= table == "dead"
     for table in ("stopped", "spent_out"):
         if changed := tables.get(table):
-            # Keys descend (`descending_key`), so that listings begin with the newest.
+            # `descending_key` stores the seq as its distance from `SEQ_LIMIT`, so listings begin with the newest.
             changes.seqs |= {SEQ_LIMIT - int(key.partition("/")[0]) for key in changed}
             changes.operators = True
     for key, now in tables.get("reaction", {}).items():
         before: OpenReaction | None = state.get("reaction", key)
         reaction = now if now is not None else before
-        # Compare the requests, not the reactions, because reactions change with every record.
+        # Compare only the requests for decisions: the reaction itself changes with every record.
         if reaction is not None and _requests(before) != _requests(now):
             changes.heads.append(reaction.trigger_head)
             changes.agent_ids |= _deciders(before) | _deciders(now)
             changes.operators = True
-    # A takeover blocks decisions without changing the reactions themselves. Takeovers are rare, so all are compared.
+    # A takeover blocks decisions without changing any reaction. Takeovers are rare, so check all reactions.
     if tables.get("hold"):
         for _, reaction in state.items("reaction"):
             was_blocked, is_blocked = (is_blocked_by_takeover(level, reaction) for level in (state, draft))
@@ -71,13 +74,14 @@ def find_inbox_changes(state: State, draft: State) -> InboxChanges | None:
 
 
 def _requests(reaction: OpenReaction | None) -> set[CallWait]:
-    """Return the decisions that a reaction waits for."""
+    """Return the decisions for which a reaction waits."""
     if reaction is None or reaction.is_cancelled or not reaction.awaits:
         return set()
     return {wait for wait in reaction.awaits.values() if wait.request is not None}
 
 
 def _deciders(reaction: OpenReaction | None) -> set[str]:
-    """Return the people who are named as deciders of a reaction. Some of them may not have the right to read its
-    trigger."""
+    """Return the people who are named as deciders of a reaction. Some of these people may not be allowed to read its
+    trigger.
+    """
     return {agent_id for wait in _requests(reaction) for agent_id in wait.deciders or ()}

@@ -1,8 +1,8 @@
-"""Steps 1 to 4 of a frame: the frame becomes an entry of the next batch, or is answered at once.
+"""Steps 1 to 4 of a frame: turn the frame into an entry of the next batch, or answer the frame at once.
 
 Entries that are stored wait for the batch. Acknowledgements, signals and reads do not wait. Refusals also go through
-the batch, so that a session gets its answers in the order of its frames. There is no await: a frame is handled within
-the transport's callback.
+the batch, so that a session gets its answers in the order of its frames. No step awaits: a frame is handled within the
+transport's callback.
 """
 
 from __future__ import annotations
@@ -73,11 +73,11 @@ from .shape import FrameError, read_frame
 from .signals import Signals
 
 DELIVERY_COST = 32
-"""Cost of a broadcast for each session that receives it, in bytes (`PendingEntries.add`)."""
+"""Cost of delivering a broadcast to one session, in bytes (`PendingEntries.add`)."""
 OPERATION_COST = 8192
-"""Cost of an operation in addition to its size, in bytes. Most operations write a row, a table value, and a result."""
+"""Cost of an operation in addition to its size, in bytes. Most operations write a row, a table value and a result."""
 MAX_RETRY_AFTER_MS = 24 * 3600 * 1000
-"""Maximum delay that a ``nack`` may ask for (docs/protocol.md)."""
+"""Maximum delay that a ``nack`` may request, in ms (docs/protocol.md)."""
 
 
 class Intake:
@@ -96,8 +96,9 @@ class Intake:
     ) -> None:
         self.pending = pending
         self.is_closed = False
-        """Whether the hub drains and accepts no more frames from sessions. Clients send unanswered frames again
-        later."""
+        """Whether the hub drains and accepts no more frames from sessions. Clients send unanswered frames again after
+        they have reconnected.
+        """
         self._registry = registry
         self._rules = rules
         self._limits = rules.limits
@@ -109,15 +110,15 @@ class Intake:
         self._clock = clock
         self._signals = Signals(registry, rules, ledger, pending, clock)
         self._overloading: list[Session] = []
-        """Sessions from which nothing is read until the batch writer has caught up."""
+        """Sessions whose frames are not read until the batch writer has caught up."""
         self._send_rates: WeakValueDictionary[str, SendRate] = WeakValueDictionary()
-        """Frame rates of the participants that have a session."""
+        """Frame rates of the participants that have a session, by agent id."""
         self._loop = asyncio.get_running_loop()
 
-    # --- for the batch writer
+    # --- used by the batch writer
 
     def take_batch(self) -> list[Entry]:
-        """Remove and return the next batch. Resume reading from sessions that were paused for overload."""
+        """Remove and return the next batch. Resume reading from sessions that were paused because of overload."""
         batch = self.pending.take_batch()
         if self._overloading and self.pending.bytes < self._max_pending_bytes:
             overloading, self._overloading = self._overloading, []
@@ -127,11 +128,11 @@ class Intake:
         return batch
 
     def drop_pending(self) -> None:
-        """Drop all pending entries without answers, because their sessions are closed."""
+        """Drop all pending entries without answers. The caller has closed the sessions of these entries."""
         self.pending.clear()
         self._overloading.clear()
 
-    # --- frames come in
+    # --- received frames
 
     def receive(self, session: Session, data: bytes) -> None:
         """Handle one text message, which is valid UTF-8."""
@@ -144,32 +145,33 @@ class Intake:
         if session.state is not LIVE:
             return
         send_rate = session.send_rate
-        # Read the clock only when the credit is used up. Reading it for each frame would cost as much as decoding the
+        # Read the clock only when the credit is used up. Reading it for every frame would cost as much as decoding the
         # frame.
         if not send_rate.credit:
             send_rate.refill(self._clock())
         try:
-            # Step 2. Beyond the rate, do not explain what is wrong with a frame, because the explanation costs more
-            # than the decoding.
+            # Step 2. Beyond the rate, do not explain what is wrong with a frame: the explanation costs more than
+            # decoding the frame.
             frame = read_frame(data, self._max_depth, is_brief=not send_rate.credit)
         except FrameError as error:
             self._refuse_frame(session, origin, error)
         else:
-            # tested before the match, whose class patterns are slow: nearly every frame is a SendFrame
+            # Test this before the match, whose class patterns are slow: nearly every frame is a SendFrame.
             if isinstance(frame, SendFrame):
                 self._accept_send(session, origin, frame, len(data))
             else:
                 self._accept(session, origin, frame, len(data))
-        # Check the limit after the frame was accepted, because refusals need memory too. One frame beyond the limit
-        # does no harm.
+        # Check the limit after the frame was accepted, because a refusal needs memory too. Exceeding the limit by one
+        # frame does no harm.
         if self.pending.bytes >= 2 * self._max_pending_bytes:
             self._pause_overloading(session)
 
     def _receive_first(self, session: Session, data: bytes) -> None:
-        """Handle a frame of a session that has not been welcomed (step 1). The first frame must be ``hello``, and later
-        frames wait for the welcome. `apply` decides who the participant is."""
-        # Reading is paused while the session joins, but frames of the same read still arrive. Keep them: they must be
-        # handled after the welcome.
+        """Handle a frame of a session that has not been welcomed (step 1). The first frame must be ``hello``. Later
+        frames wait for the welcome. `apply` decides which participant the session belongs to.
+        """
+        # Reading is paused while the session joins, but frames from the same read still arrive. They must be handled
+        # after the welcome, so store them.
         if session.state is SessionState.JOINING:
             session.early_frames.append(data)
         if session.state is not SessionState.OPENING:
@@ -188,7 +190,7 @@ class Intake:
     def release(self, session: Session) -> None:
         """Handle the frames that a session sent before its welcome, and resume reading."""
         agent_id = session.live_origin().agent_id
-        # All sessions of a participant share one rate. Otherwise each further connection would raise its limit.
+        # All sessions of a participant share one rate. Otherwise each additional connection would raise its limit.
         send_rate = self._send_rates.get(agent_id)
         if send_rate is None:
             send_rate = self._send_rates[agent_id] = SendRate(self._limits.sends_per_s)
@@ -196,21 +198,22 @@ class Intake:
         # A participant must not escape a pause by reconnecting.
         if send_rate.is_paused:
             session.pause_reading(PauseReason.RATE)
-        # Handle these frames before reading more, so that frames keep their order.
+        # Handle these frames before reading more, so that all frames are handled in order.
         early_frames, session.early_frames = session.early_frames, []
         for data in early_frames:
             self.receive(session, data)
         session.resume_reading(PauseReason.JOINING)
 
     def refuse(self, session: Session, error: RoundelayError) -> None:
-        """Answer a frame that the transport refused, in the order of the session's frames. Before the welcome, the
-        refusal ends the session."""
+        """Answer a frame that the transport refused. The answer keeps its place in the order of the session's frames.
+        Before the welcome, the refusal ends the session.
+        """
         if self.is_closed:
             return
         if session.state is SessionState.LIVE:
             self._count_frame(session)
-            # Do not write the answer at once: earlier frames still wait for their batch, and answers keep the order of
-            # the frames.
+            # Do not write the answer at once: earlier frames still wait for their batch, and answers must keep the
+            # order of the frames.
             self.pending.add(RefusedFrame(session.live_origin(), error, {}))
             if self.pending.bytes >= 2 * self._max_pending_bytes:
                 self._pause_overloading(session)
@@ -218,7 +221,7 @@ class Intake:
             self._registry.refuse(session, 4400, error)
 
     def _accept(self, session: Session, origin: Origin, frame: ClientFrame, size: int) -> None:
-        """Handle any frame except ``send``."""
+        """Handle a frame of a session that has been welcomed. `receive` handles most ``send`` frames itself."""
         keys: dict[str, str] = {}
         try:
             match frame:
@@ -241,7 +244,7 @@ class Intake:
                     self._count_frame(session)
                     raise InvalidFrame("hello is sent once, as the first frame; this session has joined already.")
                 case ByeFrame():
-                    # Set this now, not at the commit: if the connection ends before the commit, the reactor must not
+                    # Set this now, not at the commit. If the connection ends before the commit, the reactor must not
                     # count as lost.
                     session.said_bye = True
                     self.pending.add(Leave(origin))
@@ -275,8 +278,8 @@ class Intake:
         send_rate.is_paused = True
         for session in self._registry.participants.sessions_of(agent_id):
             session.pause_reading(PauseReason.RATE)
-        # The pause has a fixed length. A client that ignores refusals costs at most `MAX_EXCESS_FRAMES` refusals per
-        # pause.
+        # The pause has a fixed length, so a client that ignores refusals causes at most `MAX_EXCESS_FRAMES` refusals
+        # per pause.
         self._loop.call_later(PAUSE_S, self._resume_participant, agent_id, send_rate)
 
     def _resume_participant(self, agent_id: str, send_rate: SendRate) -> None:
@@ -286,8 +289,9 @@ class Intake:
             session.resume_reading(PauseReason.RATE)
 
     def _check_load(self, origin: Origin) -> None:
-        """Raise `Overloaded` if too much is pending and this participant has more than its share of the pending
-        bytes."""
+        """Raise `Overloaded` if too many bytes are pending and this participant has more than its share of the pending
+        bytes.
+        """
         max_bytes = self._max_pending_bytes
         if self.pending.bytes >= max_bytes and self.pending.is_beyond_share(origin.agent_id, max_bytes):
             self._registry.counts["overloaded"] += 1
@@ -296,7 +300,7 @@ class Intake:
     def _pause_overloading(self, session: Session) -> None:
         """Stop reading from a session whose participant has more than its share of the pending bytes.
 
-        This is the last resort, at twice the limit. Refusals are pending entries too, so refusing frames does not limit
+        This happens only at twice the limit. Refusals are pending entries too, so refusing frames alone would not limit
         the memory.
         """
         if PauseReason.OVERLOAD in session.pauses or session.origin is None:
@@ -316,7 +320,7 @@ class Intake:
         try:
             kind, _ = parse_address(frame.to)
             # Step 3. Store the refusal in the entry instead of answering now. If the message repeats a stored message,
-            # step 6 answers it as a repeat, even though a hook refuses it.
+            # step 6 answers it as a repeat, even if a hook refuses it now.
             refusal = run_before_hooks(self._before_hooks, Incoming(origin, frame)) if self._before_hooks else None
             if self.pending.bytes >= self._max_pending_bytes:
                 self._check_load(origin)
@@ -324,7 +328,7 @@ class Intake:
             self.pending.add(RefusedFrame(origin, error, {"message_id": frame.message_id}))
             return
         entry = Send(origin, (origin.agent_id, "m:" + frame.message_id), frame, refusal)
-        # compared instead of looked up in a set, because every message passes here and this is faster
+        # Compare two strings instead of looking up a set. Every message passes here, and the comparison is faster.
         if kind == "agent" or kind == "mod":
             self.pending.add(entry, size)  # step 4
         else:
@@ -339,15 +343,16 @@ class Intake:
         self, origin: Origin, frame: RecordFrame, started: Mapping[str, int] = MappingProxyType({})
     ) -> Record:
         """Return the entry of a ``record`` frame. ``started`` holds the triggers of the reactions that the same batch
-        starts."""
+        starts, by reaction id.
+        """
         body = bytes(frame.body)
         if len(body) > self._limits.max_record_bytes:
             raise TooLarge(
                 f"body has {len(body)} bytes, more than max_record_bytes ({self._limits.max_record_bytes}); keep less "
                 "of it."
             )
-        # The digest covers the reaction and the kind too. If a record id is used again for another record, the frame
-        # must be refused instead of answered as a repeat.
+        # The digest covers the reaction and the kind too. A frame that uses a record id again for another record must
+        # be refused, not answered as a repeat.
         digest = body_digest(frame.reaction.encode(), frame.kind.encode(), body)
         entry = Record(origin, frame, digest)
         if frame.kind == "started":
@@ -355,8 +360,8 @@ class Intake:
                 trigger, oldest = _parse_started(frame)
                 entry = Record(origin, frame, digest, trigger, oldest)
             except RoundelayError as error:
-                # Store the refusal in the entry, as in `_accept_send`: step 6 answers a repeat of a stored record as a
-                # repeat.
+                # Store the refusal in the entry, as `_accept_send` does. If the record repeats a stored record, step 6
+                # answers it as a repeat.
                 entry = Record(origin, frame, digest, refusal=error)
         elif frame.kind in CALL_KINDS:
             wait = parse_wait(body) if frame.kind == "waiting" else None
@@ -365,25 +370,27 @@ class Intake:
             entry = Record(origin, frame, digest, self._find_trigger(origin, frame, started))
         elif frame.kind in USAGE_KINDS:
             of = self._find_trigger(origin, frame, started)
-            if of is None:  # `started` may not be stored yet; in that case `finished` reports the tokens
+            if of is None:  # if `started` is not stored yet, `finished` will report the tokens
                 entry = Record(origin, frame, digest, may_withdraw=frame.kind == "finished")
-            # With ``ended`` hooks, the end of a reaction needs its trigger too: the hooks may send messages that name
-            # the trigger as their cause
+            # With ``ended`` hooks, the end of a reaction needs the trigger too: the hooks may send messages that name
+            # the trigger as their cause.
             elif (usage := parse_usage(frame.kind, body)) is not None or self._rules.ended_hooks:
                 entry = Record(origin, frame, digest, of, usage=usage)
         return entry
 
     def _find_trigger(self, origin: Origin, frame: RecordFrame, started: Mapping[str, int]) -> int | None:
-        """Return the trigger of the record's open reaction. Return None if the reaction is not open."""
+        """Return the trigger of the open reaction to which a record belongs. Return None if the reaction is not
+        open.
+        """
         opened: OpenReaction | None = self._registry.state.get("reaction", f"{origin.agent_id}/{frame.reaction}")
         return started.get(frame.reaction) if opened is None else opened.trigger
 
     def _accept_batch(self, session: Session, origin: Origin, batch: BatchFrame, size: int) -> None:
-        for _ in batch.frames:  # a frame within a batch costs the hub as much as a frame alone
+        for _ in batch.frames:  # a frame in a batch costs the hub as much as a single frame
             self._count_frame(session)
         if len(batch.frames) > self._limits.max_batch:
             raise TooLarge(
-                f"The batch has {len(batch.frames)} frames, more than max_batch ({self._limits.max_batch}); send several."
+                f"The batch has {len(batch.frames)} frames, more than max_batch ({self._limits.max_batch}). Split it."
             )
         self._check_load(origin)
         entries: list[Send | Record | RefusedFrame] = []
@@ -401,7 +408,7 @@ class Intake:
                     entries.append(record)
                     if frame.kind == "started" and record.trigger is not None:
                         started[frame.reaction] = record.trigger
-            # the entries before the refused one are stored, and the refusal ends the batch
+            # The entries before the refused frame are stored. The refusal ends the batch.
             except RoundelayError as error:
                 keys = (
                     {"message_id": frame.message_id} if isinstance(frame, SendFrame) else {"record_id": frame.record_id}
@@ -416,7 +423,7 @@ class Intake:
             if operation is None:
                 raise UnknownOperation(f"There is no operation {frame.op[:80]!r}; welcome lists the mods' operations.")
             args = operation.decode(frame.args)
-            if not operation.is_change:  # a change may be a repeat, so `core.calls` checks the right to it later
+            if not operation.is_change:  # a change may be a repeat, so `core.calls` checks the right later
                 check_right(self._registry.state, origin, "call", operation.op)
         except RoundelayError:
             self._count_frame(session)
@@ -429,7 +436,7 @@ class Intake:
         if operation.is_change:
             digest = body_digest(frame.op.encode(), bytes(frame.args))
             entry = Operate(origin, frame.call_id, frame.op, args, digest, needs=operation.list_needs(args))
-            # A read-only hub refuses the entry later, so the IO of the operation must not run.
+            # A read-only hub will refuse the entry, so do not run the operation's IO.
             if operation.prepare is None or self._rules.is_read_only:
                 self.pending.add(entry, size, OPERATION_COST)
                 return
@@ -438,7 +445,7 @@ class Intake:
             raise Overloaded(
                 f"max_reads ({self._limits.max_reads}) of this session are in progress; send the same again later.", 100
             )
-        # The first read is always accepted, however large its frame is. Otherwise a large frame could never succeed.
+        # Always accept the first read, however large its frame is. Otherwise a large frame could never succeed.
         if reads.request_bytes and reads.request_bytes + size > max_bytes:
             raise Overloaded(
                 f"The reads in progress of this session hold session_queue_bytes ({max_bytes}); send the same again "
@@ -451,14 +458,14 @@ class Intake:
             self._reads.start_prepare(session, operation, args, size, partial(self._add_prepared, entry, size))
 
     def _add_prepared(self, entry: Operate, size: int, prepared: object, refusal: RoundelayError | None) -> None:
-        """Queue a changing operation whose IO has ended."""
+        """Queue a changing operation after its IO has ended."""
         if not self.is_closed:
             entry = msgspec.structs.replace(entry, prepared=prepared, refusal=refusal)
             self.pending.add(entry, size, OPERATION_COST)
 
     def _accept_hello(self, session: Session, hello: HelloFrame) -> None:
         peer = session.connection.peer
-        # Count the session now, not at the welcome. Otherwise all hellos of one batch would pass the connection limit
+        # Count the session now, not at the welcome. Otherwise all hellos of one batch could pass the connection limit
         # together.
         self._registry.joining += 1
         if self._registry.admitted > self._limits.max_connections and not peer.is_trusted:
@@ -479,13 +486,14 @@ class Intake:
         if is_owner or peer.is_trusted or self._has_valid_token(hello.agent_id, token_hash, new_hash):
             # The peer is authenticated, so no new connection may evict this one while its hello waits for the batch.
             session.connection.admit()
-        # `apply` has no access to sessions, so the entry contains the facts about sessions that `apply` needs.
+        # `apply` has no access to sessions, so add the facts about sessions that `apply` needs to the entry.
         has_reactor = self._registry.has_reactor(hello.agent_id)
         self.pending.add(Join(session.session_id, hello, token_hash, peer, is_owner, has_reactor, new_hash))
 
     def _has_valid_token(self, agent_id: str, *hashes: str | None) -> bool:
-        """Return whether one of the given tokens is a valid token or login of a participant. `core.joining.identify`
-        makes all other decisions about the identity."""
+        """Return whether one of the hashes belongs to a valid token or login code of a participant.
+        `core.joining.identify` makes all other decisions about the identity.
+        """
         state = self._registry.state
         tokens, logins = state.tokens(agent_id), state.logins(agent_id)
         return any(
@@ -503,19 +511,19 @@ class Intake:
                 f"ack {frame.seq} is above {outbox.delivered}, the highest delivered on this session."
             )
         if mailbox.is_handled(frame.seq) and not outbox.is_unacked(frame.seq):
-            # only an ack that acknowledges nothing new counts, so that a fast reader does not use up its rate
+            # Count only an ack that acknowledges nothing new. Otherwise a fast reader would use up its rate.
             self._count_frame(session)
-        # An acknowledgement changes only memory, and `Maintenance` stores the change later. A crash in between repeats
-        # deliveries but loses none.
+        # An acknowledgement changes only memory, and `Maintenance` stores the change later. If the hub crashes in
+        # between, some deliveries are repeated, but none is lost.
         if frame.only:
             outbox.release(frame.seq)
             mailbox.mark_handled(frame.seq)
         else:
-            # call this before the outbox forgets which messages were redelivered
+            # Call this first, because `release_up_to` forgets which messages were redelivered.
             mailbox.mark_handled_up_to(frame.seq, outbox)
             outbox.release_up_to(frame.seq)
-        # A session that set its own cursor may have skipped unhandled messages, so its acknowledgements say nothing
-        # about them.
+        # A session that chose its own cursor may have skipped unhandled messages, so its acknowledgements cannot
+        # advance the ack cursor.
         if session.starts_at_ack_cursor:
             mailbox.compact(outbox)
         if outbox.has_work() or outbox.is_behind:
@@ -530,20 +538,21 @@ class Intake:
                 f"nack {frame.seq} names no delivery of this session that is open; nack what was delivered and not "
                 "acked."
             )
-        # Each failed message needs a timer and a stored attempt. Without this limit, a client could create them for
-        # every message.
+        # Each failed message needs a timer and a stored attempt. Without this limit, a client could nack every message
+        # and exhaust memory.
         if len(mailbox.failed) >= self._limits.max_put_off and frame.seq not in mailbox.failed:
             raise RateLimited(
                 f"{len(mailbox.failed)} failed messages of {origin.agent_id} are not handled yet, the maximum "
                 f"(max_put_off); {frame.seq} stays with this session: ack it, or nack it again later."
             )
-        # Free the window now, not at the commit: a window full of nacked messages would stop deliveries until then.
+        # Free the window now, not at the commit. Otherwise a window full of nacked messages would stop deliveries until
+        # then.
         outbox.release(frame.seq)
         self._registry.schedule_flush(session)
         if mailbox.is_handled(frame.seq):  # another session has acknowledged the message
             return
-        # Schedule the retry before the commit: an ack of a later message that arrives before the commit must not cover
-        # this message.
+        # Schedule the retry before the commit. An ack of a later message may arrive before the commit, and must not
+        # cover this message.
         mailbox.schedule_retry(frame.seq)
         retry_after_ms = min(frame.retry_after_ms, MAX_RETRY_AFTER_MS) if frame.retry_after_ms is not UNSET else None
         self.pending.add(Nack(origin, frame.seq, frame.reason[: self._limits.max_reason_chars], retry_after_ms))
@@ -555,7 +564,7 @@ class Intake:
 
 
 def _parse_started(frame: RecordFrame) -> tuple[int, int]:
-    """Return the trigger of a ``started`` record, and the lowest seq among its trigger and its manifest.
+    """Return the trigger of a ``started`` record, and the lowest seq in its trigger and its manifest.
 
     Raises `InvalidArguments` if the trigger is missing, and `UnknownMessage` if the trigger cannot be a seq.
     """
@@ -572,7 +581,6 @@ def _parse_started(frame: RecordFrame) -> tuple[int, int]:
     if not 0 < trigger < SEQ_LIMIT:  # SQLite cannot store a larger number
         raise UnknownMessage(f"There is no message {text}; body.trigger of a started record is the seq of one.")
     manifest = body.get("manifest")
-    # Wrong items of a manifest are not an error: the manifest only decides which messages retention keeps for the
-    # reaction.
+    # Ignore wrong items of a manifest. The manifest only decides which messages retention keeps for the reaction.
     seqs = [seq for seq in manifest if type(seq) is int and 0 < seq < SEQ_LIMIT] if isinstance(manifest, list) else []
     return trigger, min([trigger, *seqs])

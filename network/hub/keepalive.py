@@ -1,8 +1,8 @@
 """Keepalive of a WebSocket connection: pings, and the decision whether a slow reader is stalled.
 
-The library's keepalive would end a slow reader, because the reader's pongs wait behind a long queue. `StallWatch`
-decides by the bytes that TCP has accepted and by acknowledgements (no IO, no clock). `Timers` are a connection's named
-timers.
+The keepalive of the `websockets` library would close the connection of a slow reader, because the reader's pongs wait
+behind a long queue. `StallWatch` looks at the bytes that TCP has accepted and at acknowledgements (no IO, no clock).
+`Timers` holds the named timers of one connection.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class ReaderProgress(Enum):
 
 
 class StallWatch:
-    """Progress of one reader while data waits for the reader. Check it every ``period_s`` until the result is ``IDLE``
-    or ``STALLED``.
+    """Progress of one reader while data waits for it. Call `check` every ``period_s`` until the result is ``IDLE`` or
+    ``STALLED``.
 
     The hub sees only two facts: how many bytes the reader's TCP has accepted, and which deliveries the reader has
-    acknowledged. By TCP alone, some active readers would look stalled, because a closed receive window opens again in
-    large steps. A step has about the size of the receive buffer. For a reader of 1 KB/s on Linux, the window opens
-    every 6 s with a buffer of 4 KiB, and every two minutes with the default of 128 KiB. So an acknowledgement counts as
-    progress too.
+    acknowledged. The TCP bytes alone would make some active readers look stalled, because a closed receive window opens
+    again in steps of about the size of the receive buffer. For a reader of 1 KB/s on Linux, the window opens every 6 s
+    with a buffer of 4 KiB, and every two minutes with the default of 128 KiB. So an acknowledgement counts as progress
+    too.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -40,26 +40,29 @@ class StallWatch:
         self._moved_at = 0.0
 
     def reset(self) -> None:
-        """Start again at the next check, because the reader could not show progress so far."""
+        """Forget the progress so far. The next check starts a new timeout. Used when the reader had no way to show
+        progress.
+        """
         self._last = None
 
     def check(self, now_s: float, *, waiting: int, taken: int, unacked: int) -> ReaderProgress:
-        """Return whether the reader is stalled, by the waiting bytes, the bytes accepted so far, and the number of
-        unacknowledged deliveries."""
-        # Without waiting data, a reader cannot be stalled. The next write starts the watch again.
+        """Return whether the reader is stalled. ``waiting`` and ``taken`` are the bytes that wait and that TCP has
+        accepted; ``unacked`` is the number of unacknowledged deliveries.
+        """
+        # Without waiting data, a reader cannot be stalled. The next write starts the timeout again.
         if not waiting:
             self._last = None
             return ReaderProgress.IDLE
         if self._last is None or taken > self._last[0] or unacked < self._last[1]:
             self._moved_at = now_s
-        # Control frames do not count as written. While a control frame waits, `taken` is a few bytes too low, so keep
+        # Control frames are not counted as written, so `taken` is a few bytes too low while a control frame waits. Keep
         # the maximum.
         self._last = (max(taken, self._last[0]) if self._last is not None else taken, unacked)
         return ReaderProgress.STALLED if now_s - self._moved_at >= self._timeout_s else ReaderProgress.MOVING
 
 
 class Timers:
-    """Timers by name. Starting a timer replaces the timer of that name."""
+    """Timers by name. Starting a timer replaces the timer with the same name."""
 
     __slots__ = ("_loop", "_timers")
 

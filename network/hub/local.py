@@ -1,5 +1,5 @@
-"""`LocalTransport`: the in-process transport, with the same sessions and frames as over a socket, in the hub's own
-event loop.
+"""`LocalTransport`: the in-process transport. It uses the same sessions and frames as a socket, within the hub's event
+loop.
 
 Used by `Network`, tests and simulations.
 """
@@ -15,12 +15,13 @@ from roundelay.network.errors import Closed, ConnectError
 from .hub import Hub
 
 QUEUE_FRAMES = 1024
-"""Number of frames that may wait for the client before its session is paused. Further frames wait in the session's own
-queue."""
+"""Number of frames that may wait for the client before the hub stops writing to its session. More frames wait in the
+session's own queue.
+"""
 
 
 class LocalTransport:
-    """A client's `Transport` to a hub in this process. Trusted, so it needs no token."""
+    """A client's `Transport` to a hub in the same process. The hub trusts the client, so no token is needed."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -52,7 +53,7 @@ class LocalConnection:
     def is_open(self) -> bool:
         return self._closed is None
 
-    # --- the client's side
+    # --- methods for the client
 
     @property
     def is_full(self) -> bool:
@@ -73,8 +74,8 @@ class LocalConnection:
             frame = await self._frames.get()
             if isinstance(frame, Closed):
                 raise frame
-            # Resume only at half of the limit. Resuming after each frame would flush the session for one frame at a
-            # time.
+            # Resume only when half of the queue is free. Resuming after each frame would flush the session for one
+            # frame at a time.
             if self.is_paused and self._frames.qsize() < QUEUE_FRAMES // 2:
                 self.is_paused = False
                 self._hub.resume(self._session)
@@ -85,7 +86,7 @@ class LocalConnection:
         self.end(1006, "")
         self._hub.disconnect(self._session)
 
-    # --- the hub's side
+    # --- methods for the hub
 
     def write(self, payloads: list[bytes]) -> None:
         if self._closed is None:
@@ -97,7 +98,7 @@ class LocalConnection:
     def end(self, code: int, reason: str) -> None:
         if self._closed is None:
             self._closed = Closed(code, reason)
-            # Queue the end behind the frames that were written: the client reads them first, as over a socket.
+            # Queue the end behind the written frames. The client reads these frames first, as it would over a socket.
             self._frames.put_nowait(self._closed)
 
     def admit(self) -> None:
@@ -108,9 +109,9 @@ class LocalConnection:
 
     def resume_reading(self) -> None:
         held, self._held = self._held or [], None
-        # Handling a frame may pause reading again. The remaining frames then stay held, in their order.
+        # Handling a frame may pause reading again. The remaining frames are then held again, in the same order.
         for at, data in enumerate(held):
-            if self._held is not None:  # handling the frame has paused reading again
+            if self._held is not None:
                 self._held = held[at:]
                 return
             self._hub.receive(self._session, data)

@@ -1,5 +1,5 @@
 """Work of the hub outside its batches: storing ack cursors, ending takeovers, checking the ledger's files, retention,
-and upkeep of mods.
+and maintenance of mods.
 
 Each kind of work is one task. Changes of the network become entries of the next batch, like all other changes.
 """
@@ -36,8 +36,9 @@ log = logging.getLogger(__name__)
 ACK_FLUSH_S = 0.5
 """Delay in seconds after which acknowledgements are stored. docs/protocol.md allows 1 s."""
 VERIFY_S = 0.5
-"""Period in seconds of the checks that the ledger's files still exist. docs/operations.md promises a report within a
-second."""
+"""Period in seconds of the checks that the ledger's files still exist. docs/operations.md promises that a missing file
+is reported within a second.
+"""
 
 MODS_S = 60.0
 """Period in seconds of the mods' ``maintain`` hooks."""
@@ -80,9 +81,9 @@ class Maintenance:
         self._clock_watch = clock_watch
         self._tasks: list[asyncio.Task[None]] = []
         self._is_slow = False
-        """Whether the log already reports that the ledger does not respond."""
+        """Whether the log already contains a warning that the ledger does not respond."""
         self._questions_from = 0
-        """First seq whose questions are kept, as of the last cleanup."""
+        """Oldest seq in the log at the last removal of old questions."""
 
     def start(self, on_end: Callable[[asyncio.Task[None]], None]) -> None:
         """Start the tasks. ``on_end`` is called whenever a task ends."""
@@ -106,22 +107,23 @@ class Maintenance:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def collect_handled(self) -> SaveAckCursors:
-        """Return the changed ack cursors since the last call, and the table writes for failures that have been
-        handled."""
+        """Return the ack cursors that changed since the last call, and the table writes for failures that have been
+        handled since.
+        """
         registry, state = self._registry, self._registry.state
         writes: list[TableWrite] = []
         for mailbox in registry.participants.list_changed():
             agent_id = mailbox.agent_id
             if mailbox.handled_failures:
                 open_triggers = registry.participants.open_triggers(agent_id)
-                # `clear_attempts` writes nothing for a dead letter, whose failures are already deleted. Another delete
-                # could hit the attempts of a dead letter that is just being restored.
+                # Skip open triggers: their failures count until the reaction ends. For a dead letter, `clear_attempts`
+                # writes nothing, because a delete could remove the attempts of a letter that is being restored now.
                 for seq in mailbox.handled_failures:
                     if seq not in open_triggers:
                         writes += clear_attempts(state, agent_id, seq)
-            # Call `snapshot` after the loop above, because it forgets which failures are handled.
+            # Take the snapshot after the loop, because `snapshot` clears `handled_failures`.
             writes.append(TableWrite("floor", agent_id, mailbox.snapshot()))
-        # Search for old questions only after a trim, because the search scans the whole table.
+        # Search for old questions only after a trim. The search scans the whole table.
         first_seq = registry.meta.first_seq
         if first_seq != self._questions_from:
             self._questions_from = first_seq
@@ -130,27 +132,30 @@ class Maintenance:
         return SaveAckCursors(tuple(writes))
 
     async def _run_periodic(self) -> None:
-        """Every `ACK_FLUSH_S`, store acknowledgements, end expired takeovers and drop idle participants. A crash before
-        acknowledgements are stored may repeat handled messages, but loses none."""
+        """Every `ACK_FLUSH_S`, store acknowledgements, end expired takeovers and drop idle participants. If the hub
+        crashes before acknowledgements are stored, handled messages may be delivered again, but no message is lost.
+        """
         while True:
-            # Store acknowledgements together: a commit for each acknowledgement would cost an fsync each.
+            # Store acknowledgements together. A commit for each acknowledgement would need one fsync per
+            # acknowledgement.
             await asyncio.sleep(ACK_FLUSH_S)
             handled = self.collect_handled()
             if handled.writes:
                 self._pending.add(handled)
             if self._status.is_open and not self._is_read_only:
-                # End the takeover by an entry in the log: a replay must end the takeover at the same position.
+                # End the takeover with an entry in the log, so that a replay ends it at the same position.
                 for thread_id in list_expired(self._registry.state, self._clock()):
                     self._pending.add(EndTakeover(thread_id))
                 self._add_due_times()
-            # Drop idle participants here, and not when the last session leaves: many clients only reconnect.
+            # Drop idle participants here and not when their last session leaves: many clients reconnect at once.
             self._registry.participants.drop_idle()
             self._log_slow_ledger()
 
     def _add_due_times(self) -> None:
-        """Add entries for the due times of mods that have been reached. A second entry for the same due time has no
-        effect."""
-        # While the ledger hangs, add nothing. Otherwise the same entries would be added again every half second.
+        """Add an entry for each due time of a mod that has been reached. A second entry for the same due time has no
+        effect.
+        """
+        # Add nothing while the ledger hangs. Otherwise the same entries would be added again every half second.
         if not self._status.is_ready:
             return
         for mod, key, due in list_due(self._registry.state, self._due_mods, self._clock()):
@@ -159,7 +164,9 @@ class Maintenance:
             self._pending.add(ReachDueTime(mod, key, due.cause, absent_ms))
 
     async def _maintain_mods(self) -> None:
-        """Run the mods' ``maintain`` hooks, and delete blobs that no mod needs. A failure must not end the hub."""
+        """Run the mods' ``maintain`` hooks, and delete blobs that no mod needs. A failure is logged and does not end
+        the hub.
+        """
         while True:
             await asyncio.sleep(MODS_S)
             if not self._status.is_open:
@@ -200,11 +207,12 @@ class Maintenance:
             self._is_slow = False
 
     async def _watch_ledger(self) -> None:
-        """Check the ledger's files periodically. A write checks the files too, but there may be no write for a long
-        time."""
+        """Check the ledger's files every `VERIFY_S`. A write would also detect a missing file, but there may be no
+        write for a long time.
+        """
         while True:
             await asyncio.sleep(VERIFY_S)
-            # The writer is already recovering, and opens the ledger itself.
+            # If the ledger is not open, the writer is already recovering and will open it.
             if not self._status.is_open:
                 continue
             try:

@@ -1,7 +1,7 @@
-"""The hub's metrics, for ``network.status`` as a mapping and for ``/metrics`` as Prometheus text.
+"""The hub's metrics, as a mapping for ``network.status`` and as Prometheus text for ``/metrics``.
 
-This module counts only the figures that the batch writer alone knows. All other figures are read from the objects that
-hold them.
+This module counts only what the batch writer alone knows. It reads all other metrics from the objects that hold the
+values.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from roundelay.network.cluster.shared_log import LogStatus
 
 RECENT_COMMITS = 1024
-"""Number of recent commits from whose sizes and times the percentiles are computed."""
+"""Number of recent commits that the percentiles cover."""
 
 
 class Metric(NamedTuple):
-    """A name and value in the hub's metrics. The name of a counter ends with ``_total``."""
+    """One metric of the hub, with its name and its value. The name of a counter ends with ``_total``."""
 
     name: str
     help: str
@@ -38,7 +38,7 @@ class LogStatusSource(Protocol):
 
     @property
     def leader_node(self) -> str:
-        """Address of the leader node. An empty string if the leader is unknown."""
+        """Address of the node that leads the shared log, or an empty string if the leader is unknown."""
 
 
 class CommitStats:
@@ -55,7 +55,7 @@ class CommitStats:
         self.number += 1
         self.rows += rows
         self.seconds += seconds
-        # Use a window of fixed size: percentiles over all commits would hide that commits have become slow.
+        # Keep only recent commits: percentiles over all commits would hide that commits have become slow.
         self.recent.append((rows, seconds))
 
 
@@ -63,9 +63,10 @@ def list_metrics(
     registry: SessionRegistry, ledger: Ledger, commits: CommitStats, *, is_ready: bool, pending: int, evicted: int
 ) -> list[Metric]:
     """Return all metrics, in the order of docs/operations.md. ``pending`` is the number of entries that wait for the
-    batch writer. ``evicted`` is the number of connections that were ended to make room for new ones."""
+    batch writer. ``evicted`` is the number of connections that were closed to make room for new connections.
+    """
     behind = deliveries = size = unacked = 0
-    # Count when the metrics are requested: counters on the hot path would cost more than an occasional scan.
+    # Count on request: counters on the hot path would cost more than an occasional scan.
     for session in registry.sessions.values():  # sessions that are not yet welcomed have empty outboxes
         outbox = session.outbox
         behind += outbox.is_behind and not outbox.is_silent and session.origin is not None
@@ -115,8 +116,9 @@ def list_metrics(
 
 
 def list_log_metrics(status: LogStatus) -> list[Metric]:
-    """Return the metrics of a node that shares its log with others. Metrics that the node does not know yet are left
-    out."""
+    """Return the metrics of a node that shares its log with other nodes. A metric whose value is unknown is left
+    out.
+    """
     is_full = status.durability == "full"
     metrics = [
         Metric("log_leading", "1 while this node leads the shared log.", int(status.leads)),

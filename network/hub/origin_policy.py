@@ -1,10 +1,10 @@
-"""The origin policy decides which pages may connect to the hub's port, and under which names the hub serves its own
-page.
+"""The origin policy decides which web pages may connect to the hub's port, and under which host names the hub serves
+its own page.
 
 A hostile page can make a visitor's browser send requests to this node. The page uses the node's address, or a name of
-the attacker that the attacker then points to this node (DNS rebinding). The browser reports both: ``Origin`` is the
-page, and ``Host`` is the name. Programs send no ``Origin``, so the policy does not affect their sessions. `Site` is the
-interface to the hub's own page. Pure: no IO.
+the attacker that the attacker points to this node (DNS rebinding). The browser reveals both: ``Origin`` is the page,
+and ``Host`` is the name. Programs send no ``Origin``, so the policy does not affect their sessions. `Site` is the hub's
+interface to its own page. Pure: no IO.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ class Site(Protocol):
     """A page that the hub's port serves."""
 
     def find(self, path: str, *, takes_gzip: bool) -> WebFile | None:
-        """Return the file at a path. Return None if there is no such file. The path begins with ``/`` and has no
-        query."""
+        """Return the file at a path, or None if there is no such file. The path begins with ``/`` and has no query."""
 
 
 _ORIGIN = re.compile(r"(https?)://(.+)", re.ASCII)
@@ -40,8 +39,9 @@ _SHOWN = 100
 
 
 class OriginPolicy:
-    """The policy of one node. Browsers may use these names: ``web_hosts``, the name on which the node listens, and the
-    address to which the browser connected. Connections over loopback may also use loopback names."""
+    """The origin policy of one node. Browsers may use the names in ``web_hosts``, the name on which the node listens,
+    and the address to which the browser connected. Over loopback, browsers may also use loopback names.
+    """
 
     def __init__(self, host: str, web_hosts: Sequence[str], *, behind_proxy: bool) -> None:
         named = (read_web_host(host) for host in web_hosts)
@@ -52,11 +52,10 @@ class OriginPolicy:
         self._behind_proxy = behind_proxy
 
     def find_wrong_host(self, headers: Headers, local_address: Any) -> str | None:
-        """Return the reason why the page is not served under the name in the request. Return None if the page is
-        served."""
+        """Return why the page is not served under the host name in a request. Return None if the page is served."""
         hosts = headers.get_all("Host")
-        # With DNS rebinding, the attacker's name points to this node, so the browser takes this node for the attacker's
-        # site. The name in Host reveals the attack.
+        # With DNS rebinding, the attacker's name points to this node, so the browser treats this node as the attacker's
+        # site. Only the name in Host reveals the attack.
         if len(hosts) != 1 or (asked := read_web_host(hosts[0])) is None:
             return "A request for a page must have exactly one Host header."
         if self._is_ours(asked, local_address):
@@ -67,8 +66,7 @@ class OriginPolicy:
         )
 
     def find_wrong_origin(self, headers: Headers, local_address: Any, *, is_encrypted: bool) -> str | None:
-        """Return the reason why the requesting page may not connect. Return None for this node's own page and for
-        programs."""
+        """Return why the requesting page may not connect. Return None for this node's own page and for programs."""
         origins = headers.get_all("Origin")
         if not origins:
             return None
@@ -79,10 +77,10 @@ class OriginPolicy:
         if len(origins) != 1 or match is None or origin is None or asked is None:
             return "A page may connect to the node that shows it, and this one says of itself no such place (Origin)."
         scheme = match[1]
-        # A proxy may end TLS, so this node cannot know whether the page was loaded by https.
+        # A proxy may terminate TLS, so this node cannot know whether the browser loaded the page over https.
         is_encrypted = scheme == "https" if self._behind_proxy else is_encrypted
-        # Compare the scheme too: anybody on the network can forge a page of http://host, so that page must not count as
-        # the page of https://host.
+        # Compare the scheme too. Anyone on the network can forge a page of http://host, so such a page must not count
+        # as a page of https://host.
         if scheme != ("https" if is_encrypted else "http") or origin.at_port(scheme) != asked.at_port(scheme):
             return (
                 f"A page of {origins[0][:_SHOWN]} may not connect to {hosts[0][:_SHOWN]}: the page that this node "

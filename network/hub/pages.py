@@ -1,8 +1,8 @@
-"""Bring sessions that are behind up to date from the ledger, page by page, until published messages reach them
+"""Bring sessions that are behind up to date with pages from the ledger, until published messages reach these sessions
 directly.
 
-A session starts behind, and falls behind when its queue overflows. The newest published messages stay in memory, to
-close the gap between the last page and the head. Reads the ledger and changes nothing in it.
+A session is behind at its start and after its queue has overflowed. The newest published messages stay in memory and
+close the gap between the last page and the head. This module reads the ledger and changes nothing in it.
 """
 
 from __future__ import annotations
@@ -31,21 +31,23 @@ from .session import Session, SessionOutput, SessionState
 #                 position ^           ^ until       ^ head
 #
 #   1. A page brings `position` to its last row. While there is more, the next page is read when the queue is empty.
-#   2. The last page brings `position` to `until`. What was published meanwhile (61 to 63) is in `recent`, and `_go_live`
-#      pushes it.
+#   2. The last page brings `position` to `until`. Messages that were published meanwhile (61 to 63) are in `recent`, and
+#      `_go_live` pushes them.
 #   3. Only then `is_behind` ends. There is no await between 2 and 3, so nothing is published in between. From here on
 #      `publisher` pushes into the outbox. While `is_behind` holds, `publisher` passes the session over.
 #
 # If `recent` begins above `position` + 1, there is a gap: the session reads a further page first.
 
 PAGE_ROWS, PAGE_BYTES = 256, 1 << 18
-"""Maximum number of rows and bytes of a page. Pages are small, because each session has its own page in memory, while
-live sessions share their frames."""
+"""Maximum number of rows and bytes of a page. Pages are small because each session needs memory for its own page, while
+live sessions share their frames.
+"""
 MAX_CONCURRENT_PAGES = 16
 """Maximum number of pages that are read at once, for all sessions. One thread reads the pages, and the results wait in
-memory for the event loop."""
+memory until the event loop handles them.
+"""
 RECENT_ROWS, RECENT_BYTES = 2048, 4 << 20
-"""Maximum number and bytes of the published messages that stay in memory."""
+"""Maximum number and total bytes of the published messages that stay in memory."""
 
 
 class RecentRows:
@@ -76,8 +78,9 @@ class RecentRows:
         self._bytes = 0
 
     def may_have_new(self, agent_id: str, after: int) -> bool:
-        """Return whether a message for a participant may exist above ``after``. Return True if the messages in memory
-        do not go back to ``after``."""
+        """Return whether a message above ``after`` may exist for a participant. If the messages in memory do not reach
+        back to ``after``, return True.
+        """
         state = self._participants.state
         if state.head <= after:
             return False
@@ -122,13 +125,13 @@ class Pages:
                 participant = self._participants.state.participant(agent_id)
                 if participant is None:
                     return
-                # Take the head before the page is read. Messages that are published during the read are in `recent`.
+                # Read the head before the page. `recent` will contain messages that are published during the read.
                 until = self._participants.state.head
-                # Compute the spans for each page, because memberships may change between two pages.
+                # Compute the spans for each page: memberships may change between two pages.
                 spans = inbox_spans(self._participants.state, participant)
                 max_bytes = min(PAGE_BYTES, self._limits.session_queue_bytes)
-                # No lock is held while a page is read. Commits continue, and `_go_live` adds the messages that they
-                # published.
+                # Hold no lock while the page is read. Commits continue, and `_go_live` adds the messages that they
+                # publish.
                 async with self._turns:
                     page = await self._ledger.inbox(
                         spans, agent_id, outbox.position, until, PAGE_ROWS, max_bytes=max_bytes
@@ -136,15 +139,15 @@ class Pages:
                 self.pages_read += 1
                 if self._read_errors.is_failing:
                     self._read_errors.record_success(agent_id)
-                # The session may have ended during the read. Do not fill its outbox any more.
+                # If the session has ended during the read, leave its outbox alone.
                 if session.state is not SessionState.LIVE:
                     return
                 if self._push_page(session, page.rows):
                     return
                 if page.has_more:
                     continue
-                # Rows up to `until` that are missing in the page are not for this session. Without this line, the next
-                # page would start below them.
+                # The page contains every row up to `until` that is for this session. Without this line, the next page
+                # would start too low.
                 outbox.position = max(outbox.position, until)
                 self._go_live(session)
         except LedgerError as error:
@@ -155,12 +158,11 @@ class Pages:
         finally:
             outbox.is_paging = False
             # During this page, a request for another page may have been ignored because of `is_paging`, or the queue
-            # may have emptied. The flush starts the next page.
+            # may have become empty. The flush starts the next page.
             self._output.schedule_flush(session)
 
     def _push_page(self, session: Session, rows: Iterable[Row]) -> bool:
-        """Queue the rows of a page. Return True if the client must acknowledge messages before there is room for
-        more."""
+        """Queue the rows of a page. Return True if there is no room for more until the client acknowledges messages."""
         outbox = session.outbox
         for row in rows:
             if row.seq <= outbox.position:
@@ -172,7 +174,7 @@ class Pages:
             if frame is None:
                 outbox.position = row.seq
                 continue
-            # `position` stays below this row, so the next page contains it again.
+            # `position` stays below this row, so the next page will contain the row again.
             if outbox.queued_bytes and outbox.queued_bytes + len(frame) > self._limits.session_queue_bytes:
                 return True
             self._output.deliveries += 1
@@ -181,8 +183,9 @@ class Pages:
         return outbox.queued > 0
 
     def _skip_damaged(self, session: Session, seq: int) -> None:
-        """Skip a row that can no longer be read. The reader gets a notice each time the row would have been delivered,
-        until the ack cursor has passed the row."""
+        """Skip a row that cannot be read because it is damaged. Send the reader a notice instead. The notice is
+        repeated in later sessions until the ack cursor has passed the row.
+        """
         mailbox = self._participants.find_mailbox(session.live_origin().agent_id)
         session.outbox.position = seq
         if mailbox is None or session.outbox.is_own(seq):
@@ -206,26 +209,27 @@ class Pages:
         if session.starts_at_ack_cursor:  # a session with an explicit cursor receives all messages, even handled ones
             if row.actor == agent_id and row.seq <= session.joined_at:
                 return None
-            # Use the state at the time of the join: the deliveries of a session must not depend on how fast it reads. A
-            # message that was handled then and is unhandled now has been restored since, and is delivered as another
-            # attempt.
+            # Use the state at the time of the join: the deliveries of a session must not depend on how fast it reads.
+            # If a message was handled then and is unhandled now, an operator has restored it since. The session then
+            # receives it as another attempt.
             if session.handled_at_join.is_handled(row.seq):
                 if mailbox.is_handled(row.seq):
                     return None
                 if row.seq in mailbox.awaiting_retry:
-                    session.outbox.skipped.add(row.seq)  # the timer delivers the message, to this session too
+                    session.outbox.skipped.add(row.seq)  # the timer will deliver the message to this session too
                     return None
-        # A page may contain a message that failed before. The attempt number must be the same as in a redelivery.
+        # A page may contain a message that failed before. Its attempt number must be the same as in a redelivery.
         attempt = self._participants.find_attempt(agent_id, row.seq) if row.seq in mailbox.failed else None
         return deliver_bytes(row.data, attempt.failures + 1 if attempt is not None else 1)
 
     def _go_live(self, session: Session) -> None:
-        """Push the messages published since the last page, from memory. From then on, `publisher` pushes new messages
-        to the session."""
+        """Push the messages that were published since the last page. After that, `publisher` pushes new messages to the
+        session.
+        """
         outbox, head, recent = session.outbox, self._participants.state.head, self._recent.rows
         if outbox.position < head:
             if not recent or recent[0].seq > outbox.position + 1:
-                return  # memory does not reach back to the page, so read another page
+                return  # the messages in memory do not reach back to the page, so read another page
             if self._push_page(session, [row for row in recent if row.seq > outbox.position]):
                 return
             outbox.position = max(outbox.position, head)

@@ -1,8 +1,8 @@
 """The live participants: their sessions, and the messages that each participant has handled.
 
-`intake` marks acknowledged messages as handled in this module. `publisher`, `pages` and `redelivery` find the sessions
-for their messages in it. `LiveParticipants` also holds the committed state, which the publisher replaces after each
-batch. Decides in memory; no IO.
+`intake` marks acknowledged messages as handled here. `publisher`, `pages` and `redelivery` look up the sessions of
+recipients here. `LiveParticipants` also holds the committed state, into which the publisher merges each batch. Works in
+memory; no IO.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .session import Session
 
 
 class LiveParticipant:
-    """A participant that has a session, or whose mailbox differs from the version in the ledger."""
+    """A participant that has a session, or whose mailbox differs from its stored version in the ledger."""
 
     __slots__ = ("agent_id", "announced_card", "mailbox", "registered_seq", "sessions")
 
@@ -27,30 +27,31 @@ class LiveParticipant:
         self.agent_id = participant.agent_id
         self.registered_seq = participant.registered_seq
         self.announced_card = participant.card
-        """The participant's card in the last presence event."""
+        """The participant's card as it was in the last presence event."""
         self.mailbox = mailbox
         self.sessions: list[Session] = []
 
 
 class LiveParticipants:
-    """Every `LiveParticipant`, and the committed state. Mailboxes are loaded from the state when needed."""
+    """All live participants, and the committed state. Mailboxes are loaded from the state when needed."""
 
     def __init__(self) -> None:
         self.absences = Absences()
         self.state = State()
         """The committed state."""
         self.live: dict[str, LiveParticipant] = {}
-        """Live participants by id. The publisher looks up each recipient of each message here."""
+        """Live participants by id. The publisher uses this dict to look up each recipient of each message."""
         self._online: dict[str, LiveParticipant] = {}
-        """Participants with a session."""
+        """Participants that have a session, by id."""
         self._in_channels: dict[str, dict[str, LiveParticipant]] = {}
-        """Participants with a session, by the channels that they are or were in."""
+        """Participants that have a session, by each channel that they are or were in, and by id."""
         self._idle: dict[str, None] = {}
         """Participants without a session that `drop_idle` has not checked yet."""
         self._changed: dict[str, Mailbox] = {}
         self._head_moved = asyncio.Event()
-        """Event that is set and then replaced whenever the head moves. Each event wakes the tasks that wait at that
-        moment."""
+        """Event that is set and then replaced by a new event whenever the head moves. Setting the event wakes the tasks
+        that wait for a higher head.
+        """
 
     # --- the state
 
@@ -58,9 +59,9 @@ class LiveParticipants:
         """Merge a draft into the committed state."""
         head = self.state.head
         self.state.merge(draft)
-        # Members who left stay in this index, because they may still read earlier messages. `is_recipient` makes the
-        # decision.
-        for key in draft.tables.get("member", ()):  # members who joined or left, as CHANNEL/ID
+        # Keep members who left in this index, because they may still read earlier messages. `is_recipient` decides for
+        # each message.
+        for key in draft.tables.get("member", ()):  # members who joined or left; the keys are CHANNEL/ID
             channel, _, agent_id = key.partition("/")
             live = self.live.get(agent_id)
             if live is not None and live.sessions:
@@ -79,7 +80,7 @@ class LiveParticipants:
             return
 
     def reset(self) -> None:
-        """Drop all data that was derived from the state, because the state is about to be loaded again."""
+        """Drop all data that was derived from the state. Called before the state is loaded again."""
         for participants in (self.live, self._online, self._in_channels, self._idle):
             participants.clear()
         self._changed = {}  # a new dict, because old mailboxes still refer to the old dict
@@ -113,14 +114,14 @@ class LiveParticipants:
         """Remove a session of a participant."""
         live.sessions.remove(session)
         mailbox = live.mailbox
-        # Keep the highest delivered seq after the session has ended: receipts ("delivered") must not go back when a
-        # client disconnects.
+        # Keep the highest delivered seq after the session has ended. Otherwise a receipt could change from "delivered"
+        # back to undelivered when a client disconnects.
         mailbox.delivered = max(mailbox.delivered, session.outbox.delivered)
         if live.sessions:
             return
         self.absences.record(live.agent_id)
-        # The last session's unhandled messages go to the next session as another attempt, even if that session starts
-        # from a cursor above them.
+        # The next session receives the last session's unhandled failed messages as another attempt, even if the next
+        # session starts from a cursor above them.
         mailbox.awaiting_retry |= mailbox.failed
         self._idle[live.agent_id] = None
         del self._online[live.agent_id]
@@ -133,7 +134,7 @@ class LiveParticipants:
     # --- mailboxes
 
     def activate(self, participant: Participant) -> LiveParticipant:
-        """Return the live participant. Load it from the state if it is not in memory."""
+        """Return the live participant. If it is not in memory, load it from the state."""
         live = self.live.get(participant.agent_id)
         if live is None:
             mailbox = self._load_mailbox(participant.agent_id)
@@ -150,32 +151,35 @@ class LiveParticipants:
         mailbox = Mailbox(self.state.ack_cursor(agent_id), agent_id, self._changed)
         open_triggers = self.open_triggers(agent_id)
         for seq, attempt in self.state.attempts(agent_id).items():
-            # The agent still works on the message, and its reaction will be resumed. Another delivery would start a
+            # The agent still works on this message, and its reaction will be resumed. Another delivery would start a
             # second reaction.
             if seq in open_triggers:
                 continue
             if attempt.is_revived or not mailbox.is_handled(seq):
                 mailbox.schedule_retry(seq)
-            else:  # the message was acknowledged just before a crash, which left its failures behind
+            else:  # the hub crashed after the acknowledgement, before it deleted the failures
                 mailbox.handled_failures.append(seq)
                 mailbox.mark_changed()
         return mailbox
 
     def open_triggers(self, agent_id: str) -> set[int]:
-        """Return the triggers of an agent's open reactions. The failures of a trigger count until its reaction ends."""
+        """Return the triggers of an agent's open reactions. The failures of a trigger count until its reaction has
+        ended.
+        """
         return {reaction.trigger for reaction in self.state.reactions_of(agent_id).values()}
 
     def find_attempt(self, agent_id: str, seq: int) -> Attempt | None:
-        """Return the failures of a message at a participant. Return None if the message is handled or has never
-        failed."""
+        """Return the stored failures of a message at a participant. Return None if the message is handled or never
+        failed.
+        """
         attempt: Attempt | None = self.state.get("attempt", f"{agent_id}/{seq}")
         return attempt
 
     def find_delivery_start(self, participant: Participant, first_seq: int) -> int:
-        """Return the cursor at which delivery starts for a session that starts at the ack cursor.
+        """Return the cursor at which delivery starts for a session that begins at its participant's ack cursor.
 
-        Afterwards the mailbox forgets messages that retention has deleted. So only the first call can return a cursor
-        below ``first_seq``, and only that session is welcomed as ``limited``.
+        The call also removes messages that retention has deleted from the mailbox. So only the first call can return a
+        cursor below ``first_seq``, and only that session is welcomed as ``limited``.
         """
         mailbox = self.activate(participant).mailbox
         start = max(mailbox.delivery_start(), participant.registered_seq)
@@ -184,15 +188,16 @@ class LiveParticipants:
         return start
 
     def list_changed(self) -> list[Mailbox]:
-        """Return the mailboxes that changed since their last snapshot. The caller takes a snapshot of each."""
+        """Return the mailboxes that changed since their last snapshot. The caller must take a snapshot of each."""
         changed = list(self._changed.values())
         self._idle.update((mailbox.agent_id, None) for mailbox in changed if mailbox.agent_id not in self._online)
         return changed
 
     def drop_idle(self) -> None:
-        """Forget participants without a session whose mailbox equals the ledger's version.
+        """Forget participants that have no session and whose mailbox equals its stored version in the ledger.
 
-        Other mailboxes are checked again after they change (`list_changed`), because nothing else makes them equal.
+        `list_changed` adds other mailboxes to the check again after they have changed, because only a change can make
+        them equal.
         """
         for agent_id in list(self._idle):
             live = self.live.get(agent_id)
@@ -201,14 +206,14 @@ class LiveParticipants:
                 if mailbox.is_dirty:
                     continue
                 if not mailbox.awaiting_retry and mailbox.delivered <= mailbox.ack_cursor:
-                    # If the mailbox were forgotten now, an older cursor would be loaded from the state, and handled
-                    # messages would be delivered again.
+                    # If the mailbox were forgotten now, the state would provide an older cursor, and handled messages
+                    # would be delivered again.
                     if mailbox.to_ack_cursor() != self.state.ack_cursor(agent_id):
                         continue  # the commit of the cursor is in progress
                     del self.live[agent_id]
             del self._idle[agent_id]
 
-    # --- what a participant has handled
+    # --- handled messages
 
     def is_handled(self, agent_id: str, seq: int) -> bool:
         live = self.live.get(agent_id)
@@ -218,14 +223,16 @@ class LiveParticipants:
         return self.state.ack_cursor(agent_id).is_handled(seq) and not (attempt is not None and attempt.is_revived)
 
     def is_awaiting_retry(self, agent_id: str, seq: int) -> bool:
-        """Return whether a failed message still has to be delivered again."""
+        """Return whether a failed message has yet to be delivered again."""
         live = self.live.get(agent_id)
         if live is not None:
             return seq in live.mailbox.awaiting_retry
         return self.find_attempt(agent_id, seq) is not None and not self.is_handled(agent_id, seq)
 
     def delivered_up_to(self, agent_id: str) -> int:
-        """Return the highest seq that any session of this participant received. Return 0 if the hub remembers none."""
+        """Return the highest seq that any session of this participant received. Return 0 if the hub remembers no
+        delivery.
+        """
         live = self.live.get(agent_id)
         if live is None:
             return 0

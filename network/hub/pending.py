@@ -1,8 +1,8 @@
-"""`PendingEntries`: entries that wait for the batch writer (step 4), and the fair choice of the next batch. In memory;
-no IO, no clock.
+"""`PendingEntries`: entries that wait for the batch writer (step 4), and the fair choice of the next batch. Kept in
+memory; no IO, no clock.
 
-`intake` adds entries, and `batch_writer` takes batches. A participant that sends more than fits into a batch delays
-only itself, because owners take turns (docs/decisions/fair-batches.md).
+`intake` adds entries, and `batch_writer` takes batches. Owners take turns, so a participant that sends more than fits
+into a batch delays only itself (docs/decisions/fair-batches.md).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from roundelay.network.core.entries import (
 )
 
 ENTRY_BYTES = 1024
-"""Estimated memory of a pending entry in addition to its frame, in bytes."""
+"""Estimated memory that a pending entry needs in addition to its frame, in bytes."""
 BATCH_COST = 1 << 19
 """Maximum cost of a batch, about 400 small messages. All participants wait while a batch is applied and written. A
-larger batch would save hardly any fsyncs."""
+larger batch would hardly reduce the number of fsyncs.
+"""
 TURN_COST = 1 << 14
 """Cost that one owner may add to a batch before the next owner's turn."""
 
@@ -35,22 +36,22 @@ TURN_COST = 1 << 14
 class PendingEntries:
     """Entries that wait for the writer, each with its size in bytes and its cost.
 
-    This class has no limit itself. `intake` refuses frames beyond ``max_pending_bytes``, and stops reading beyond twice
-    this limit.
+    `PendingEntries` itself has no limit. `intake` refuses frames beyond ``max_pending_bytes``, and stops reading at
+    twice this number.
     """
 
     def __init__(self) -> None:
         self.bytes = 0
         self.has_work = asyncio.Event()
-        """Wakes the batch writer, which clears the event."""
-        # Entries since the last batch, in two parallel lists. One tuple per message would be one more object to
+        """Event that wakes the batch writer. The writer clears it."""
+        # Entries since the last batch, in two parallel lists. A tuple for each message would be one more object to
         # allocate and to collect.
         self._entries: list[Entry] = []
         self._sizes: list[int] = []
         self._extra_costs: dict[int, int] = {}
-        """Cost in addition to the size, by index in the lists. Most entries have none."""
+        """Costs in addition to the size, by index in ``_entries``. Most entries have no additional cost."""
         self._queues: dict[str, _OwnerQueue] = {}
-        """Entries that did not fit into a batch, by owner."""
+        """Queues of entries that did not fit into a batch, by owner."""
         self._turns: deque[_OwnerQueue] = deque()
         self._queued = 0
         """Number of entries in the owners' queues."""
@@ -61,9 +62,9 @@ class PendingEntries:
     def add(self, entry: Entry, size: int = 0, extra_cost: int = 0) -> None:
         """Add an entry. ``size`` is the size of its frame. ``extra_cost`` is the cost of further work, expressed in
         bytes."""
-        if not self.bytes:  # while entries are left, the writer does not wait
+        if not self.bytes:  # if entries are left, the writer is already awake
             self.has_work.set()
-        # Add a fixed part, because tiny frames need memory too. Without it, a million tiny frames would stay below the
+        # Add a fixed size, because tiny frames need memory too. Otherwise a million tiny frames would stay below the
         # limit.
         size += ENTRY_BYTES
         self._entries.append(entry)
@@ -73,20 +74,21 @@ class PendingEntries:
             self._extra_costs[len(self._sizes) - 1] = extra_cost
 
     def take_batch(self) -> list[Entry]:
-        """Remove and return the next batch. If everything fits, it is in order of arrival. Otherwise owners take
-        turns."""
+        """Remove and return the next batch. If all entries fit, the batch is in order of arrival. Otherwise owners take
+        turns.
+        """
         if not self._queued and self.bytes + sum(self._extra_costs.values()) <= BATCH_COST:
             batch = self._entries
             self.clear()
             return batch
-        # Sort by owner only if the entries do not fit into one batch: sorting always would slow down the common case.
+        # Sort by owner only if the entries do not fit into one batch, because sorting would slow down the common case.
         self._sort_by_owner()
         batch = []
         batch_cost = 0
         while self._turns and batch_cost < BATCH_COST:
             queue = self._turns.popleft()
-            # Deficit round robin: unused credit stays, so an entry that costs more than one turn is taken in a later
-            # turn.
+            # Use deficit round robin: unused credit stays, so an entry that costs more than one turn is taken in a
+            # later turn.
             queue.credit += TURN_COST
             while queue.entries and queue.entries[0][2] <= queue.credit:
                 entry, size, cost = queue.entries.popleft()
@@ -95,7 +97,7 @@ class PendingEntries:
                 queue.bytes -= size
                 self.bytes -= size
                 batch_cost += cost
-            # Move the owner to the end of the line, with its remaining entries and its credit.
+            # If entries remain, move the owner with its credit to the end of the line.
             if queue.entries:
                 self._turns.append(queue)
             else:
@@ -111,8 +113,9 @@ class PendingEntries:
         self.bytes = self._queued = 0
 
     def is_beyond_share(self, owner: str, max_bytes: int) -> bool:
-        """Return whether an owner has more pending than its share. The share is ``max_bytes`` divided by the number of
-        owners with pending entries."""
+        """Return whether the pending entries of an owner exceed its share. The share is ``max_bytes`` divided by the
+        number of owners with pending entries.
+        """
         self._sort_by_owner()
         queue = self._queues.get(owner)
         return queue is not None and queue.bytes * len(self._queues) >= max_bytes
@@ -134,7 +137,8 @@ class PendingEntries:
 
 class _OwnerQueue:
     """Pending entries of one owner, oldest first, as ``(entry, size, cost)``. ``credit`` is the cost that the owner may
-    still use in its turn."""
+    still add to batches.
+    """
 
     __slots__ = ("bytes", "credit", "entries", "owner")
 
@@ -146,9 +150,10 @@ class _OwnerQueue:
 
 
 def owner_of(entry: Entry) -> str:
-    """Return the owner of an entry, whose turn the entry uses. The owner of a ``hello`` is the id that it names, so a
-    ``hello`` stays behind the entries of earlier sessions of that id."""
-    # check this before the match, whose class patterns are slow: nearly every entry is a message
+    """Return the owner of an entry. The owner of a ``hello`` is the id that it names, so the ``hello`` stays behind the
+    entries of earlier sessions of this id.
+    """
+    # Check this before the match, whose class patterns are slow: nearly every entry is a message.
     if isinstance(entry, Send):
         return entry.origin.agent_id
     match entry:

@@ -1,5 +1,5 @@
-"""Settings for the memory of a process that runs a node. They return large blocks to the system, and exclude start-up
-objects from garbage collection.
+"""Memory settings of a process that runs a node: return large blocks to the system, and exclude start-up objects from
+garbage collection.
 
 The command that starts a node calls each function once.
 """
@@ -15,13 +15,14 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def return_large_blocks() -> None:
-    """Return every block of a megabyte or more to the system when it is freed. Do nothing without glibc.
+    """Make glibc return every block of a megabyte or more to the system as soon as it is freed. Do nothing without
+    glibc.
 
     A result may have up to ``max_result_bytes``. By default, glibc maps the first block of that size separately. After
-    that block is freed, glibc allocates blocks of that size from the heap (mallopt(3): the threshold is dynamic, up to
-    32 MB). In the heap, a freed block cannot be returned while a small block above it is in use. Measured: a hub that
-    had held 190 MB of results kept 200 MB afterwards, and 6 MB with this fixed threshold. Smaller blocks, nearly all of
-    them, are allocated as before. The end of the heap is trimmed at the size that glibc itself would have chosen.
+    that block is freed, glibc allocates later blocks of that size from the heap (mallopt(3): the threshold is dynamic,
+    up to 32 MB). A freed block in the heap cannot be returned while a small block above it is in use. Measured: a hub
+    that had held 190 MB of results kept 200 MB afterwards, and 6 MB with this fixed threshold. Smaller blocks are
+    allocated as before. The trim threshold has the value that glibc itself would have chosen.
     """
     try:
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl and macOS do not have mallopt
@@ -33,10 +34,11 @@ def return_large_blocks() -> None:
 
 
 def freeze_startup_objects() -> None:
-    """Exclude all existing objects from garbage collection. Call this when the node has started, before anybody joins.
+    """Exclude all existing objects from garbage collection. Call this after the node has started and before anyone
+    joins.
 
-    A full collection stops the node. Without this, each collection would examine the modules and the ledger's tables,
-    and free nothing. For the 50,000 objects of the modules alone, this takes 20 ms. Frozen objects are still freed when
-    nothing refers to them.
+    A full collection stops the node. Without this call, each full collection would examine the modules and the ledger's
+    tables, and free nothing. For the 50,000 objects of the modules alone, a collection takes 20 ms. Frozen objects are
+    still freed when nothing refers to them.
     """
     gc.freeze()

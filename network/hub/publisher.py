@@ -1,7 +1,8 @@
-"""`Publisher`: step 8 of a batch. The batch's draft becomes the committed state, and the outcomes are sent to sessions.
+"""`Publisher`: step 8 of a batch. It merges the batch's draft into the committed state and sends the outcomes to
+sessions.
 
-Turns outcomes into deliveries, answers, notices, welcomes and goodbyes, in the order of the batch. Decides nothing
-about the network. Runs without an await, so a session never sees half of a batch.
+The publisher turns outcomes into deliveries, answers, notices, welcomes and goodbyes, in the order of the batch. It
+makes no decisions about the network. It runs without an await, so a session never sees half of a batch.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Publisher:
     def publish(self, draft: State, outcomes: Sequence[tuple[Entry, Outcome]]) -> None:
         """Merge a batch into the committed state. Then send the messages and effects of each entry, in order."""
         registry, sessions, messages = self._registry, self._registry.sessions, list[Row]()
-        # call this before the merge, because it compares the draft with the committed state
+        # Find the changes before the merge, because `find_inbox_changes` compares the draft with the committed state.
         inbox_changes = find_inbox_changes(registry.state, draft)
         conversations = registry.subscriptions.conversations
         changed = conversations.list_open(registry.state, draft)
@@ -104,8 +105,8 @@ class Publisher:
                     if changes:
                         row = revise_all([row], changes).get(row.seq, row)
                     messages.append(row)
-                    # The sender's session gets `stored` instead of a delivery. A message that an operation or a hook
-                    # sent has no `stored`, so it is also delivered to the caller's session.
+                    # The sender's session gets `stored` instead of a delivery. If an operation or a hook sent the
+                    # message, there is no `stored`, so the caller's session receives the message too.
                     sender_session = entry.origin.session_id if isinstance(entry, Send | Group) and row.key else ""
                     self._deliver(row, sender_session)
                     for mod in self._after_hooks:
@@ -119,7 +120,7 @@ class Publisher:
                     self._perform(effect)
         if changed and (quiet := conversations.wake(registry.state, changed)):
             registry.spawn(self._notify_quiet(quiet))
-        # There was no await since the merge, so no session can have gone live without these messages.
+        # There was no await since the merge, so no session can have gone live and missed these messages.
         if changes:
             registry.recent.revise(changes)
             registry.spawn(self._update_search_index())
@@ -138,10 +139,10 @@ class Publisher:
         seq, sender, kind = row.seq, head.sender_id, head.kind
         state, live = participants.state, participants.live
         frame = FIRST_DELIVERY % row.data
-        # true for nearly every message: it goes to one participant, and to the sender's other sessions
+        # Nearly every message goes to one participant and to the sender's other sessions.
         if kind == "direct":
             _, name = parse_address(row.target)
-            # Keep this count only in memory (`uncaused_answers`): after a restart, counting begins again.
+            # This entry exists only in memory (see `uncaused_answers`). After a restart, counting begins again.
             state.recent_messages.delivered[name] = seq
             if head.sender_kind == "human":
                 record_person(self._rules.limits, state, head)
@@ -166,8 +167,8 @@ class Publisher:
             targets = [live[name] for name in dict.fromkeys(parties(head)) if name in live]
         others = [session for recipient in targets if recipient.agent_id != row.actor for session in recipient.sessions]
         registry.push(others, (seq, frame, True), sender_session)
-        # The sender's other sessions get the message too. They need not acknowledge it, because the sender has no work
-        # with its own message.
+        # The sender's other sessions get the message too, but need not acknowledge it. A sender does not have to handle
+        # its own message.
         own = [session for recipient in targets if recipient.agent_id == row.actor for session in recipient.sessions]
         registry.push(own, (seq, frame, False), sender_session)
 
@@ -179,8 +180,9 @@ class Publisher:
             self._registry.read_errors.record(error, "the search index")
 
     async def _notify_readers(self, seqs: set[int]) -> None:
-        """Notify the readers of these messages that their inbox changed. Read the heads of the messages from the
-        ledger."""
+        """Notify the readers of these messages that their inbox changed. The heads of the messages are read from the
+        ledger.
+        """
         registry = self._registry
         try:
             heads = await self._ledger.heads(seqs)
@@ -192,8 +194,9 @@ class Publisher:
         )
 
     async def _notify_quiet(self, roots: Sequence[int]) -> None:
-        """Notify the participants who began these conversations that the conversations are quiet. Read the heads of the
-        roots from the ledger."""
+        """Notify the participants who began these conversations that the conversations are quiet. ``roots`` holds the
+        seqs of the first messages, whose heads are read from the ledger.
+        """
         registry = self._registry
         try:
             heads = await self._ledger.heads(set(roots))
@@ -241,8 +244,9 @@ class Publisher:
                 assert_never(effect)
 
     def _notify(self, effect: SendNotice) -> None:
-        """Send a notice to the sessions of its readers. The sender of the request receives the notice without the
-        reason."""
+        """Send a notice to the sessions of its readers. The participant who caused the notice receives it without the
+        reason.
+        """
         registry = self._registry
         sessions = {
             session.session_id: session
@@ -264,7 +268,7 @@ class Publisher:
             registry.notice(others, effect.kind, effect.thread_id, body)
 
     def _mark_handled(self, effect: MarkHandled) -> None:
-        """Mark a message as handled for its participant and for each of its sessions."""
+        """Mark a message as handled for a participant and for each of its sessions."""
         mailbox = self._registry.participants.find_mailbox(effect.agent_id)
         if mailbox is None:
             return
@@ -287,11 +291,11 @@ class Publisher:
     def _welcome(self, effect: AcceptSession) -> None:
         hello, participant, origin = effect.hello, effect.participant, effect.origin
         registry, state, meta = self._registry, self._registry.state, self._registry.meta
-        # Supersede even if the new session has already ended: from here on, the older fencing token is refused, and the
-        # older session must be informed.
+        # Supersede the older session even if the new session has already ended. Its fencing token is refused from now
+        # on, so its runner must be informed.
         if origin.fencing_token is not None:
             self._supersede(participant.agent_id)
-        # The connection may have ended while its hello was in the batch. In this case the registration stays, but no
+        # The connection may have ended while its hello was in the batch. In this case the registration remains, but no
         # session starts.
         session = registry.sessions.get(origin.session_id)
         if session is None or session.state is not SessionState.JOINING:
@@ -322,23 +326,23 @@ class Publisher:
             limits=self._list_limits(participant.agent_id),
             is_watched=registry.subscriptions.is_watched,
         )
-        # The welcome is the session's first frame. From `join` on, notices and deliveries may follow.
+        # The welcome must be the session's first frame. After `join`, notices and deliveries may follow.
         registry.write(session, encode(frame))
         at_ack_cursor = hello.resume is UNSET
         registry.join(session, origin, participant, cursor, at_ack_cursor=at_ack_cursor, is_silent=not hello.deliver)
-        # Send the cancel requests that arrived while no runner was connected. The welcome has just reported the open
-        # reactions to the new runner.
+        # Send the cancel requests that arrived while no runner was connected. The welcome has just told the new runner
+        # about its open reactions.
         for request in effect.cancel_requests:
             self._request_cancel(request)
         # Release last: frames that arrived early must be handled after the welcome and the cancel requests.
         self._intake.release(session)
 
     def _describe_leader(self) -> Follows | UnsetType:
-        """Return the description of the leader for ``welcome``. Unset if this node is the leader."""
+        """Return the description of the leader for ``welcome``. Unset on the leader itself."""
         return UNSET
 
     def _list_limits(self, agent_id: str) -> dict[str, int]:
-        """Return the limits of one participant. Leave out limits that do not apply to it."""
+        """Return the limits of one participant. Limits that do not apply to the participant are left out."""
         quotas = self._rules.quotas
         if agent_id not in quotas.own:
             return self._limits
@@ -348,8 +352,8 @@ class Publisher:
     def _find_start(self, effect: AcceptSession) -> tuple[int, Any, int | None]:
         """Return the session's start cursor, the kind of resume and, if the history was cut, the first remaining seq.
 
-        A session without a ``resume`` starts at its participant's ack cursor. If the cursor of a ``resume`` belongs to
-        another history or is outside this history, the session starts at the beginning, and is welcomed as ``limited``.
+        A session without ``resume`` starts at its participant's ack cursor. If the cursor in ``resume`` belongs to
+        another history or is outside this history, the session starts at the beginning and is welcomed as ``limited``.
         """
         resume, meta = effect.hello.resume, self._registry.meta
         if resume is UNSET:
@@ -367,8 +371,8 @@ class Publisher:
     def _supersede(self, agent_id: str) -> None:
         for session in self._registry.participants.sessions_of(agent_id):
             if session.is_reactor:
-                # Send the notice before the close frame: the old runner must stop its work, instead of reconnecting and
-                # taking the agent back.
+                # Send the notice before the close frame. The old runner must stop working instead of reconnecting and
+                # superseding the new runner.
                 self._registry.notice([session], "superseded", None, {"agent_id": agent_id})
                 self._registry.end(session, 4409, "A newer reactor has taken over.")
 

@@ -1,11 +1,10 @@
-"""The read budget decides which reads may begin and which must wait, so that the memory of unread results stays
-limited.
+"""The read budget limits the memory that unread results may take. It decides which reads may begin and which must wait.
 
-A read in progress counts as twice ``max_result_bytes``, for its rows and for the frame made from them. A result counts
-as its own size until the connection has accepted it. Three limits apply at once: per session, per participant with all
-its sessions, and for the hub. A session without reads may always begin one, however small the limits are. Waiting reads
-take turns, first by participant, then by session. Decides in memory, on the hub's loop. The loop's timer is its only
-clock.
+A read in progress counts as twice ``max_result_bytes``: once for its rows, and once for the frame that is built from
+them. A result counts with its own size until the connection has accepted it. Three limits apply at once: one for each
+session, one for each participant with all its sessions, and one for the hub. A session without reads may always begin a
+read, however small the limits are. Waiting reads take turns, first by participant, then by session. Works in memory on
+the hub's loop, with the loop's timer as its only clock.
 """
 
 from __future__ import annotations
@@ -16,17 +15,19 @@ from collections.abc import Callable
 from roundelay.network.config import Limits
 
 FULL_S = 2.0
-"""Time in seconds for which the hub may stay at its limit. After that, the session with the most unread results is
-closed (docs/protocol.md)."""
+"""Time for which the hub may stay at its limit, in seconds. After this time, the session with the most unread results
+is closed (docs/protocol.md).
+"""
 LARGE_BYTES = 1 << 19
 REST_S_PER_BYTE = 1 / (1 << 30)
 """Pause before the next read after a large result, in seconds per byte of the result. The pause is about as long as the
-loop needed to encode and write the result. Delivering other sessions' frames takes several turns of the loop. Without a
-pause, each of these turns would create another large result."""
+loop needed to encode and write the result. The loop needs several turns to deliver other sessions' frames. Without the
+pause, a read could create another large result in each of these turns.
+"""
 
 
 class ByteBudget:
-    """Bytes in use under one limit. The same bytes also count under the limits of the parent budgets."""
+    """Bytes in use under one limit. The same bytes also count under the limits of all parent budgets."""
 
     __slots__ = ("limit", "parent", "ready", "used")
 
@@ -35,7 +36,9 @@ class ByteBudget:
         self.limit = limit
         self.parent = parent
         self.ready: dict[ByteBudget, None] = {}
-        """Child budgets with waiting reads that may fit into the child's own limit, in the order of their turns."""
+        """Child budgets that have waiting reads, in the order of their turns. These reads may fit into the child's own
+        limit.
+        """
 
     def fits(self, size: int) -> bool:
         # A read that is larger than the limit may run alone. Otherwise it would wait forever.
@@ -60,7 +63,9 @@ class ParticipantBudget(ByteBudget):
 
 
 class SessionReads(ByteBudget):
-    """The reads of one session, from its first read on: reads in progress, waiting reads, and results to be written."""
+    """The reads of one session since its first read: reads in progress, waiting reads, and results that are not yet
+    written.
+    """
 
     __slots__ = ("end", "in_progress", "participant", "request_bytes", "results", "unread", "waiting", "written")
 
@@ -68,7 +73,7 @@ class SessionReads(ByteBudget):
         super().__init__(limit, participant)
         self.participant = participant
         self.end = end
-        """Function that ends the session. Called if the session's unread results make all other reads wait."""
+        """Function that ends the session. Called if the unread results of this session block all other reads."""
         self.waiting: list[asyncio.Future[None]] = []
         """Reads that wait for the budget, oldest first; at most ``max_reads``."""
         self.unread = 0
@@ -78,29 +83,30 @@ class SessionReads(ByteBudget):
         self.request_bytes = 0
         """Bytes of the frames that requested the reads in progress."""
         self.results: list[bytes] = []
-        """Results to be written, one by one."""
+        """Results that are not yet written. They are written one by one."""
         self.written = 0
-        """Size in bytes of the result that was written last. 0 once the connection has accepted it."""
+        """Size in bytes of the result that was written last, or 0 if the connection has accepted it."""
 
 
 class ReadBudget:
-    """The budget of the whole hub."""
+    """The read budget of the whole hub."""
 
     def __init__(self, limits: Limits) -> None:
         self.waiting = 0
-        """Number of reads that wait."""
+        """Number of waiting reads."""
         self._limits = limits
         self._read_bytes = 2 * limits.max_result_bytes
         self._hub = ByteBudget(limits.hub_result_bytes)
         self._participants: dict[str, ParticipantBudget] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._holds = 0
-        """Number of reasons for which no read may begin now: a read began in this turn of the loop, or a large result
-        was encoded."""
+        """Number of current reasons why no read may begin. Two events add a reason for a short time: a read begins, or
+        a large result is encoded.
+        """
 
     @property
     def used(self) -> int:
-        """Bytes of all unread results, and of all reads in progress."""
+        """Bytes of all unread results and of all reads in progress."""
         return self._hub.used
 
     def open_session(self, agent_id: str, end: Callable[[], None]) -> SessionReads:
@@ -114,11 +120,12 @@ class ReadBudget:
         return reads
 
     async def acquire(self, reads: SessionReads) -> None:
-        """Reserve the bytes of one read. Wait if the read does not fit. Raises `CancelledError` if the session has
-        ended."""
+        """Reserve the bytes of one read, and wait until the read fits. Raises `CancelledError` if the session has
+        ended.
+        """
         if reads not in reads.participant.sessions:  # the session ended while its read waited for something else
             raise asyncio.CancelledError
-        # A read that fits must still wait behind others. Otherwise new reads could pass a waiting one forever.
+        # A read that fits must still wait behind other reads. Otherwise new reads could pass a waiting read forever.
         if not self._holds and not reads.waiting and not self._hub.ready and self._fits(reads):
             self._start(reads)
             return
@@ -134,7 +141,7 @@ class ReadBudget:
         self._free(reads, self._read_bytes)
 
     def add_result(self, reads: SessionReads, size: int) -> None:
-        """Count a result that waits for its connection."""
+        """Count a result that waits for its connection, of ``size`` bytes."""
         reads.unread += size
         reads.add(size)
         if size >= LARGE_BYTES:
@@ -142,15 +149,16 @@ class ReadBudget:
             asyncio.get_running_loop().call_later(size * REST_S_PER_BYTE, self._end_hold)
 
     def drop_result(self, reads: SessionReads, size: int) -> None:
-        """Release the bytes of a result that the connection has accepted, or that the hub has discarded."""
+        """Free the bytes of a result that the connection has accepted or that the hub has discarded."""
         reads.unread -= size
         self._free(reads, size)
 
     def close_session(self, reads: SessionReads) -> None:
-        """Remove a session with its waiting reads and its results. Reads in progress continue, and release their bytes
-        at their end."""
+        """Remove a session with its waiting reads and its results. Reads in progress continue, and free their bytes
+        when they end.
+        """
         for turn in reads.waiting:
-            # The waiting tasks get a `CancelledError`. They release nothing, because they have reserved nothing yet.
+            # The waiting tasks get a `CancelledError`. They free nothing, because they have reserved nothing yet.
             turn.cancel()
         self.waiting -= len(reads.waiting)
         reads.waiting.clear()
@@ -167,8 +175,8 @@ class ReadBudget:
 
     def _free(self, reads: SessionReads, size: int) -> None:
         reads.add(-size)
-        # Keep the participant's budget while a read of an ended session is in progress, because the bytes of that read
-        # are still in use.
+        # Keep the participant's budget while a read of an ended session is in progress: the bytes of this read are
+        # still in use.
         if not reads.participant.used and not reads.participant.sessions:
             self._participants.pop(reads.participant.agent_id, None)
         if reads.waiting or reads.participant.ready:
@@ -188,8 +196,9 @@ class ReadBudget:
             self._hub.ready[participant] = None
 
     def _start_waiting(self) -> None:
-        """Start every waiting read that fits. A participant or session at its own limit leaves the queue, and enters it
-        again when it releases bytes."""
+        """Start every waiting read that fits. A participant or session at its own limit leaves the queue, and is queued
+        again when it frees bytes.
+        """
         hub, size = self._hub, self._read_bytes
         while hub.ready:
             participant = next(iter(hub.ready))
@@ -201,17 +210,16 @@ class ReadBudget:
             if not reads.waiting or not reads.fits(size):
                 del participant.ready[reads]
                 continue
-            # Check the hold only here: readers at their own limit must leave the queue even while no read may start.
+            # Check the hold only here: readers at their own limit must leave the queue even if no read may start now.
             if self._holds:
                 return
             if not hub.fits(size):
                 if self._timer is None:
-                    # The hub is full for all readers. The results that are being written may take this long before a
-                    # session is evicted.
+                    # The hub is full. Give readers this much time to accept their results before a session is evicted.
                     self._timer = asyncio.get_running_loop().call_later(FULL_S, self._evict_largest)
                 return
             # Remove the session and the participant from the front of their queues. `_enqueue` adds both at the end, so
-            # that participants and sessions take turns.
+            # participants and sessions take turns.
             del participant.ready[reads], hub.ready[participant]
             turn = reads.waiting.pop(0)
             self.waiting -= 1
@@ -219,13 +227,14 @@ class ReadBudget:
             # The waiting task may have been cancelled since it was queued.
             if not turn.done():
                 # Wake this read before `_start` schedules the end of the hold. If the read encodes a large result at
-                # once, this result extends the hold for the next read.
+                # once, that result extends the hold before the next read starts.
                 turn.set_result(None)
                 self._start(reads)
 
     def _start(self, reads: SessionReads) -> None:
-        """Count a read, and allow no other read in this turn of the loop. Some reads take milliseconds, and the frames
-        of other sessions must be handled in between."""
+        """Reserve the bytes of a read, and start no other read in this turn of the loop. Some reads take milliseconds,
+        and frames of other sessions must be handled in between.
+        """
         reads.add(self._read_bytes)
         self._holds += 1
         asyncio.get_running_loop().call_soon(self._end_hold)
@@ -235,8 +244,9 @@ class ReadBudget:
         self._start_waiting()
 
     def _evict_largest(self) -> None:
-        """Choose the participant with the most unread results, and end the session with the most of them. Called when
-        the hub has been at its limit for `FULL_S`."""
+        """Choose the participant with the most unread results, and end the one of its sessions that has the most of
+        them. Called when the hub has been at its limit for `FULL_S`.
+        """
         self._timer = None
         if not self._hub.ready or self._hub.fits(self._read_bytes):
             return
@@ -250,7 +260,9 @@ class ReadBudget:
 
 
 class ReadSlot:
-    """The share of the budget for one read. It is acquired, released, and acquired again after a wait."""
+    """The share of the budget for one read. A read that waits for something releases its share and acquires it
+    again.
+    """
 
     def __init__(self, budget: ReadBudget, reads: SessionReads) -> None:
         self._budget = budget
@@ -262,7 +274,7 @@ class ReadSlot:
         self._is_acquired = True
 
     def release(self) -> None:
-        """Release the share of the budget. Idempotent."""
+        """Release the share of the budget if it is acquired. Idempotent."""
         if self._is_acquired:
             self._is_acquired = False
             self._budget.release(self._reads)

@@ -1,8 +1,7 @@
-"""`ReadService`: reads, which are operations that change nothing. They run in parallel to the batches, on the committed
-state and the ledger.
+"""`ReadService`: reads, which are operations that change nothing. Reads run in parallel to the batches, on the
+committed state and the ledger.
 
-`intake` starts one task per read. Each task waits for the read budget, so that the memory of unread results stays
-limited.
+`intake` starts one task per read. Each task waits for the read budget, which limits the memory of unread results.
 """
 
 from __future__ import annotations
@@ -42,8 +41,9 @@ class ReadService:
         self._new_id = new_id
 
     def start(self, session: Session, operation: Operation, call_id: str, args: msgspec.Struct, size: int) -> None:
-        """Start one read. ``size`` is the size of its frame, which counts against the session until the read has
-        ended."""
+        """Start one read. ``size`` is the size of its frame. The frame counts against the session's limit until the
+        read has ended.
+        """
         reads = self._registry.open_reads(session)
         reads.in_progress += 1
         reads.request_bytes += size
@@ -52,8 +52,9 @@ class ReadService:
     def start_prepare(
         self, session: Session, operation: Operation, args: msgspec.Struct, size: int, complete: Complete
     ) -> None:
-        """Start the IO of a changing operation. ``complete`` receives its result or its error, unless the session has
-        ended."""
+        """Start the IO of a changing operation. Unless the session ends first, ``complete`` receives the result or the
+        error.
+        """
         reads = self._registry.open_reads(session)
         reads.in_progress += 1
         reads.request_bytes += size
@@ -95,8 +96,8 @@ class ReadService:
             await slot.acquire()
             data = await self._answer(session.live_origin(), operation, call_id, args, slot)
             if session.state is LIVE:
-                # Count the result in the budget before `finally` releases the read. Otherwise the bytes would be
-                # uncounted for a moment.
+                # Count the result in the budget before `finally` releases the read. Otherwise the bytes would not be
+                # counted for a moment.
                 self._registry.write_result(session, data)
         finally:
             reads.in_progress -= 1
@@ -110,12 +111,14 @@ class ReadService:
         keys = {"call_id": call_id}
         read_errors, reader = self._registry.read_errors, f"{operation.op} of {origin.agent_id}"
         try:
-            as_of = self._view.as_of()  # set this before the read, which may wait: its result may lack later rows
+            # Set this before the read, which may wait: rows that become visible during the wait may be missing in the
+            # result.
+            as_of = self._view.as_of()
             reading = Reading(origin, self._view, operation.op.partition(".")[0], slot)
             value = await operation.call(reading, args)
             if read_errors.is_failing:
                 read_errors.record_success(reader)
-            # Encode at once, because a large result needs megabytes as a value and again as a frame.
+            # Encode at once, to free the value early: a large result needs megabytes as a value and again as a frame.
             return encode(ResultFrame(call_id=call_id, value=cast(Raw, value), as_of=as_of))
         except LedgerError as error:
             quote = read_errors.record(error, reader)

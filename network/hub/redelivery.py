@@ -1,8 +1,8 @@
-"""`Redelivery`: delivers failed messages again when they are due. It has one timer per message and participant on the
+"""`Redelivery`: delivers failed messages again when they are due. Each message of a participant has one timer on the
 hub's loop.
 
-`core.failures` decides whether an attempt counts. This module sends the attempt to one session that can still handle
-it. It changes nothing in the ledger.
+`core.failures` decides whether an attempt counts. `Redelivery` sends the attempt to one session that can still handle
+it, and changes nothing in the ledger.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .repeated_errors import RepeatedErrorLog
 from .session import SessionOutput
 
 REREAD_AFTER_MS = 5000
-"""Delay in ms before a row that could not be read is read again."""
+"""Delay before another attempt to read a row from the ledger, in ms, after a read has failed."""
 
 
 class Redelivery:
-    """Timers and delivery of the messages that wait for another attempt. ``now`` is the hub's clock (ms)."""
+    """Timers and deliveries of the messages that wait for another attempt. ``now`` is the hub's clock (ms)."""
 
     def __init__(
         self,
@@ -41,11 +41,12 @@ class Redelivery:
         self._read_errors = read_errors
         self._loop = asyncio.get_running_loop()
         self._timers: dict[tuple[str, int], asyncio.TimerHandle] = {}
-        """The newest timer of each message, until its attempt is sent. If the timer is replaced while its row is read,
-        the older attempt delivers nothing."""
+        """The newest timer of each message, until its attempt is sent. If a timer is replaced while the row is read,
+        the attempt of the old timer delivers nothing.
+        """
 
     def cancel_all(self) -> None:
-        """Drop every timer, because the state is about to be loaded again."""
+        """Cancel and forget every timer. Called before the state is loaded again."""
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -58,8 +59,9 @@ class Redelivery:
                 self.schedule(live.agent_id, seq, attempt.failures + 1, attempt.due_at)
 
     def reassign(self, live: LiveParticipant) -> None:
-        """Schedule the messages again that only an ended session had. Another attempt goes to one session only, so no
-        other session has them."""
+        """Schedule messages again that were redelivered only to a session that has ended. A redelivery usually goes to
+        one session, so no other session has the message.
+        """
         mailbox = live.mailbox
         for seq in sorted(mailbox.failed - mailbox.awaiting_retry):
             attempt = self._participants.find_attempt(live.agent_id, seq)
@@ -67,14 +69,14 @@ class Redelivery:
                 self.schedule(live.agent_id, seq, attempt.failures + 1, attempt.due_at)
 
     def schedule(self, agent_id: str, seq: int, attempt: int, due_at: int) -> None:
-        """Deliver a refused message again at ``due_at`` (ms). Until then, the ack cursor cannot cover the message."""
+        """Deliver a refused message again at ``due_at`` (ms). Until then, the ack cursor cannot pass the message."""
         live = self._participants.get(agent_id)
         if live is None:
             return
         if live.mailbox.is_handled(seq) and not self._is_revived(agent_id, seq):
             return  # another session acknowledged the message before its refusal arrived
         live.mailbox.schedule_retry(seq)
-        # One timer per message: a nack and a reconnect may both schedule the same attempt.
+        # Use one timer per message: a nack and a reconnect may both schedule the same attempt.
         timer = self._timers.pop((agent_id, seq), None)
         if timer is not None:
             timer.cancel()
@@ -92,7 +94,8 @@ class Redelivery:
 
     async def _redeliver(self, agent_id: str, seq: int, attempt: int, timer: asyncio.TimerHandle) -> None:
         try:
-            # Read the row when it is due, not when the message failed. Otherwise waiting messages would fill memory.
+            # Read the row when it is due, not when the message failed. Otherwise the rows of waiting messages would
+            # fill memory.
             row = (await self._ledger.messages([seq])).get(seq)
         except LedgerError as error:
             self._read_errors.record(error, f"{agent_id}/{seq}")
@@ -101,7 +104,7 @@ class Redelivery:
             return
         if self._read_errors.is_failing:
             self._read_errors.record_success(f"{agent_id}/{seq}")
-        # The timer was replaced, or cancelled by a recovery, while the row was read. A newer timer delivers the
+        # While the row was read, the timer was replaced, or cancelled by a recovery. A newer timer delivers the
         # message.
         if self._timers.get((agent_id, seq)) is not timer:
             return
@@ -114,29 +117,29 @@ class Redelivery:
         if row is None or row.is_damaged or live is None or seq not in live.mailbox.awaiting_retry:
             return
         if row.head is not None and not is_recipient(self._participants.state, agent_id, row.head):
-            live.mailbox.mark_handled(seq)  # the recipient may no longer read the message, so pages leave it out too
+            # the recipient lost the right to read the message, so pages leave it out too
+            live.mailbox.mark_handled(seq)
             return
-        # The participant has no session. `resume` schedules a stored attempt again when a session joins.
+        # The participant has no session. When a session joins, `resume` schedules the stored attempt again.
         if not live.sessions:
-            # Without a stored attempt, the refusal did not count. The message is then delivered as if for the first
+            # Without a stored attempt, the refusal did not count, so the message will be delivered as if for the first
             # time.
             if self._participants.find_attempt(agent_id, seq) is None:
                 live.mailbox.cancel_retry(seq)
             return
-        # A session that has the message may still acknowledge it. The session that refused the message does not have it
-        # any more.
+        # Skip sessions that have the message: they may still acknowledge it. The session that refused the message no
+        # longer has it.
         candidates = [session for session in live.sessions if not (session.outbox.is_silent or session.outbox.has(seq))]
         if not candidates:
             return
-        # A session that left the message out of a page relies on this timer, so each of these sessions gets the
-        # message.
+        # A session that left the message out of a page relies on this timer, so send the message to all such sessions.
         skipped_by = [session for session in candidates if seq in session.outbox.skipped]
         chosen = skipped_by or [max(candidates, key=lambda session: session.live_origin().fencing_token or 0)]
-        # Keep the message in `failed` until it is handled, so that an ack of a later message does not cover it.
+        # The message stays in `failed` until it is handled, so that an ack of a later message does not cover it.
         live.mailbox.awaiting_retry.discard(seq)
         for session in chosen:
             session.outbox.skipped.discard(seq)
-            # otherwise a later page delivers the message, and must not deliver it twice
+            # If the session has not reached this seq, a later page delivers the message. It must not arrive twice.
             if seq <= session.outbox.position:
                 session.outbox.push_redelivery(seq, deliver_bytes(row.data, attempt))
                 self._output.schedule_flush(session)

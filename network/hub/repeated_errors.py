@@ -1,8 +1,8 @@
-"""`RepeatedErrorLog`: logs each reason of a repeated error when it appears and once a minute while it lasts, and then
-the recovery.
+"""`RepeatedErrorLog`: logs an error when it first appears and then once a minute while it lasts. Also logs the
+recovery.
 
-The hub retries a failing storage twenty times a minute, and a participant that cannot be served reconnects at once. If
-each failure were logged, the first line, which has the reason, would be hidden. Writes only to the log.
+The hub retries a failing storage many times a minute, and a participant that cannot be served reconnects at once. If
+each failure were logged, the first line, which has the reason, would be hard to find. Writes only to the log.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ log = logging.getLogger(__name__)
 
 REPEAT_AFTER_S = 60.0
 MAX_REASONS = 20
-"""Number of distinct reasons beyond which all further reasons count as one. A reason that contains a number may be new
-each time."""
+"""Maximum number of reasons that are logged separately. All further reasons count as one. Without this limit, a reason
+that contains a changing number would be logged each time.
+"""
 
 
 class RepeatedErrorLog:
-    """Log of an operation that may fail for a while, for one subject or for many.
+    """Log of an operation that may fail for a while, for one subject or for many subjects.
 
     ``what`` starts each line about a failure, and ``over`` starts the line about the recovery. With ``new_id``, each
     reason gets an id that users can quote. The id is logged, and `record` returns it.
@@ -29,8 +30,7 @@ class RepeatedErrorLog:
         self, what: str, over: str, now_s: Callable[[], float], new_id: Callable[[], str] | None = None
     ) -> None:
         self.is_failing = False
-        """Whether any subject fails. This is an attribute, so that callers on the hot path need not call
-        `record_success`."""
+        """Whether any subject fails. Callers on the hot path read this attribute to avoid calling `record_success`."""
         self._what = what
         self._over = over
         self._now_s = now_s
@@ -43,15 +43,16 @@ class RepeatedErrorLog:
         self._failures = 0
 
     def record(self, error: Exception, subject: str = "", *, is_defect: bool = False) -> str:
-        """Record a failure and return the id to quote, which stays the same for the same reason. A bug is logged with
-        its traceback."""
+        """Record a failure and return the id to quote. The same reason keeps its id. A bug is logged with its
+        traceback.
+        """
         now_s, reason = self._now_s(), str(error) or type(error).__name__
         if not self._failing:
             self._began_s, self._failures = now_s, 0
             # A new outage logs each reason again, even within a minute of the last line.
             self._logged.clear()
         self.is_failing = True
-        # Remove first, so that the dict stays sorted by the time of the last failure.
+        # Remove the subject first, so that the dict stays sorted by the time of the last failure.
         self._failing.pop(subject, None)
         self._failing[subject] = now_s
         self._failures += 1
@@ -72,12 +73,13 @@ class RepeatedErrorLog:
 
     def record_success(self, subject: str = "") -> None:
         """Record that a subject succeeded. The outage ends when every subject that failed recently has succeeded. A
-        subject that has not tried for `REPEAT_AFTER_S` does not count, because it may never try again."""
+        subject that has not tried for `REPEAT_AFTER_S` does not count, because it may never try again.
+        """
         if not self._failing:
             return
         now_s = self._now_s()
         self._failing.pop(subject, None)
-        # Drop old failures. Otherwise a participant that failed and never came back would keep the outage open forever.
+        # Drop old failures. Otherwise a participant that failed and never returned would keep the outage open forever.
         while self._failing and now_s - next(iter(self._failing.values())) > REPEAT_AFTER_S:
             del self._failing[next(iter(self._failing))]
         if not self._failing:

@@ -1,8 +1,8 @@
 """The read replica of a follower node: clients can read data that the leader has committed.
 
 `ReplicaHub` serves the node's index and stores nothing. `ReplicaReaders` starts a replica when the node begins to
-follow, and stops the replica when the node begins to lead. Until then, the node's own hub does not start. A failure of
-the replica ends only the replica, because a node that cannot serve reads should still take part in elections.
+follow, and stops the replica when the node begins to lead. The node's own hub starts only after that. A failure of the
+replica ends only the replica, because a node that cannot serve reads should still take part in elections.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from .session import Session, SessionState
 
 log = logging.getLogger(__name__)
 
-BEHIND = "This node follows, and does not have yet what this session has seen; reconnect in a moment."
-LEADS_NOW = "This node follows no longer; reconnect."
-CANNOT_SHOW = "What this node has of the network can't be shown for the moment; reconnect."
+BEHIND = "This node follows, and has not yet received what this session has already seen; reconnect in a moment."
+LEADS_NOW = "This node is no longer a follower; reconnect."
+CANNOT_SHOW = "This node cannot serve its copy of the network at the moment; reconnect."
 
 
 class ReplicaView(LiveHubView):
-    """Interface of a replica for reading operations. Results are complete up to the last row that the node has
-    followed."""
+    """The replica as reading operations see it. Results are complete up to the last row that the node has followed."""
 
     def as_of(self) -> int | UnsetType:
         assert self._rules.follows is not None
@@ -71,13 +70,14 @@ class ReplicaPublisher(Publisher):
     def _welcome(self, effect: AcceptSession) -> None:
         session = self._registry.sessions.get(effect.origin.session_id)
         if session is not None and session.state is SessionState.JOINING and self._is_ahead(effect.hello.resume):
-            # End the session: starting at an earlier cursor would show the client messages that it has already seen.
+            # End the session. If it started at an earlier cursor, the client would receive messages that it has already
+            # seen.
             self._registry.end(session, 4503, BEHIND)
             return
         super()._welcome(effect)
 
     def _is_ahead(self, resume: ResumePoint | UnsetType) -> bool:
-        """Return whether a cursor belongs to this history but is beyond the replica's data."""
+        """Return whether a cursor belongs to this history but lies beyond the replica's data."""
         meta, head = self._registry.meta, self._registry.state.head
         return resume is not UNSET and resume.epoch == meta.epoch and resume.cursor > head
 
@@ -87,10 +87,11 @@ class ReplicaPublisher(Publisher):
 
 
 class ReplicaHub(Hub):
-    """A hub over the index of a follower node. ``follows`` describes the leader, and how current this node is.
+    """A hub over the index of a follower node. ``follows`` describes the leader and how current this node is.
 
-    It decides who may join and refuses every change, by the same rules as the leader. It stores nothing, so it has no
-    maintenance. The leader's acknowledgements, takeovers and trims arrive by `apply_followed` and `drop_before`.
+    The replica decides who may join, and refuses every change, by the same rules as the leader. It stores nothing, so
+    it needs no maintenance. The leader's acknowledgements, takeovers and trims arrive through `apply_followed` and
+    `drop_before`.
     """
 
     view_type = ReplicaView
@@ -105,31 +106,33 @@ class ReplicaHub(Hub):
         await self._start_writer()
 
     async def apply_followed(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
-        """Apply changes that the leader has stored, and deliver their messages. The index already contains them."""
-        # The lock separates this from the replica's own batches (joins), whose drafts would miss these writes.
+        """Apply changes that the leader has stored, and deliver the messages among them. The index already contains the
+        changes.
+        """
+        # Hold the lock: a batch of the replica itself (joins) would have a draft without these writes.
         async with self.lock:
             state = self.state
             draft = state.draft(max(self._clock(), state.stamp))
             outcome = Outcome(rows=rows, writes=writes)
             draft.apply_outcome(outcome)
-            # End revoked sessions before anything is published: the same commit may contain messages that these
-            # sessions must no longer see.
+            # End revoked sessions before anything is published. The same commit may contain messages that these
+            # sessions must not see.
             for write in writes:
                 if write.table == "participant" and write.value is not None:
                     self._end_cut_sessions(write.value)
                 elif write.table == "token" and write.value is not None and write.value.revoked:
                     self._end_token_sessions(write.key, write.value.agent_id)
-            # An entry without an origin represents the leader's commit. No session of the replica is its sender, so all
-            # recipients get the messages.
+            # An entry without an origin stands for the leader's commit. No session of the replica is the sender, so the
+            # messages go to all recipients.
             self._publisher.publish(draft, [(BindCredentials(), outcome)])
 
     async def drop_before(self, first_seq: int) -> None:
-        """Forget messages below ``first_seq``, because the index has deleted them."""
+        """Forget messages below ``first_seq``. The index has deleted them."""
         async with self.lock:
             drop_before(self.registry, first_seq)
 
     def _end_cut_sessions(self, participant: Participant) -> None:
-        """End the sessions that joined before their participant was removed or its tokens were revoked."""
+        """End the sessions that joined before their participant was removed or before its tokens were revoked."""
         cut_seq = max(participant.cut_seq, participant.removed_seq or 0)
         for session in self.registry.participants.sessions_of(participant.agent_id):
             if session.joined_at < cut_seq:
@@ -144,12 +147,14 @@ class ReplicaHub(Hub):
 
 
 class ReplicaReaders:
-    """A `cluster.read_replica.ReadReplica`. ``make_hub`` makes the hub for readers of an index."""
+    """Starts and stops the read replica of a node (`cluster.read_replica.ReadReplica`). ``make_hub`` makes the hub that
+    serves an index to readers.
+    """
 
     def __init__(self, make_hub: Callable[[ReadOnlyIndex], ReplicaHub]) -> None:
         self._make_hub = make_hub
         self.hub: ReplicaHub | None = None
-        """The hub for readers. None while this node leads or has not yet caught up."""
+        """The hub that serves readers. None while this node leads or has not yet caught up."""
 
     @property
     def is_serving(self) -> bool:
@@ -173,8 +178,9 @@ class ReplicaReaders:
             await self._run(self.hub, self.hub.drop_before(first_seq))
 
     async def _run(self, hub: ReplicaHub, work: Awaitable[None]) -> None:
-        """Run one update of the replica. If it fails, stop serving: the replica's state may then differ from the
-        index."""
+        """Run one update of the replica. If the update fails, stop serving, because the replica's state may differ from
+        the index.
+        """
         try:
             await work
         except Exception:
@@ -188,7 +194,7 @@ class ReplicaReaders:
         await self._stop(LEADS_NOW)
 
     async def _stop(self, reason: str) -> None:
-        # Clear the hub before `close`, which waits: no further session may start on this hub.
+        # Clear the hub before `close`, which awaits: no new session may start on this hub.
         hub, self.hub = self.hub, None
         if hub is not None:
             await hub.close(reason)

@@ -1,6 +1,7 @@
-"""`RequestHead`: the head of an HTTP request as it arrives, before the library parses it. Sans-IO: bytes in, bytes out.
+"""`RequestHead`: the head of an HTTP request as it arrives, before the `websockets` library parses it. Sans-IO: bytes
+in, bytes out.
 
-The library accepts only GET, and does not limit a request that never ends. `RequestHead` finds the end of the head,
+The library accepts only GET, and sets no limit for a request that never ends. `RequestHead` finds the end of the head,
 turns HEAD into GET, and reports other methods.
 """
 
@@ -12,14 +13,14 @@ MAX_METHOD_CHARS = 16
 
 
 class UnsupportedMethodError(Exception):
-    """Error for a request with a method other than GET and HEAD."""
+    """Raised for a request whose method is neither GET nor HEAD."""
 
     def __init__(self, method: str) -> None:
         super().__init__(f"There is no {method} here; use GET or HEAD.")
 
 
 class RequestHead:
-    """Separates the head of a request from the bytes that follow."""
+    """Separates the head of a request from the bytes after it."""
 
     __slots__ = ("_pending", "_size", "is_complete", "method")
 
@@ -28,8 +29,9 @@ class RequestHead:
         """Method of the request. Empty until the method is complete."""
         self.is_complete = False
         self._pending = b""
-        """Bytes that are meaningful only together with the next bytes: the method, or a part of the blank line at the
-        end of the head."""
+        """Bytes that can be interpreted only together with the next bytes: an incomplete method, or the last three
+        bytes, which may begin the blank line at the end of the head.
+        """
         self._size = 0
 
     @property
@@ -37,9 +39,9 @@ class RequestHead:
         return self._size > MAX_REQUEST_BYTES
 
     def feed(self, data: bytes) -> tuple[bytes, bytes]:
-        """Return bytes of the request for the library, and the bytes that follow the request.
+        """Return the bytes of the request for the library, and the bytes after the request.
 
-        Raises `UnsupportedMethodError`, after which the request must be closed.
+        Raises `UnsupportedMethodError`. The caller must then close the connection.
         """
         given, data = self._pending, self._pending + data
         if not self.method:
@@ -47,7 +49,7 @@ class RequestHead:
             if len(method) == len(data):  # the method is not complete yet
                 self._pending = data
                 return b"", b""
-            # A head without a valid method goes to the library, which answers that the request is not HTTP.
+            # Pass a head without a valid method to the library, which answers that the request is not HTTP.
             is_method = method.isalpha() and method.isupper() and len(method) < MAX_METHOD_CHARS
             if method not in (b"GET", b"HEAD") and is_method:
                 raise UnsupportedMethodError(method.decode())
@@ -58,7 +60,7 @@ class RequestHead:
         head, blank_line, rest = data.partition(b"\r\n\r\n")
         request = (head + blank_line)[len(given) :]
         self.is_complete = bool(blank_line)
-        # The library already has these bytes. Store them to find a blank line that arrives in two parts.
+        # The library already has these bytes. They are stored only to find a blank line that arrives in two parts.
         self._pending = b"" if blank_line else data[-3:]
         self._size += len(request)
         return request, rest

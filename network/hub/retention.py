@@ -1,4 +1,6 @@
-"""Retention decides which rows the ledger may delete, and deletes them in small transactions between the hub's own."""
+"""Retention decides which rows the ledger may delete. It deletes them in small transactions between the hub's
+commits.
+"""
 
 from __future__ import annotations
 
@@ -22,19 +24,21 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 60.0
 ROUNDS_BETWEEN_EXPIRIES = 60
-"""Number of one-minute rounds between two expiries. With 60, results of calls expire every hour."""
+"""Number of one-minute rounds between two expiries of call results. With 60, results expire once an hour."""
 LEAP_MS = DAY_MS
-"""Leap of the clock in ms beyond which the time may be wrong."""
+"""Minimum leap of the clock, in ms, after which the time may be wrong."""
 DOUBT_S = 3600.0
-"""Time in seconds during which retention deletes nothing after the clock has leapt. An operator may correct the clock
-during this time."""
+"""Time in seconds for which retention deletes nothing because of age after the clock has leapt. An operator can correct
+the clock during this time.
+"""
 KEEP_ALL = Retain()
-TOO_LATE = "What this session has yet to be given is too old to be kept; reconnect and go on from there."
+TOO_LATE = "Messages that this session has not received yet were deleted by retention; reconnect and resume."
 
 
 class ClockWatch:
-    """Detects that a clock (ms) leaps ahead. ``seconds`` is a second clock, which never leaps and keeps running while
-    the machine sleeps."""
+    """Detects that a clock (ms) leaps ahead. ``seconds`` is a second clock. It never leaps, and keeps running while the
+    machine sleeps.
+    """
 
     def __init__(self, clock: Clock, seconds: Callable[[], float]) -> None:
         self._clock = clock
@@ -45,10 +49,12 @@ class ClockWatch:
         """Size of the last leap, in ms."""
 
     def check(self, known: int = 0) -> None:
-        """Compare the clock with the last check. The first check compares the clock with ``known``, a time in the
-        past."""
+        """Compare the clock with its value at the last check. The first check compares it with ``known``, a time in the
+        past.
+        """
         now, seconds = self._clock(), self._seconds()
-        # At the start, compare with the newest stored row: the clock may already have been wrong when the hub started.
+        # At the start, compare the clock with the newest stored row: the clock may have been wrong since before the
+        # start.
         last_time, last_seconds = self._last or (known or now, seconds)
         self._last = now, seconds
         leap_ms = now - last_time - int((seconds - last_seconds) * 1000)
@@ -62,32 +68,34 @@ class ClockWatch:
 
 
 def plan_trim(retain: Retain, registry: SessionRegistry, now: int) -> Trim:
-    """Return the rows that may be deleted now. Keep messages that the prompt of an open reaction may contain. Also keep
-    messages that a connected session has not received."""
+    """Return the rows that may be deleted now. Messages that the prompt of an open reaction may contain are kept, and
+    messages that a connected session has not received.
+    """
     return Trim(
         messages_before=None if retain.days is None else now - retain.days * DAY_MS,
         records_before=None if retain.record_days is None else now - retain.record_days * DAY_MS,
         max_bytes=retain.bytes,
-        # without pins, everything stored may be deleted, by age and size
+        # without pins, every stored row may be deleted because of its age or size
         pinned=min(_find_pins(registry, now), default=registry.state.head + 1),
     )
 
 
 def _find_pins(registry: SessionRegistry, now: int) -> Iterator[int]:
-    """Yield the seqs of messages that must stay. Also record since when each session waits for its first undelivered
-    message."""
+    """Yield the seqs of messages that must be kept. Also record since when each session has been waiting for its first
+    undelivered message.
+    """
     for reaction in registry.state.reactions_by_oldest():
         if registry.state.present(reaction.agent_id) is not None:  # a removed agent never continues its reaction
             yield reaction.oldest
             break
     for live in registry.participants.online():
-        # A redelivery reads its row when it is due, so that row must still exist.
+        # A redelivery reads its row when it is due, so the row must still exist then.
         yield from live.mailbox.awaiting_retry
     for session in registry.sessions.values():
         if session.origin is None:
             continue
         undelivered = session.outbox.first_undelivered()
-        # Progress restarts the time limit: only a session that stays at the same message counts as stalled.
+        # Progress restarts the time limit: a session counts as stalled only if it stays at the same message.
         if undelivered != session.undelivered_seq:
             session.undelivered_seq, session.undelivered_since = undelivered, now
         if undelivered is not None:
@@ -96,7 +104,8 @@ def _find_pins(registry: SessionRegistry, now: int) -> Iterator[int]:
 
 def _end_stalled(registry: SessionRegistry, pinned: int, patience_ms: int, now: int) -> bool:
     """End the sessions that have kept the message ``pinned`` from deletion for longer than ``patience_ms``. Return
-    whether there were any. Their clients reconnect and are welcomed as ``limited``."""
+    whether any session was ended. The clients reconnect and are welcomed as ``limited``.
+    """
     stalled = [
         session
         for session in registry.sessions.values()
@@ -111,8 +120,9 @@ def _end_stalled(registry: SessionRegistry, pinned: int, patience_ms: int, now: 
 
 
 def drop_before(registry: SessionRegistry, first_seq: int) -> None:
-    """Apply a trim that the leader has decided. End the sessions that have not received the deleted messages. The
-    clients of these sessions reconnect and are welcomed as ``limited``."""
+    """Apply a trim that the leader has decided. End the sessions that have not received all of the deleted messages.
+    Their clients reconnect and are welcomed as ``limited``.
+    """
     registry.meta = msgspec.structs.replace(registry.meta, first_seq=first_seq)
     for session in list(registry.sessions.values()):
         undelivered = session.outbox.first_undelivered() if session.origin is not None else None
@@ -126,18 +136,19 @@ async def enforce_retention(
     """Delete rows beyond the retention limits, and return their number. Raises `LedgerError`."""
     total = 0
     while True:
-        # Hold the lock from the plan to the deletion, so that no commit runs in between. Otherwise a session could be
-        # welcomed to rows that are just being deleted, or a reaction could begin with them.
+        # Hold the lock from the plan to the deletion, so that no commit runs in between. Otherwise a session could
+        # join, or a reaction could begin, with rows that are just being deleted.
         async with commit_lock:
             now = clock()
             plan = plan_trim(retain, registry, now)
             trimmed = await ledger.trim(plan)
             registry.meta = msgspec.structs.replace(registry.meta, first_seq=trimmed.first_seq)
         total += trimmed.dropped
-        # One transaction deletes a limited number of rows. The lock is released in between, so that commits continue.
+        # One transaction deletes a limited number of rows. Between two transactions the lock is free, so commits
+        # continue.
         if trimmed.dropped:
             continue
-        # Ending stalled sessions unpins rows, so plan once more after that.
+        # If stalled sessions were ended, more rows may be deleted, so plan again.
         if not trimmed.is_pinned or not _end_stalled(registry, plan.pinned, retain.patience_minutes * MINUTE_MS, now):
             await ledger.forget_dropped()  # called without the lock, so that no commit waits for it
             return total
@@ -152,7 +163,8 @@ async def run_retention(
     clock_watch: ClockWatch,
 ) -> None:
     """Enforce retention every minute, until cancelled. At the start and then every hour, also expire the results of
-    calls, whatever the retention settings are."""
+    calls, whatever the retention settings are.
+    """
     regardless_of_age = retain.model_copy(update={"days": None, "record_days": None})
     was_suspect, is_expiry_due = False, False
     for number in itertools.count():
@@ -171,7 +183,8 @@ async def run_retention(
                 dropped = await enforce_retention(effective, registry, ledger, clock, commit_lock)
                 if dropped:
                     log.info("old rows were dropped", extra={"rows": dropped, "first_seq": registry.meta.first_seq})
-            # Keep the flag until an expiry succeeds: an expiry that fails or meets a suspect clock is repeated later.
+            # Keep the flag until an expiry succeeds. An expiry that fails, or that is postponed by a suspect clock, is
+            # repeated in a later round.
             is_expiry_due = is_expiry_due or number % ROUNDS_BETWEEN_EXPIRIES == 0
             if is_expiry_due and not was_suspect:
                 await ledger.expire_calls(clock() - RESULT_TTL_MS)

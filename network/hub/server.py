@@ -1,7 +1,8 @@
-"""`WebSocketServer`: the listening socket of a hub, and the HTTP answers of its port: health, metrics, and the files of
-a page.
+"""`WebSocketServer`: the listening socket of a hub, and the HTTP answers on its port: health, metrics, and the files of
+a web page.
 
-Accepts connections, checks each handshake, and runs a `HubConnection` for each session. Does not interpret frames.
+The server accepts connections, checks each handshake, and runs a `HubConnection` for each session. It does not
+interpret frames.
 """
 
 from __future__ import annotations
@@ -36,22 +37,23 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 1024
 MAX_ACCEPTED_AT_ONCE = 4
-"""Maximum number of connections that are accepted before existing connections are read again. With this number, a flood
-of new connections delays existing ones by about 2 ms per turn."""
+"""Maximum number of connections that are accepted before existing connections are read again. With this limit, a flood
+of new connections delays existing connections by about 2 ms per turn.
+"""
 MIN_TURNS = 16
-"""Minimum number of loop turns in which a pending connection is read before new connections can evict it."""
+"""Minimum number of turns of the loop in which a pending connection is read before new connections can evict it."""
 ACCEPT_PAUSE_S = 1.0
-"""Delay in seconds before accepting again when the system has no more file descriptors."""
+"""Delay in seconds before the next attempt to accept connections after the file descriptors have run out."""
 WARN_AGAIN_S = 60.0
 
 
 class WebSocketServer:
     """The server that listens for one hub. It serves sessions at ``/``, health at ``/healthz`` and ``/readyz``, and
-    metrics at ``/metrics``. With a ``site`` it also serves a page at ``/`` and the page's files under ``/web/``.
+    metrics at ``/metrics``. With a ``site``, it also serves a page at ``/`` and the page's files under ``/web/``.
 
     The server accepts connections itself. The event loop would accept all waiting connections at once, so a flood of
-    silent connections could stop all other work. The server also tracks the connections in their TLS handshake. It can
-    evict them when the system has no more file descriptors.
+    silent connections could stop all other work. The server also tracks connections that are in their TLS handshake,
+    and can evict them when the file descriptors have run out.
     """
 
     def __init__(
@@ -75,8 +77,9 @@ class WebSocketServer:
         self._shared_log = shared_log
         self._readers = readers
         self.is_accepting_sessions = True
-        """Whether sessions are accepted when the hub is ready. False on a node that waits to become leader, until it is
-        prepared."""
+        """Whether sessions are accepted once the hub is ready. On a node that waits to become leader, this is False
+        until the node is prepared.
+        """
         self._tls: ssl.SSLContext | None = None
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -84,7 +87,8 @@ class WebSocketServer:
 
     async def bind(self, host: str, port: int) -> int:
         """Bind the address and return the port. If ``port`` is 0, the system chooses the port. Clients can connect only
-        after `listen`. Raises `OSError`."""
+        after `listen` was called. Raises `OSError`.
+        """
         self._sockets = await _bind(host, port)
         return int(self._sockets[0].getsockname()[1])
 
@@ -93,12 +97,15 @@ class WebSocketServer:
         self._tls = tls
         for listening in self._sockets:
             listening.listen(BACKLOG)
-        # Listen on all addresses before accepting on any. If one address is taken, no client has been accepted yet.
+        # Listen on all addresses before accepting on any of them. If one address is taken, no client has been accepted
+        # yet.
         for listening in self._sockets:
             self._start_accepting(listening)
 
     async def close(self) -> None:
-        """Stop listening and wait for the end of every connection. The hub has already ended its sessions."""
+        """Stop listening, and wait until every connection has ended. The caller has already closed the hub and its
+        sessions.
+        """
         self.stop_listening()
         self._handshakes.evict_all()
         if self._tasks:
@@ -113,14 +120,16 @@ class WebSocketServer:
             sock.close()
 
     def is_serving(self) -> bool:
-        """Return whether connections are accepted. The library calls this at each handshake."""
+        """Return whether the server accepts connections. The `websockets` library calls this method at each
+        handshake.
+        """
         return bool(self._sockets)
 
     @property
     def _is_ready(self) -> bool:
         return self.is_accepting_sessions and self._hub.is_ready
 
-    # --- connections come
+    # --- new connections
 
     def _start_accepting(self, listening: socket.socket) -> None:
         if listening in self._sockets:
@@ -130,12 +139,12 @@ class WebSocketServer:
         for number in range(self._accepted_at_once):
             try:
                 accepted, address = listening.accept()
-            # No connection waits, or the peer has given up. Neither is a failure.
+            # No connection waits, or the peer has given up. Both are normal.
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                # Only a failure of the first call proves that a connection waits: `accept` reports a lack of file
-                # descriptors before it looks for a connection.
+                # Only a failure of the first call proves that a connection waits. `accept` checks the file descriptors
+                # before it looks for a connection.
                 if number == 0:
                     self._handle_file_shortage(listening, error)
                 return
@@ -148,24 +157,28 @@ class WebSocketServer:
                 limits=self._limits,
                 behind_proxy=self._behind_proxy,
             )
-            # Start the limit before the TLS handshake, so that connections in their TLS handshake count and can be
-            # evicted.
+            # Start the hello timeout before the TLS handshake, so that connections in their TLS handshake are counted
+            # and can be evicted.
             connection.start_handshake()
             task = asyncio.get_running_loop().create_task(self._run(connection, accepted))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     def _handle_file_shortage(self, listening: socket.socket, error: OSError) -> None:
-        """Evict a pending connection to free its file descriptor. If there is none, stop accepting for a while."""
+        """Evict a pending connection to free its file descriptor. If no connection is pending, stop accepting for a
+        while.
+        """
         loop = asyncio.get_running_loop()
         if loop.time() - self._warned_at >= WARN_AGAIN_S:
-            # Warn only once a minute: without free file descriptors, every attempt to connect fails.
+            # Warn only once a minute: without free file descriptors, every new connection causes this error.
             self._warned_at = loop.time()
             log.warning(
-                "no further connection can be accepted. New ones wait until one ends; raise the limit of open files",
+                "no file descriptor is left for a new connection. New connections wait until one ends; raise the limit "
+                "of open files",
                 extra={"error": error.strerror},
             )
-        # Stop listening for a while. The socket stays readable, so the loop would otherwise call `_accept` without end.
+        # Stop polling the socket for a while. It stays readable, so the loop would otherwise call `_accept` again and
+        # again.
         if not self._handshakes.evict_one():
             loop.remove_reader(listening)
             loop.call_later(ACCEPT_PAUSE_S, self._start_accepting, listening)
@@ -204,12 +217,13 @@ class WebSocketServer:
     def _process_request(
         self, connection: ServerConnection, request: Request
     ) -> Response | Awaitable[Response | None] | None:
-        """Answer a request, or return None to continue with the WebSocket handshake."""
+        """Answer a request. Return None if the WebSocket handshake should continue."""
         assert isinstance(connection, HubConnection)
         connection.read_address(request.headers)
         path = request.path.partition("?")[0]
         if path == "/" and (self._site is None or asks_for_session(request.headers)):
-            # Check the origin first: a hostile page must not learn from the answers whether the hub is ready or full.
+            # Check the origin first. The answers show whether the hub is ready or full, and a hostile page must not
+            # learn this.
             return self._check_origin(connection, request) or self._check_session(connection, request)
         if self._site is not None and (path == "/" or path.startswith("/web/")):
             return self._check_origin(connection, request) or self._serve_file(connection, request, self._site, path)
@@ -252,7 +266,7 @@ class WebSocketServer:
         return Readiness(False, "starting" if status.behind is None else "following", str(status), log)
 
     def _check_origin(self, connection: ServerConnection, request: Request) -> Response | None:
-        """Refuse a request from a page whose origin this node does not allow."""
+        """Return a refusal if the request comes from a page whose origin this node does not allow."""
         refusal = self._origin_policy.find_wrong_origin(
             request.headers, connection.local_address, is_encrypted=self._tls is not None
         )
@@ -266,7 +280,7 @@ class WebSocketServer:
         if file is None:
             sentence = "There is no such file here; open the page again, at /."
             return _refuse_browser(connection, HTTPStatus.NOT_FOUND, sentence)
-        # Set the body below: `respond` accepts only text, and files are bytes.
+        # `respond` accepts only text, and files are bytes, so set the body below.
         response = connection.respond(HTTPStatus.OK, "")
         for name, value in (*file.headers, ("Content-Length", str(len(file.body)))):
             _set_header(response, name, value)
@@ -274,7 +288,7 @@ class WebSocketServer:
         return response
 
     def _check_session(self, connection: HubConnection, request: Request) -> Response | None:
-        """Choose the hub of a session and return None. Return a response if the session is refused."""
+        """Choose the hub that will serve a session, and return None. Return a response if the session is refused."""
         hub = self._hub
         if (
             not self._is_ready
@@ -283,11 +297,11 @@ class WebSocketServer:
         ):
             hub = self._readers.hub or hub
             connection.hub = hub
-        if connection.is_head:  # a HEAD opens no session
+        if connection.is_head:  # a HEAD request opens no session
             response = connection.respond(HTTPStatus.UPGRADE_REQUIRED, "")
             response.headers["Upgrade"] = "websocket"
             return response
-        # `Intake` checks the limit again at the hello. Checking here avoids a handshake that would fail anyway.
+        # `Intake` checks this limit again at the hello. Checking it here avoids a handshake that would fail anyway.
         if hub.registry.admitted >= self._limits.max_connections:
             return connection.respond(HTTPStatus.SERVICE_UNAVAILABLE, "max_connections is reached; try again later.\n")
         if hub is self._hub and not self._is_ready:
@@ -295,14 +309,14 @@ class WebSocketServer:
         return None
 
     def _refuse_not_ready(self, connection: ServerConnection) -> Response:
-        """Refuse a session until the hub is ready. Name the leader if another node is the leader."""
+        """Refuse a session because the hub is not ready. If another node leads, name that node."""
         readiness = self._describe_readiness()
         status = readiness.detail.partition(", log ")[0]
         match readiness.state:
             case "following":
                 sentence = (
-                    f"This node does not serve: it is {status}, while another one leads. Connect to that one; to read "
-                    f"what this one has, connect with ?{READ_ONLY_QUERY}."
+                    f"This node does not serve: it is {status}, and another node leads. Connect to the leader. To read "
+                    f"what this node has, connect with ?{READ_ONLY_QUERY}."
                 )
             case "waiting":
                 sentence = f"This node is {status}; try again in a moment."
@@ -325,7 +339,7 @@ def _accepts_json(headers: Headers) -> bool:
 
 
 def _refuse_browser(connection: ServerConnection, status: HTTPStatus, sentence: str) -> Response:
-    """Refuse a browser with plain text, and forbid it to guess another content type."""
+    """Refuse a browser with plain text, and forbid the browser to guess another content type."""
     response = connection.respond(status, f"{sentence}\n")
     response.headers["X-Content-Type-Options"] = "nosniff"
     return response
@@ -334,7 +348,7 @@ def _refuse_browser(connection: ServerConnection, status: HTTPStatus, sentence: 
 def _process_response(connection: ServerConnection, _request: Request, response: Response) -> None:
     assert isinstance(connection, HubConnection)
     if connection.is_head:
-        response.body = b""  # the headers stay unchanged, including the length of the body
+        response.body = b""  # keep the headers unchanged, including the length of the body
 
 
 async def _bind(host: str, port: int) -> list[socket.socket]:
@@ -348,11 +362,11 @@ async def _bind(host: str, port: int) -> list[socket.socket]:
             sock = socket.socket(family, kind, protocol)
             sockets.append(sock)
             sock.setblocking(False)
-            # A restarted node must get its port back while connections of the old process are in TIME_WAIT.
+            # Let a restarted node bind its port again while connections of the old process are in TIME_WAIT.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                # Each address family has its own socket. Without this option, the IPv6 socket would also take the IPv4
-                # port.
+                # Each address family has its own socket. Without this option, the IPv6 socket would also take the port
+                # for IPv4.
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             sock.bind(address)
     except OSError:

@@ -1,6 +1,7 @@
-"""`Session`: the hub's side of one connection, with its state, its queues, and the frame rate of its participant.
+"""`Session`: the hub's side of one connection. It holds the state, the queues, and the frame rate of its participant.
 
-`intake` handles frames from a session, and `sessions` writes frames to it. Decides in memory; no IO, no clock.
+`intake` handles the frames that arrive from a session, and `sessions` writes frames to it. Works in memory; no IO, no
+clock.
 """
 
 from __future__ import annotations
@@ -17,20 +18,22 @@ from .delivery import Outbox
 from .read_budget import SessionReads
 
 REFILLS_PER_S = 100
-"""Number of times per second that the credit is refilled at full rate. Reading the clock for each frame instead would
-cost as much as decoding the frame."""
+"""Number of credit refills per second at full rate. Refilling for each frame instead would require reading the clock
+each time, which costs as much as decoding the frame.
+"""
 MAX_EXCESS_FRAMES = 64
-"""Number of frames beyond the rate that are read and refused. After that, nothing is read from the participant for
-`PAUSE_S`."""
+"""Number of frames beyond the rate that the hub reads and refuses. After that, it reads nothing from the participant
+for `PAUSE_S`.
+"""
 PAUSE_S = 0.1
 
 
 class SendRate:
-    """Rate limit for the frames of one participant, shared by its sessions: ``per_s``, with a burst of one second's
-    worth.
+    """Rate limit for the frames of one participant: ``per_s`` frames per second, with a burst of one second's frames.
+    All sessions of the participant share it.
 
     Uses the algorithm of `core.limits.next_arrival`, in steps of a hundredth of the rate. ``credit`` is the number of
-    frames that may arrive before the clock is read again.
+    frames that may arrive before the clock must be read again.
     """
 
     __slots__ = (
@@ -50,20 +53,22 @@ class SendRate:
         self.excess = 0
         """Number of frames beyond the rate since the last pause."""
         self.wait_ms = 0
-        """Delay in ms until the rate allows another frame, as of the last refill."""
+        """Delay in ms until the rate allows another frame, measured at the last refill."""
         self.is_paused = False
         self.next_signal_at = 0.0
-        """Time (ms) at which the next signal is due at exactly the rate of signals
-        (`core.limits.next_arrival_or_none`)."""
+        """Earliest time (ms) of the next signal if signals arrived exactly at their maximum rate
+        (`core.limits.next_arrival_or_none`).
+        """
         self._per_s = per_s
         self._step = max(1, per_s // REFILLS_PER_S)
         self._arrival = 0.0
 
     def refill(self, now: int) -> None:
-        """Grant the credit of another step if the rate allows it at ``now`` (ms). Call this when the credit is used
-        up."""
-        # This is the generic cell rate algorithm (`core.limits`). It needs one number instead of a list of recent
-        # arrivals.
+        """Grant the credit of another step if the rate allows it at ``now`` (ms). Call this method when the credit is
+        used up.
+        """
+        # This is the generic cell rate algorithm (see `core.limits`), which needs one number instead of a list of
+        # recent arrivals.
         due = max(self._arrival, now)
         ahead_ms = due - now - 1000.0
         if ahead_ms > 0:
@@ -75,9 +80,9 @@ class SendRate:
 
 class SessionState(Enum):
     OPENING = "opening"
-    """The session is connected. The hub waits for ``hello``."""
+    """The session is connected. The hub waits for its ``hello``."""
     JOINING = "joining"
-    """The ``hello`` is in the batch. Later frames wait."""
+    """The ``hello`` is in the batch. Later frames wait for the welcome."""
     LIVE = "live"
     CLOSED = "closed"
 
@@ -88,8 +93,7 @@ much as a function call."""
 
 
 class Connection(Protocol):
-    """The transport through which the hub writes to a session. Implemented by `connection` (WebSocket) and `local`
-    (in-process)."""
+    """The transport through which the hub writes to a session: `connection` (WebSocket) or `local` (in-process)."""
 
     peer: Peer
 
@@ -99,18 +103,19 @@ class Connection(Protocol):
         again."""
 
     def write(self, payloads: list[bytes]) -> None:
-        """Write these text messages to the connection in one write."""
+        """Write these text messages to the connection in a single write."""
 
     def end(self, code: int, reason: str) -> None:
-        """Close with a code after all data has been written. Idempotent."""
+        """Close the connection with a code after all data has been written. Idempotent."""
 
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
 
     def admit(self) -> None:
-        """Record that the participant is authenticated. From then on, the handshake limiter does not evict this
-        connection. Idempotent."""
+        """Record that the participant is authenticated. From now on, the handshake limiter does not evict this
+        connection. Idempotent.
+        """
 
 
 class SessionOutput(Protocol):
@@ -123,23 +128,23 @@ class SessionOutput(Protocol):
         """Flush the session at the end of this tick."""
 
     def flush_session(self, session: Session) -> None:
-        """Write now, as much as the connection accepts."""
+        """Write as much to the session now as its connection accepts."""
 
     def write(self, session: Session, frame: bytes) -> None:
-        """Queue a frame that is not a delivery."""
+        """Queue a frame that is not a delivery for the session."""
 
     def notice(self, sessions: Iterable[Session], kind: Any, thread_id: str | None, body: object) -> None:
-        """Send a notice. Drop it for sessions that do not read their answers."""
+        """Send a notice to several sessions. Sessions that do not read their answers do not receive it."""
 
     def end(self, session: Session, code: int, reason: str) -> None:
-        """Write all queued frames, then close the connection with this code."""
+        """Write all queued frames of the session, then close its connection with this code."""
 
     def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a task until it ends or the hub closes."""
 
 
 class PauseReason(Enum):
-    """Reason for not reading from a session."""
+    """Reason why the hub does not read from a session."""
 
     JOINING = "frames after the hello wait for the welcome"
     ANSWERS = "the peer does not read its answers"
@@ -158,39 +163,41 @@ class Session:
         self.origin: Origin | None = None
         """Participant, token and fencing token of the session. None before its welcome."""
         self.starts_at_ack_cursor = True
-        """Whether delivery started at the ack cursor. False if the client named a cursor."""
+        """Whether delivery started at the ack cursor. False if the client chose another cursor."""
         self.joined_at = 0
-        """The head at the welcome. A session that starts at the ack cursor receives its own participant's messages only
-        if they are later than this seq."""
+        """The head at the time of the welcome. A session that starts at the ack cursor receives messages of its own
+        participant only if they are newer than this seq.
+        """
         self.handled_at_join = AckCursor(0)
-        """Messages that, at the welcome, the participant had handled, or had refused and not received again. Set only
-        for a session that starts at the ack cursor."""
+        """The messages that the participant, at the time of the welcome, had handled, or had refused and not received
+        again. Set only for a session that starts at the ack cursor.
+        """
         self.said_bye = False
         self.outgoing: list[bytes] = []
         """Frames to be written at the end of this tick of the loop, before deliveries."""
         self.is_inbox_changed = False
-        """Whether the next write must include the notice that the inbox changed."""
+        """Whether the next write must include a notice that the inbox changed."""
         self.early_frames: list[bytes] = []
         """Frames that arrived while the session was joining."""
         self.arrivals: dict[asyncio.Future[None], None] = {}
-        """Futures of reads that wait for a message to this participant. There are at most ``max_reads``."""
-        # Create the budgets at the first read. Most sessions never read, and ten thousand idle sessions should not need
-        # the memory.
+        """Futures of reads that wait for a message to this participant. At most ``max_reads``."""
+        # The first read creates the budget. Most sessions never read, and ten thousand idle sessions should not need
+        # memory for it.
         self.reads: SessionReads | None = None
         """The session's reads in progress and their results. None before the first read."""
         self.undelivered_seq: int | None = None
-        """First undelivered seq of the session when retention last checked."""
+        """First undelivered seq of the session when retention checked last."""
         self.undelivered_since = 0
         """Time (ms) at which retention first saw ``undelivered_seq``."""
         self.pauses: set[PauseReason] = set()
-        # Not used before the welcome, when `Intake.release` replaces it. The initial value saves a check for None at
-        # each frame.
+        # `Intake.release` replaces this value at the welcome, and nothing uses it before. A value saves a check for
+        # None at each frame.
         self.send_rate = SendRate(1)
         """Frame rate of the participant, set at the welcome."""
 
     @property
     def is_reactor(self) -> bool:
-        """Whether this session runs its agent's reactor. Stays true after a newer reactor has superseded it."""
+        """Whether this session runs its agent's reactor. Stays true after a newer reactor has superseded this one."""
         return self.origin is not None and self.origin.fencing_token is not None
 
     def live_origin(self) -> Origin:
@@ -200,13 +207,14 @@ class Session:
         return self.origin
 
     def pause_reading(self, reason: PauseReason) -> None:
-        """Stop reading for a reason. Reading resumes when every reason has been dropped."""
-        # Use a set of reasons, not a counter: the same reason may be reported twice, and must end with one report.
+        """Stop reading from the session for a reason. Reading resumes when all reasons have been removed."""
+        # Use a set of reasons, not a counter. A reason may be reported twice, and one call of `resume_reading` removes
+        # it.
         self.pauses.add(reason)
         self.connection.pause_reading()
 
     def resume_reading(self, reason: PauseReason) -> None:
-        """Drop a reason, and resume reading if no reason is left. Does nothing if the reason was not set."""
+        """Remove a reason, and resume reading if no reason is left. Does nothing if the reason was not set."""
         if reason in self.pauses:
             self.pauses.discard(reason)
             if not self.pauses:

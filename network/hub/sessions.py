@@ -1,10 +1,10 @@
-"""The session registry: which sessions are connected, and the frames that are written to each session, once per tick of
-the loop.
+"""The session registry: the connected sessions, and the frames that are written to each session once per tick of the
+loop.
 
 `intake` and `publisher` queue frames in the registry, and `flush_session` writes them to the connection. The registry
-runs on the hub's loop without locks, because no other code runs between two awaits. It decides nothing about the
-network. `participants` records the messages that each participant has handled, `pages` serves sessions that are behind,
-and `redelivery` repeats failed messages.
+runs on the hub's loop and needs no locks, because no other code runs between two awaits. It makes no decisions about
+the network. `participants` records the messages that each participant has handled, `pages` serves sessions that are
+behind, and `redelivery` repeats failed messages.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ INBOX_NOTICE = encode(NoticeFrame(kind="inbox", body={}))
 
 
 class SessionRegistry:
-    """The registry of the hub's sessions. ``meta`` describes the ledger; the batch writer and retention replace it.
+    """The registry of the hub's sessions. ``meta`` describes the ledger; the batch writer and retention replace this
+    value.
 
     Implements `SessionOutput`.
     """
@@ -63,8 +64,9 @@ class SessionRegistry:
         """Number of deliveries queued since the start."""
         self._limits = limits
         self._reactor_ends: dict[str, asyncio.Future[bool]] = {}
-        """Futures by agent. Each completes when the agent's reactor ends. Its result is True if the reactor said
-        goodbye."""
+        """Futures by agent id. Each is done when the agent's reactor ends. The result is True if the reactor said
+        goodbye.
+        """
         self._dirty: dict[Session, None] = {}
         """Sessions to be flushed at the end of this tick of the loop."""
         self._operators: dict[Session, None] = {}
@@ -74,7 +76,7 @@ class SessionRegistry:
         self.read_errors = RepeatedErrorLog(
             "the ledger cannot be read", "the ledger can be read again", self._loop.time, new_id
         )
-        """Log of errors in all reads outside the batches."""
+        """Log of errors in all ledger reads outside the batches."""
         self.recent = RecentRows(self.participants)
         self.pages = Pages(self, self.participants, ledger, limits, self.read_errors, self.recent)
         self.redelivery = Redelivery(self, self.participants, ledger, now, self.read_errors)
@@ -86,7 +88,7 @@ class SessionRegistry:
         """The committed state."""
         return self.participants.state
 
-    # --- sessions come and go
+    # --- start and end of sessions
 
     def open(self, session_id: str, connection: Connection) -> Session:
         """Add a session for a new connection. The first frame of the session must be ``hello``."""
@@ -105,10 +107,10 @@ class SessionRegistry:
         at_ack_cursor: bool,
         is_silent: bool,
     ) -> None:
-        """Make a welcomed session live. Unless the session is silent, its first page brings it up to date."""
+        """Make a welcomed session live. Pages bring it up to date, unless the session is silent."""
         live = self.participants.activate(participant)
-        # Check this before the session is added: a later session of a participant is announced only if it brought a new
-        # card.
+        # Check this before the session is added. If the participant already has a session, it is announced again only
+        # if its card changed.
         if not live.sessions or live.announced_card != participant.card:
             live.announced_card = participant.card
             self.subscriptions.announce_presence(participant, "online")
@@ -121,7 +123,7 @@ class SessionRegistry:
         session.starts_at_ack_cursor = at_ack_cursor
         session.joined_at = self.state.head
         if at_ack_cursor:
-            # Use a snapshot, because the participant's other sessions may acknowledge messages later. The deliveries of
+            # Use a snapshot. The participant's other sessions may acknowledge messages later, but the deliveries of
             # this session must not depend on how fast it reads.
             session.handled_at_join = live.mailbox.snapshot_at_join()
         session.outbox.is_silent = is_silent
@@ -132,16 +134,16 @@ class SessionRegistry:
         self.redelivery.resume(live)
 
     def leave(self, session: Session, code: int | None = None) -> None:
-        """Remove a session whose connection ended, or is being closed with a code. Idempotent."""
+        """Remove a session whose connection has ended or is being closed with a code. Idempotent."""
         self.sessions.pop(session.session_id, None)
         self._dirty.pop(session, None)
         self._operators.pop(session, None)
         self.subscriptions.remove(session)
-        # Read the state before it changes below: a session that ends while its hello waits is counted as joining.
+        # Read the state before it changes below: a session whose hello waits in the batch is counted as joining.
         self.joining -= session.state is SessionState.JOINING
         session.state = SessionState.CLOSED
         for arrival in session.arrivals:
-            # Cancel the read instead of waking it: otherwise it would compute an answer that nobody receives.
+            # Cancel the read instead of waking it. Otherwise it would compute an answer that nobody receives.
             arrival.cancel()
         session.arrivals.clear()
         if session.reads is not None:
@@ -156,10 +158,10 @@ class SessionRegistry:
         self.joined -= 1
         log.info("left", extra={**_log_fields(session, live.agent_id), "code": code})
         if session.is_reactor and (reactor_end := self._reactor_ends.pop(live.agent_id, None)) is not None:
-            # Code 1000 is a goodbye. Any other code may mean a lost connection, after which the runner comes back.
+            # Code 1000 is a goodbye. Any other code may mean a lost connection, and then the runner comes back.
             reactor_end.set_result(code == 1000)
         if live.sessions:
-            # A redelivery goes to one session only. When a session ends, another session must get its
+            # A redelivery goes to only one session. When this session ends, another session must receive its
             # redeliveries.
             self.redelivery.reassign(live)
             return
@@ -173,10 +175,11 @@ class SessionRegistry:
 
     async def wait_until_unserved(self, agent_id: str, grace_s: float) -> None:
         """Wait until no runner serves an agent. A runner that was lost without a goodbye may return within the grace
-        period."""
+        period.
+        """
         while self.has_reactor(agent_id):
             reactor_end = self._reactor_ends.setdefault(agent_id, self._loop.create_future())
-            # shield the future, because all callers that wait for this agent share it
+            # shield the future: all callers that wait for this agent share it
             has_said_bye = await asyncio.shield(reactor_end)
             if not has_said_bye:
                 await asyncio.sleep(grace_s)
@@ -193,7 +196,7 @@ class SessionRegistry:
 
     def end(self, session: Session, code: int, reason: str) -> None:
         """Write all queued frames, then close the connection with this code."""
-        # Write the answers of committed entries before the close frame. Otherwise the client would repeat those
+        # Write the answers to committed entries before the close frame. Otherwise the client would repeat these
         # entries.
         self.flush_session(session)
         session.connection.end(code, reason)
@@ -201,9 +204,9 @@ class SessionRegistry:
         self.leave(session, code)
 
     def refuse(self, session: Session, code: int, error: RoundelayError | None) -> None:
-        """End a session. If there is an error, its frame is the last frame before the close frame."""
+        """End a session. If ``error`` is given, its frame is the last one before the close frame."""
         if error is not None:
-            session.is_inbox_changed = False  # otherwise a notice would be sent between the error and the close frame
+            session.is_inbox_changed = False  # otherwise a notice would follow the error
             self.flush_session(session)
             log.info("a session is refused", extra={**_log_fields(session), "code": error.code})
             session.outgoing.append(error_bytes(error))
@@ -216,17 +219,17 @@ class SessionRegistry:
             self.end(session, 4503, reason)
 
     def operators(self) -> list[Session]:
-        """Return the live sessions of operators."""
+        """Return the live sessions whose participants are operators."""
         return list(self._operators)
 
     def reset(self) -> None:
-        """Drop all data that was derived from the state, because the state is about to be loaded again."""
+        """Drop all data that was derived from the state. Called before the state is loaded again."""
         self.redelivery.cancel_all()
         self.participants.reset()
         self.recent.clear()
 
     async def close(self) -> None:
-        """Cancel the hub's tasks and timers. The caller has already ended the sessions."""
+        """Cancel the registry's tasks and timers. The caller has already ended the sessions."""
         self.reset()
         self.read_budget.stop()
         for task in list(self._tasks):
@@ -253,33 +256,34 @@ class SessionRegistry:
             if needs_ack and session.arrivals:
                 session.wake_arrivals()
             if session.session_id == sender_session:
-                # The sender already has the message. Advance the outbox beyond the message, because the next page of
-                # deliveries would otherwise contain it.
+                # The sender already has the message. Advance the outbox past the message, because the next page would
+                # otherwise contain it.
                 outbox.skip_own(seq)
             elif not outbox.is_behind:
                 self.deliveries += 1
                 if not outbox.push(delivery):
-                    # Send this notice only at the overflow itself: from now on, `is_behind` skips the session.
+                    # This notice is sent only at the overflow itself: from now on, `is_behind` skips the session.
                     self.write(session, encode(NoticeFrame(kind="behind", body={"from_seq": outbox.position})))
                 if session not in dirty:
                     self.schedule_flush(session)
 
     def write(self, session: Session, frame: bytes) -> None:
-        """Queue a frame that is not a delivery. It is written in this tick, before deliveries."""
+        """Queue a frame that is not a delivery. The frame is written in this tick, before deliveries."""
         session.outgoing.append(frame)
         if session not in self._dirty:
             self.schedule_flush(session)
 
     def notice(self, sessions: Iterable[Session], kind: Any, thread_id: str | None, body: object) -> None:
-        """Send a notice. Drop it for sessions that do not read their answers."""
+        """Send a notice to several sessions. Sessions that do not read their answers do not receive it."""
         frame = encode(NoticeFrame(kind=kind, thread_id=UNSET if thread_id is None else thread_id, body=body))
         for session in sessions:
             if PauseReason.ANSWERS not in session.pauses:
                 self.write(session, frame)
 
     def notify_inbox(self, agent_ids: Iterable[str], *, operators: bool = False) -> None:
-        """Notify people, and operators if requested, that their inbox changed. Several changes before the next write
-        become one notice."""
+        """Notify people that their inbox changed, and also operators if ``operators`` is true. Several changes before
+        the next write become one notice.
+        """
         sessions = [session for agent_id in agent_ids for session in self.participants.sessions_of(agent_id)]
         for session in (*sessions, *(self._operators if operators else ())):
             origin = session.origin
@@ -288,7 +292,7 @@ class SessionRegistry:
                 self.schedule_flush(session)
 
     def open_reads(self, session: Session) -> SessionReads:
-        """Return a session's part of the read budget. Create it at the session's first read."""
+        """Return the session's part of the read budget. The first call creates it."""
         if session.reads is None:
             agent_id = session.live_origin().agent_id
             session.reads = self.read_budget.open_session(agent_id, partial(self._end_unread, session))
@@ -307,7 +311,7 @@ class SessionRegistry:
     def _end_unread(self, session: Session) -> None:
         max_bytes = self._limits.hub_result_bytes
         log.info("closing a session that does not read its results", extra={"session_id": session.session_id})
-        reason = f"hub_result_bytes ({max_bytes}) is reached, and these results were not read; ask again."
+        reason = f"hub_result_bytes ({max_bytes}) is reached, and this session did not read its results; ask again."
         self.end(session, 4429, reason)
 
     # --- write
@@ -322,18 +326,19 @@ class SessionRegistry:
 
     def _flush(self) -> None:
         self._flush_is_due = False
-        # Swap the dicts first: flushing may end sessions, and may mark others as dirty for the next tick.
+        # Swap the dicts first: flushing may end sessions, and may mark other sessions as dirty for the next tick.
         dirty, self._dirty = self._dirty, {}
         for session in dirty:
             self.flush_session(session)
 
     def flush_session(self, session: Session) -> None:
-        """Write as much as the connection accepts. Stop reading from a session that does not read its answers, and
-        start paging for a session that is behind."""
+        """Write as much as the connection accepts. Also stop reading from a session that does not read its answers, and
+        start to read pages for a session that is behind.
+        """
         connection, outbox = session.connection, session.outbox
         while not connection.is_paused and session.state is not SessionState.CLOSED:
-            # Write one result per round, and only after the connection has accepted all earlier data: a result may have
-            # megabytes.
+            # Write one result per round, and only after the connection has accepted all earlier data. A result may have
+            # several megabytes.
             has_written_result = session.reads is not None and self._write_next_result(session, session.reads)
             if session.is_inbox_changed:
                 session.is_inbox_changed = False
@@ -350,20 +355,21 @@ class SessionRegistry:
         if session.state is not LIVE:
             return
         if connection.is_paused and PauseReason.ANSWERS not in session.pauses:
-            # Unlike deliveries, answers cannot be dropped and read again. Stop reading, so that the client cannot
+            # Unlike deliveries, answers cannot be dropped and read again later. Stop reading, so that the client cannot
             # request more answers.
             if sum(map(len, session.outgoing)) > self._limits.session_queue_bytes:
                 session.pause_reading(PauseReason.ANSWERS)
         elif session.pauses and not connection.is_paused:
             session.resume_reading(PauseReason.ANSWERS)
         if outbox.is_behind and outbox.wants_page() and not connection.is_paused:
-            # Start a page only while the connection accepts bytes: a page for a blocked reader would wait in memory.
+            # Start a page only while the connection accepts bytes. A page for a blocked reader would only take memory.
             self.pages.start(session)
 
     def _write_next_result(self, session: Session, reads: SessionReads) -> bool:
-        """Release the budget of the result that the connection has accepted, and write the next result. Return False if
-        no result waits."""
-        # The connection accepts bytes again, so it has accepted all of the result that was written last.
+        """Free the budget of the last result, which the connection has accepted, and write the next result. Return
+        False if no result waits.
+        """
+        # The connection accepts bytes again, so it has accepted the whole result that was written last.
         written, reads.written = reads.written, 0
         if written:
             self.read_budget.drop_result(reads, written)

@@ -1,8 +1,8 @@
 """Step 2: check the form of a frame: JSON, nesting, fields, types, and the form of ids. The content is not checked.
 Pure.
 
-The fast path decodes a frame once. The slow path finds the error in a malformed frame, so that the refusal can name the
-error.
+The fast path decodes a frame once. The slow path looks for the error in a malformed frame, so that the refusal can
+describe the error.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _decoder: msgspec.json.Decoder[ClientFrame] = msgspec.json.Decoder(ClientFrame)
 _FIELDS = msgspec.json.Decoder(dict[str, Raw])
 MAX_NUMBER_CHARS = 1000
-"""Maximum number of characters in a number. The JSON parsers of common languages accept this length, and refuse numbers
-a few times as long."""
+"""Maximum number of characters in a number. The JSON parsers of common languages accept numbers of this length. Some
+refuse numbers that are a few times longer.
+"""
 _NAMES = frozenset(str(cls.__struct_config__.tag) for cls in CLIENT_FRAMES)
 
 
 class FrameError(Exception):
-    """Error for a malformed frame. ``keys`` holds the valid ids of the frame, which the answer repeats."""
+    """Raised for a malformed frame. ``keys`` holds the valid ids of the frame, which the answer repeats."""
 
     def __init__(self, error: RequestError, keys: dict[str, str]) -> None:
         super().__init__(str(error))
@@ -54,14 +55,14 @@ class FrameError(Exception):
 
 
 def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> ClientFrame:
-    """Decode and check one text frame, whose UTF-8 the caller has checked. Raises `FrameError`.
+    """Decode and check one text frame. The caller has checked that it is valid UTF-8. Raises `FrameError`.
 
-    Refuses NaN, lone surrogates, deep nesting, long numbers, unknown fields, wrong types and malformed ids. With
-    ``is_brief``, the refusal of a frame that does not decode contains no explanation, only the id near the beginning of
-    the frame.
+    NaN, lone surrogates, deep nesting, long numbers, unknown fields, wrong types and malformed ids are refused. With
+    ``is_brief``, the refusal of a frame that cannot be decoded contains no explanation, only the id near the beginning
+    of the frame.
     """
-    # Most frames are one object, or an object inside another. Detecting these frames by `rfind` costs a fraction of the
-    # decoding, while `count` alone costs as much as the decoding.
+    # Most frames are one object, or one object inside another. Detecting such frames with `rfind` costs a fraction of
+    # the decoding, while `count` alone costs as much as the decoding.
     last = data.rfind(b"{")
     is_shallow = _BRACKET not in data and (last == 0 or (max_depth > 1 and data.rfind(b"{", 0, last) == 0))
     if not is_shallow and data.count(b"{") + data.count(b"[") > max_depth and _is_too_deep(data, max_depth):
@@ -69,8 +70,8 @@ def read_frame(data: bytes, max_depth: int, *, is_brief: bool = False) -> Client
             InvalidFrame(f"The frame is nested deeper than {max_depth}; send flatter JSON."),
             _shown_keys(data) if is_brief else _valid_keys(_fields(data)),
         )
-    # msgspec accepts long numbers, but Python's `json` and other clients refuse to read them. One such message would
-    # break these clients.
+    # msgspec accepts long numbers, but Python's `json` and other parsers refuse them. One such message would break
+    # clients that use those parsers.
     if len(data) > MAX_NUMBER_CHARS and _has_long_number(data):
         raise FrameError(
             InvalidFrame(f"The frame holds a number of more than {MAX_NUMBER_CHARS} characters; send it as a string."),
@@ -93,7 +94,7 @@ def is_key(text: str) -> bool:
 
 
 def _check_keys(frame: ClientFrame, data: bytes) -> None:
-    # check this before the match, whose class patterns are slow: nearly every frame is a SendFrame
+    # Check this before the match, whose class patterns are slow: nearly every frame is a SendFrame.
     if isinstance(frame, SendFrame):
         _check_send(frame, data)
         return
@@ -142,7 +143,7 @@ def _check_send(frame: SendFrame, data: bytes) -> None:
             raise _refuse("conversation goes with the address of a participant only", data)
         if not is_id(frame.conversation):
             raise _refuse("conversation must be lower case letters, digits, '.', '_', '-', at most 64", data)
-    # Most messages have none of these fields. This one test skips the checks below.
+    # Most messages have none of these fields. This test lets them skip the checks below.
     if frame.metadata is UNSET and frame.requires_response is UNSET and frame.exclude_agent_ids is UNSET:
         return
     if frame.requires_response is False:
@@ -159,8 +160,9 @@ def _check_send(frame: SendFrame, data: bytes) -> None:
 
 
 def _check_card(card: Raw, data: bytes) -> None:
-    """Check the types of the card's fields that other participants read. The owner may put any value into the other
-    fields."""
+    """Check the types of those fields of a card that other participants read. The owner may put any value into the
+    other fields.
+    """
     if not _is_object(card):
         raise _refuse("card must be an object", data)
     try:
@@ -192,12 +194,13 @@ def _refuse(what: str, data: bytes) -> FrameError:
 
 
 def _reread_or_refuse(data: bytes, error: Exception) -> ClientFrame:
-    """Explain the error of a frame that did not decode. If duplicated fields are the only error, decode the frame
-    again, so that the last value counts."""
+    """Raise an error that explains why a frame could not be decoded. If the only error is a duplicated field, decode
+    the frame so that the last value counts.
+    """
     if isinstance(error, msgspec.ValidationError):
         try:
-            # msgspec refuses a duplicated field of a struct, but JSON parsers agree that the last value counts. So
-            # decode the frame to a dict first.
+            # msgspec refuses a duplicated field of a struct, but other JSON parsers use the last value. So decode the
+            # frame to a dict first.
             frame = _decoder.decode(encode(_FIELDS.decode(data)))
         except msgspec.DecodeError:
             pass
@@ -224,10 +227,10 @@ def _fields(data: bytes) -> dict[str, Raw]:
 
 
 def _readable_fields(data: bytes) -> Iterator[tuple[str, Raw]]:
-    """Yield the string fields of a broken frame that can be found by its strings and brackets.
+    """Yield those string fields of a broken frame that can be found by looking only at strings and brackets.
 
     An error in one field does not hide the other fields, even if that field is nested too deeply, cut off or not JSON.
-    A frame may consist only of brackets. So the search ends after `MAX_TOKENS` runs, and costs no more than reading a
+    A frame may consist only of brackets. So the search ends after `MAX_TOKENS` tokens, and costs no more than reading a
     correct frame.
     """
     depth = 0
@@ -261,11 +264,10 @@ def _readable_fields(data: bytes) -> Iterator[tuple[str, Raw]]:
 
 _TOKENS = re.compile(
     rb'"(?:[^"\\]++|\\.)*+"?|[\[{]++|[\]}]++|[:,]|[^\s"\[\]{}:,]++', re.DOTALL
-)  # an unterminated string is one match too; otherwise each of its quotes would start a search
+)  # an unterminated string is one match; otherwise the search would start again at each of its quotes
 MAX_TOKENS = 256
 SHOWN_BYTES = 512
-"""Number of bytes at the beginning of a frame that are searched for an id if the refusal contains no explanation.
-Clients put the id there."""
+"""Number of bytes at the beginning of a frame in which a brief refusal looks for the id. Clients put the id there."""
 
 
 def _shown_keys(data: bytes) -> dict[str, str]:
@@ -290,8 +292,9 @@ _ID_FIELDS = {"send": "message_id", "call": "call_id", "record": "record_id", "b
 
 
 def _valid_keys(fields: dict[str, Raw]) -> dict[str, str]:
-    """Return the valid id that the answer repeats: the ``message_id``, ``call_id``, ``record_id`` or ``batch_id`` of
-    the frame."""
+    """Return the valid id of the frame, which the answer repeats: a ``message_id``, ``call_id``, ``record_id`` or
+    ``batch_id``.
+    """
     name = _ID_FIELDS.get(_string(fields.get("type")) or "")
     for key in (name,) if name else _ID_FIELDS.values():
         value = _string(fields.get(key))
@@ -306,12 +309,12 @@ def _refuse_lone_surrogates(data: bytes) -> None:
     except UnicodeEncodeError:
         message = "The frame holds a lone surrogate; send valid Unicode."
         raise FrameError(InvalidFrame(message), _valid_keys(_fields(data))) from None
-    except (ValueError, RecursionError):  # huge numbers are valid JSON, and are passed on unchanged
+    except (ValueError, RecursionError):  # huge numbers are valid JSON and are forwarded unchanged
         return
 
 
 def _is_too_deep(data: bytes, max_depth: int) -> bool:
-    # Each frame within a batch may be as deep as a frame outside a batch.
+    # Each frame in a batch may be as deep as a single frame.
     return _is_deeper(data, max_depth + _BATCH_DEPTH if data.startswith(_BATCH) else max_depth)
 
 
@@ -320,16 +323,16 @@ _BATCH_DEPTH = 2
 
 
 def _is_deeper(data: bytes, max_depth: int) -> bool:
-    """Return whether objects and arrays outside of strings nest deeper than ``max_depth``.
+    """Return whether objects and arrays outside strings are nested deeper than ``max_depth``.
 
-    Anybody may send any frame, so the check must not cost more than decoding. Therefore the check processes whole bytes
-    objects.
+    Anyone may send any frame, so the check must not cost more than decoding the frame. Therefore it operates on whole
+    bytes objects and not on single characters.
     """
     steps = _outside_strings(data).translate(_STEPS, _NO_BRACKETS)
     # Replacing whole pairs runs at the speed of C. A loop over characters would cost more than decoding the frame.
-    while max_depth > 0:  # remove the innermost pairs, which reduces the nesting by one level
+    while max_depth > 0:  # remove the innermost pairs, which reduces the depth by one level
         outer = steps.replace(b"\x01\xff", b"")
-        # Stop if a pass removes few pairs: a frame may be built so that each pass removes only one pair.
+        # Stop if a pass removes few pairs: someone may build a frame so that each pass removes only one pair.
         if len(outer) * 8 > len(steps) * 7:
             break
         steps, max_depth = outer, max_depth - 1
@@ -338,14 +341,14 @@ def _is_deeper(data: bytes, max_depth: int) -> bool:
 
 
 def _has_long_number(data: bytes) -> bool:
-    """Return whether any number is longer than `MAX_NUMBER_CHARS`. Looks at few bytes, unless the frame is full of
-    numbers."""
+    """Return whether any number is longer than `MAX_NUMBER_CHARS`. Usually examines only a few bytes."""
     return _has_long_run(data) and _has_long_run(_outside_strings(data))
 
 
 def _has_long_run(data: bytes) -> bool:
-    """Return whether a run of number characters is longer than `MAX_NUMBER_CHARS`. Such a run contains a byte at a
-    multiple of half that length, so it is enough to examine these bytes."""
+    """Return whether a run of number characters is longer than `MAX_NUMBER_CHARS`. Such a run contains a byte whose
+    index is a multiple of half this length, so only these bytes are examined.
+    """
     step = MAX_NUMBER_CHARS // 2
     seen = data[step::step]
     if len(seen.translate(None, _NUMBER)) == len(seen):

@@ -1,10 +1,10 @@
-"""Signals: short-lived reports of work in progress, forwarded to participants who may read them. Signals are never
-stored.
+"""Signals: short-lived reports of work in progress. The hub forwards them to participants who may read them, and never
+stores them.
 
-A signal to an address reaches the participants that are there now. A signal to a thread may be about several messages,
-and reaches the participants who may read all of these messages. If the signal names a trigger, this is its only
-message. Otherwise the messages are the newest message of the thread and the triggers of the sender's open reactions in
-the thread. Signals beyond the rate and signals for slow readers are dropped.
+A signal to an address reaches the participants who are connected now. A signal to a thread may be about several
+messages, and reaches the participants who may read all of these messages. If the signal names a trigger, it is about
+this message only. Otherwise it is about the newest message of the thread and the triggers of the sender's open
+reactions in the thread. Signals beyond the rate and signals for slow readers are dropped.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from .sessions import SessionRegistry
 MAX_OPEN_REACTIONS = 64
 """Maximum number of open reactions that are checked for a signal without a trigger (docs/protocol.md)."""
 MAX_MESSAGES_BACK = 64
-"""Maximum number of messages in a thread that are searched for a message that the sender may read
-(docs/protocol.md)."""
+"""Maximum number of older messages in a thread that are searched for one that the sender may read (docs/protocol.md).
+"""
 
 
 class Signals:
-    """Forwards signals. Refusals go through ``pending``, so that they are answered in the order of the frames."""
+    """Forwards signals. A refusal goes through ``pending``, so that it keeps its place in the order of answers."""
 
     def __init__(
         self, registry: SessionRegistry, rules: Rules, ledger: Ledger, pending: PendingEntries, clock: Clock
@@ -62,8 +62,9 @@ class Signals:
         self._clock = clock
 
     def accept(self, session: Session, origin: Origin, frame: SignalFrame, *, is_beyond_rate: bool) -> None:
-        """Forward one signal, or drop it if its participant is beyond a rate. Raises the error that refuses the
-        signal."""
+        """Forward one signal, or drop it if its participant is beyond a rate. If the signal is refused, raise the error
+        of the refusal.
+        """
         send_rate = session.send_rate
         due = None
         if not is_beyond_rate:
@@ -99,10 +100,12 @@ class Signals:
             ]
         if kind == "mod" and name in self._mods:
             return mod_thread(name, sender), [sender]
-        raise UnknownRecipient(f"{kind}:{name} is no place where {sender} may signal.")
+        raise UnknownRecipient(f"{sender} cannot send a signal to {kind}:{name}.")
 
     async def _signal_thread(self, session: Session, frame: SignalFrame) -> None:
-        """Send a signal to a thread, to the participants who may read every message that the signal may be about."""
+        """Send a signal to a thread. It reaches the participants who may read every message that the signal may be
+        about.
+        """
         assert frame.thread_id is not UNSET
         origin, reads = session.live_origin(), session.reads
         sender, read_errors, reader = origin.agent_id, self._registry.read_errors, f"a signal of {origin.agent_id}"
@@ -122,10 +125,10 @@ class Signals:
         finally:
             if reads is not None:
                 reads.in_progress -= 1
-        # Read the state only now: members may have left while the ledger was read.
+        # Read the state only after the ledger: members may have left in the meantime.
         state, head = self._registry.state, heads[0]
         is_private = head.kind in ("direct", "mod")
-        # Start from the participants who can be readers: checking the rules for every participant would cost too much
+        # Start from the participants who can be readers. Checking the rules for every participant would cost too much
         # per signal.
         near = parties(head) if is_private else self._registry.subscriptions.list_signal_readers(head.to)
         readers = [agent_id for agent_id in dict.fromkeys(near) if follows_live(state, agent_id, heads)]
@@ -134,8 +137,9 @@ class Signals:
         self._send(session, frame, frame.thread_id, readers)
 
     async def _find_trigger(self, sender: str, thread_id: str, trigger: int) -> list[MessageHead]:
-        """Return the message that a signal names. Raises `UnknownMessage` unless the message is in the thread and the
-        sender may read it."""
+        """Return the message that a signal names as its trigger. Raises `UnknownMessage` unless the message is in the
+        thread and the sender may read it.
+        """
         state = self._registry.state
         reaction = next(iter(state.reactions_to(sender, trigger).values()), None)
         head = reaction.trigger_head if reaction is not None else None
@@ -149,10 +153,11 @@ class Signals:
         return [head]
 
     async def _find_heads(self, sender: str, thread_id: str) -> list[MessageHead]:
-        """Return the messages that a signal without a trigger may be about. These are the newest message of the thread,
-        the newest message that the sender may read, and the triggers of the sender's open reactions in the thread.
+        """Return the messages that a signal without a trigger may be about: the newest message of the thread, the
+        newest message that the sender may read, and the triggers of the sender's open reactions in the thread.
 
-        Raises `UnknownMessage` if the sender may read no message, and `InvalidArguments` if there are too many.
+        Raises `UnknownMessage` if the sender may read no message, and `InvalidArguments` if the sender has too many
+        open reactions.
         """
         row = await find_newest_message(self._ledger, thread_id)
         newest = row.head if row is not None else None
@@ -161,7 +166,7 @@ class Signals:
             # The sender may have the right to read only older messages, like a member who has left.
             page = await self._ledger.thread(thread_id, before=newest.seq, limit=MAX_MESSAGES_BACK)
         state = self._registry.state
-        # Search the smaller group: either group may have thousands of reactions, and a result must be in both.
+        # Search the smaller group. Either group may have thousands of reactions, and a result must be in both.
         reactions = min(state.reactions_of(sender), state.reactions_in(thread_id), key=len)
         if len(reactions) > MAX_OPEN_REACTIONS:
             raise InvalidArguments(
@@ -182,15 +187,16 @@ class Signals:
 
     def _send(self, session: Session, frame: SignalFrame, thread_id: str, readers: list[str]) -> None:
         sender = session.live_origin().agent_id
-        if session.state is not SessionState.LIVE:  # removed or revoked while its thread was looked up
+        if session.state is not SessionState.LIVE:  # the session was removed or revoked while its thread was looked up
             return
         data = encode(SignalOutFrame(sender_id=sender, thread_id=thread_id, kind=frame.kind, body=frame.body))
         self._registry.subscriptions.send_signal(readers, session.session_id, data)
 
 
 def _may_address(state: State, origin: Origin, head: MessageHead, reader: str) -> bool:
-    """Return whether the rights let the sender answer ``head`` to a reader. If not, the sender's signals do not reach
-    that reader either."""
+    """Return whether the sender has the right to answer ``head`` to a reader. Without this right, the sender's signals
+    do not reach the reader either.
+    """
     kind, name = parse_address(head.to) if head.kind in ("broadcast", "channel") else ("agent", reader)
     try:
         check_right_to_send(state, origin, kind, name)

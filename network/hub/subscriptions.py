@@ -1,5 +1,5 @@
-"""`Subscriptions`: events for subscribed sessions, which are never stored: presence, channel members, signals, and
-quiet conversations.
+"""`Subscriptions`: events for subscribed sessions: presence, channel members, signals, and quiet conversations. Events
+are never stored.
 
 `SessionRegistry` owns one `Subscriptions`. This module decides which sessions receive an event. `signals` and the core
 decide who may see a thread. Events for slow sessions are dropped.
@@ -21,11 +21,12 @@ from .participants import LiveParticipants
 from .session import Session, SessionOutput
 
 UNWATCHED_S = 10.0
-"""Time in seconds after which the hub notifies reactors that no session subscribes to signals any more."""
+"""Time in seconds between the end of the last signal subscription and the notice that reactors need not send signals.
+"""
 
 
 class Subscriptions:
-    """Sets of sessions that subscribed to presence notices, to signals, or to the notice `conversation_quiet`."""
+    """The sessions that subscribed to presence notices, to signals, or to the notice `conversation_quiet`."""
 
     def __init__(self, output: SessionOutput, participants: LiveParticipants) -> None:
         self._output = output
@@ -48,8 +49,9 @@ class Subscriptions:
         self._update_watched()
 
     def _update_watched(self) -> None:
-        """Notify reactors when the first session subscribes to signals, and some time after the last subscriber
-        left."""
+        """Notify reactors when the first session subscribes to signals, and some time after the last subscription has
+        ended.
+        """
         if self._signals and self._unwatched is not None:
             self._unwatched.cancel()
             self._unwatched = None
@@ -76,15 +78,15 @@ class Subscriptions:
         """Report that a participant came online or went offline."""
         frame = encode(PresenceFrame(agent_id=participant.agent_id, state=state, card=participant.card))
         for session in self._presence:
-            # Send no presence to a slow session: the event would be out of date when it arrives, and would delay
-            # answers.
+            # Skip a slow session. The event would be out of date when it arrives, and would delay answers.
             if not session.connection.is_paused:
                 self._output.write(session, frame)
 
     def announce_members(self, channel: str | None, agent_id: str | None) -> None:
-        """Report that the members of a channel, or their rights, changed. The report goes to the channel's members, to
-        operators, and to the participant concerned. Without a channel, it goes to every session that subscribed to
-        presence."""
+        """Report that the members of a channel, or their rights, changed. The channel's members, operators and the
+        participant ``agent_id`` receive the report. Without a channel, every session that subscribed to presence
+        receives it.
+        """
         sessions = [
             session
             for session in self._presence
@@ -99,8 +101,9 @@ class Subscriptions:
         return origin.is_operator or origin.agent_id == agent_id or is_member
 
     def list_signal_readers(self, address: str) -> Iterable[str]:
-        """Return the ids of the participants that a signal to ``broadcast`` or to a channel may reach: subscribers, or
-        the online members."""
+        """Return the ids of the participants whom a signal may reach: for ``broadcast`` the subscribers, for a channel
+        its members who are online.
+        """
         if address == "broadcast":
             return dict.fromkeys(session.live_origin().agent_id for session in self._signals)
         return [live.agent_id for live in self._participants.online_in(name_of(address))]

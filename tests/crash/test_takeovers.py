@@ -553,7 +553,7 @@ async def test_who_waits_for_its_turn_can_be_stopped_and_says_what_it_waits_for(
         assert await asyncio.to_thread(is_hub_ready, waiting.url) is False
         with pytest.raises(InvalidStatus) as refused:
             await connect(waiting.url, subprotocols=[Subprotocol("roundelay.v1")])
-        assert b"another one leads" in (refused.value.response.body or b"")
+        assert b"another node leads" in (refused.value.response.body or b"")
         async with asyncio.timeout(5):  # known once a heartbeat of the leader was heard
             while refused.value.response.headers.get("Roundelay-Leader") is None:
                 with pytest.raises(InvalidStatus) as refused:
