@@ -1,9 +1,9 @@
 """Hooks around the loop: `Middleware` has one method per hook, and `Around` is a hook's view of the run.
 
 `hook_chain` calls the hooks of an agent, the outermost first. The pure hooks are called again when a reaction resumes,
-so they may depend only on their arguments and on `state.values`. The hooks around a reaction, a turn, a model call and
-a tool call, and the reviews, may do anything. Their results are recorded, so these hooks are called only for steps
-without a record. The policy's ``hook_timeout_s`` limits each hook. `middleware_of` makes middleware from plain
+so they may depend only on their arguments and on `state.values`. The hooks around a reaction, a turn, a model call or
+a tool call, and the reviews, may have side effects. Their results are recorded, so these hooks are called only for
+steps without a record. The policy's ``hook_timeout_s`` limits each hook. `middleware_of` makes middleware from plain
 functions.
 """
 
@@ -56,22 +56,22 @@ a callable from a jinja template).
 """
 
 FAILED_CHECKS = "failed_checks"
-"""Metadata key of an answer that is sent although reviewers found a problem: the names of the failed checks."""
+"""Metadata key for the names of the failed checks, in an answer that was sent although reviewers found a problem."""
 
 PASSED_CHECKS = "passed_checks"
-"""Metadata key of an answer: the names of the checks that found no problem."""
+"""Metadata key for the names of the checks that found no problem in an answer."""
 
 ASK_ATTEMPTS = 2
-"""Attempts of `Around.ask_for` to get a reply in the requested form."""
+"""Maximum number of requests that `Around.ask_for` sends to get a reply in the requested form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A reviewer's result for an answer that must not be sent. The model reads ``instruction``.
+    """Result of a review that found a problem in an answer. The model reads ``instruction`` and writes another answer.
 
-    ``name``: the check. ``notes``: further text for the record of the review. ``passed``: checks that found no problem.
-    If the model has no further attempt, an answer that ``blocks`` is withheld. Any other answer is sent with ``name``
-    in its metadata.
+    ``name``: name of the failed check. ``notes``: additional text for the record of the review. ``passed``: names of
+    the checks that found no problem. If the model may not write another answer, ``blocks`` decides: an answer that is
+    blocked is withheld, and any other answer is sent with ``name`` in its metadata.
     """
 
     instruction: str
@@ -133,11 +133,11 @@ class AgentView:
 
 @dataclass(frozen=True, slots=True)
 class CallModel:
-    """Request to call a model for ``agent``: the agent's own model, or ``model``. The last message states the current
-    turn and the rule for answering, and is not added to the history.
+    """Step of the loop that requests a model call for ``agent``. ``model`` replaces the agent's own model. The last
+    message states the current turn and the rule for answering, and is not added to the history.
 
-    ``is_last``: no turn follows. ``tool_choice`` may name a tool that the model must call. ``parts`` are not yet in the
-    messages. Middleware that adds a part to a message removes it from ``parts``.
+    ``is_last``: no turn follows. ``tool_choice`` may name a tool that the model must call. ``parts``: texts that the
+    messages do not contain yet. Middleware that adds a part to a message removes the part from ``parts``.
     """
 
     turn: int
@@ -151,13 +151,13 @@ class CallModel:
     parts: tuple[PromptPart, ...] = ()
 
     def tell(self, text: str) -> CallModel:
-        """Return the step with a text at the very end of the messages. The text is not added to the history."""
+        """Return a copy of the step with ``text`` at the end of the messages. The text is not added to the history."""
         messages = list(self.messages)
         append_user_text(messages, text)
         return replace(self, messages=tuple(messages))
 
     def instruct(self, text: str) -> CallModel:
-        """Return the step with a text at the end of the system message."""
+        """Return a copy of the step with ``text`` at the end of the system message."""
         match self.messages:
             case (SystemMessage(content), *others):
                 return replace(self, messages=(SystemMessage(f"{content}\n\n{text}"), *others))
@@ -165,20 +165,20 @@ class CallModel:
                 return self
 
     def add_to_prompt(self, text: str) -> CallModel:
-        """Return the step with a text after the conversation, at the same position in every turn."""
+        """Return a copy of the step with ``text`` after the conversation. The position is the same in every turn."""
         return replace(self, messages=add_to_prompt(self.messages, self.state.history, text))
 
     def place_parts(self) -> CallModel:
-        """Return the step with the parts in their default positions, unless a template has already placed them."""
-        # Placed parts leave `parts`. Middleware that runs later would otherwise place them a second time.
+        """Return a copy of the step in which all remaining ``parts`` are in the prompt, at their default positions."""
+        # Empty `parts`: otherwise middleware that runs later would add the same texts a second time.
         step = replace(self, parts=())
         texts = [text for part in self.parts for text in (part.fenced, part.user) if text]
         return step.add_to_prompt("\n\n".join(texts)) if texts else step
 
 
 class Keep(Protocol):
-    """Stores a value in ``state.values`` and in the ledger, under a name in this turn. A resumed reaction has the
-    value again from this turn on, so the work is not repeated. ``of`` names the tools whose results the value
+    """Stores a value in ``state.values`` and, for the current turn, in the ledger. A resumed reaction reads the value
+    from the ledger in the same turn, so the work is not repeated. ``of`` names the tools whose results the value
     contains. A policy that excludes these results from the ledger then excludes the value too.
     """
 
@@ -187,17 +187,18 @@ class Keep(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """The run around which middleware is called: its data, and the actions that middleware may take.
+    """A hook's view of the current run: the run's data, and the actions that the hook may take.
 
-    ``complete`` calls a model with the agent's retries, and its cost counts in the reaction. ``context`` is the context
-    of a call in this run. Its client sends and reads under ids derived for that call.
+    ``complete`` calls a model, retries temporary failures as the agent's policy allows, and adds the usage to the
+    reaction. ``context`` is a tool context for this step. Its client derives the ids of messages and reads from the
+    step, so a repeated step uses the same ids.
     """
 
     reaction: str
     path: str
     agent: AgentView
     model: Model
-    """The called model in a hook around a model call; the agent's own model in other hooks."""
+    """In a hook around a model call, the model that is called. In other hooks, the agent's own model."""
 
     state: TurnState
     context: ToolContext
@@ -205,17 +206,17 @@ class Around:
     complete: Callable[[Model, ModelRequest], Awaitable[ModelReply]]
     keep: Keep
     replayed: Callable[[str], JsonValue]
-    """Returns the value that the replayed run stored in this turn under a name. None if there is no value, or if the
-    run is not a replay.
+    """Returns the value that the replayed run stored in this turn under a name. Returns None if there is no value, or
+    if the run is not a replay.
     """
     max_kept_chars: int
-    """Maximum characters of text in one stored value."""
+    """Maximum characters of text in one value that ``keep`` stores."""
 
     @contextmanager
     def report(self, text: str) -> Iterator[None]:
-        """Show people the progress of the work until the block ends. The model does not read it."""
+        """Show ``text`` to people as progress until the ``with`` block ends. The model does not read the text."""
         self.emit(Progress(self.reaction, self.state.turn, replace_surrogates(text), path=self.path))
-        # End the report in any case. Without that, people would see the work as going on after an error.
+        # End the report even after an error. Otherwise people would still see the work as running.
         try:
             yield
         finally:
@@ -230,15 +231,15 @@ class Around:
         tool: str,
         model: Model | None = None,
     ) -> FormT:
-        """Ask ``model``, or the agent's own model, to call ``tool`` with arguments of the type ``kind``. Ask again if
-        the reply has another form (`ASK_ATTEMPTS`).
+        """Ask ``model``, or the agent's own model, to call ``tool`` with arguments of the type ``kind``. If the reply
+        does not have this form, ask again, with at most `ASK_ATTEMPTS` requests in total.
 
-        ``facts`` are sent as JSON, so that no text in them passes for an instruction. Raises `ModelError`.
+        ``facts`` are sent as JSON, so that the model does not read text in them as an instruction. Raises `ModelError`.
         """
         schema = tidy_schema(kind.model_json_schema())
         request = ModelRequest(
-            # Facts may contain text of other participants. Encoded as JSON strings, this text cannot end the data and
-            # give orders.
+            # Facts may contain text of other participants. A JSON string encodes such text, so the text cannot end the
+            # data and give instructions to the model.
             (SystemMessage(instruction), UserMessage(json.dumps(facts, ensure_ascii=False, indent=1))),
             (ToolSpec(tool, (kind.__doc__ or "").strip(), schema),),
             # Force the tool: its schema keeps the reply in the requested form.
@@ -250,13 +251,13 @@ class Around:
         asked_model = model or self.agent.model
         for _ in range(ASK_ATTEMPTS):
             reply = await self.complete(asked_model, request)
-            calls = sorted(reply.tool_calls, key=lambda call: call.name != tool)  # models invent tools too
+            # Prefer the requested tool, because a model may also call tools that do not exist.
+            calls = sorted(reply.tool_calls, key=lambda call: call.name != tool)
             try:
                 # Some models write the arguments as text, often in a code fence, so that text is read too.
                 return kind.model_validate_json(calls[0].arguments if calls else strip_code_fence(reply.text or ""))
             except ValidationError:
-                # Ask with the same request again: replies vary, and one that fits usually follows. The number of
-                # attempts is bounded.
+                # Send the same request again. Replies vary, so the next reply is often valid.
                 continue
         raise ModelError(f"The model {asked_model.name} did not call {tool} as it was asked to.", reason="broken_reply")
 
@@ -271,22 +272,22 @@ Guard = Callable[["Around", str], Awaitable["str | Answer | Correction"]]
 
 
 class Middleware:
-    """One concern around the loop. Override the hooks that you need. A hook that is not overridden costs nothing.
-    The first middleware of an agent is outermost.
+    """Base class of extensions to an agent's loop. Override the hooks that you need. A hook that is not overridden
+    costs nothing. The first middleware of an agent is the outermost.
     """
 
     withholds = True
-    """For middleware with a `review`: whether the model's text is hidden from people until the review. Set False for
-    reviews that only edit.
+    """Whether the model's text stays hidden from people until this middleware's `review` has checked it. Set it to
+    False if the review only edits text. Middleware without a `review` ignores this setting.
     """
 
     min_turns = 1
-    """Minimum ``max_turns`` of an agent for this middleware to work. An agent with fewer turns is refused, and the
-    limits in a message cannot go below this minimum.
+    """Minimum ``max_turns`` that an agent needs for this middleware to work. An agent with fewer turns is refused. A
+    message that sets its own limits cannot go below this minimum.
     """
 
     needs: tuple[type[Middleware], ...] = ()
-    """Middleware that the same agent must also have. An agent without it is refused."""
+    """Middleware classes that the same agent must also have. An agent without one of these classes is refused."""
 
     reduces_results = False
     """Whether this middleware handles results that the model reads only once (``save: False``). Without such
@@ -294,8 +295,8 @@ class Middleware:
     """
 
     guards = True
-    """For middleware with a `review`: whether it also reviews texts of an agent to which this agent handed over. Set
-    False for reviews that only format answers.
+    """Whether this middleware's `review` also checks texts of an agent to which this agent handed over. Set it to False
+    if the review only formats answers.
     """
 
     tool_names: Collection[str] = ()
@@ -311,16 +312,16 @@ class Middleware:
     def list_tools(self, state: TurnState) -> Sequence[Tool]:
         """Return tools to add to the agent's own tools.
 
-        Called once before each turn, without IO, so a change takes effect in the next turn. Return the same objects
-        while nothing changes. If two tools have the same name, the agent's own tool wins, followed by the tool of
-        earlier middleware.
+        The loop calls this hook once before each turn, so a change takes effect in the next turn. The hook must not do
+        IO. Return the same objects while nothing changes. If several tools have the same name, the agent's own tool is
+        used. Without such a tool, the tool of the first middleware is used.
         """
         return ()
 
     def list_parts(self, state: TurnState) -> Sequence[PromptPart]:
-        """Return texts that the sources of its tools add to the prompt, as currently known, without IO. Templates place
-        the parts (`features.prompts`). Parts that no template places go to the system message and after the
-        conversation.
+        """Return texts for the prompt from the sources of this middleware's tools, such as MCP servers. The hook must
+        not do IO, so it returns texts that are already loaded. Templates place the parts (`features.prompts`). Parts
+        that no template places go to the system message and after the conversation.
         """
         return ()
 
@@ -345,28 +346,28 @@ class Middleware:
         return reply.usage
 
     def process_tool_calls(self, state: TurnState, calls: Sequence[ToolCall]) -> End | bool | None:
-        """Check the calls of a reply before any of them runs. `End` or True prevents all of them. True also makes
-        the text of the reply the answer.
+        """Check the tool calls of a reply before any of them runs. Return `End` or True to prevent all of them. With
+        True, the text of the reply becomes the answer.
         """
         return None
 
     def preprocess_arguments(self, state: TurnState, call: ToolCall) -> str | Mapping[str, object] | BaseModel | None:
-        """Return the arguments to use, as an object or as JSON text, or None to leave them unchanged. Raises
-        `ToolArgumentsError`; the model reads its text instead of a result.
+        """Return the arguments to use, as an object or as JSON text, or None to leave them unchanged. If the hook
+        raises `ToolArgumentsError`, the model reads the text of the error instead of a result.
         """
         return None
 
     def after_tool(self, state: TurnState, call: ToolCall, result: ToolResult) -> AfterTool | None:
-        """Change the effect of a result. Called after all calls of the turn, in the order of the calls. Not called
-        for calls that did not run.
+        """Return changes to the loop because of a tool's result, or None for no changes. The loop calls this hook after
+        all calls of the turn have ended, in the order of the calls, but not for calls that did not run.
         """
         return None
 
     def read_answers(
         self, answers: Sequence[tuple[str, Mapping[str, JsonValue]]]
     ) -> tuple[Sequence[str], Mapping[str, JsonValue]]:
-        """Process other agents' answers to a call: each is a text and the metadata of its message. Return the texts
-        for the model, in the same order, and the data for the call's result.
+        """Process the answers of other agents that a tool call waited for. Each answer is a text and the metadata of
+        its message. Return the texts for the model, in the same order, and data for the result of the call.
         """
         return [text for text, _ in answers], {}
 
@@ -377,7 +378,7 @@ class Middleware:
     # --- hooks around an action: called only if its outcome is not recorded yet
 
     async def around_reaction(self, around: Around, proceed: RunReaction) -> Finish:
-        """Run the reaction, or the rest of a resumed reaction. Return its end."""
+        """Run the reaction, or the rest of a resumed reaction. Return the reaction's `Finish`."""
         return await proceed()
 
     async def around_turn(self, around: Around, proceed: Callable[[], Awaitable[None]]) -> None:
@@ -401,25 +402,26 @@ class Middleware:
         return answer
 
     async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
-        """Add to an answer that is about to be sent. ``is_accepted``: no reviewer found a problem. Otherwise it is
-        sent because there is no better answer.
+        """Extend an answer that is about to be sent. ``is_accepted`` is False if a reviewer found a problem, and the
+        answer is sent only because the model may not write another one.
         """
         return answer
 
     def store(self, kind: str, body: Mapping[str, object]) -> Mapping[str, object]:
-        """Return the record to store. A resumed reaction does not know the omitted data."""
+        """Return a record's body without data that must not be stored. A resumed reaction lacks the omitted data."""
         return body
 
     # --- outside of reactions
 
     def describe(self) -> object:
-        """Return the settings. If they differ when a reaction resumes, the reaction reports the change. The default
-        is all attributes at the time the runner is created: data by value, code by name.
+        """Return the settings of this middleware. If the settings differ when a reaction resumes, the reaction reports
+        the change. By default, the settings are all attributes at the time the runner is created: data by value, code
+        by name.
         """
         return vars(self)
 
     async def close(self) -> None:
-        """Release all resources, at the end of each `run` of the runner. The middleware may be used again."""
+        """Release all resources at the end of each `run` of the runner. A later `run` may use the middleware again."""
 
 
 def middleware_of(**hooks: Callable[..., object]) -> Middleware:
@@ -427,7 +429,8 @@ def middleware_of(**hooks: Callable[..., object]) -> Middleware:
     for name in hooks:
         if name.startswith("_") or not callable(getattr(Middleware, name, None)):
             raise TypeError(f"Middleware has no hook named {name}.")
-    # Static: the functions take no `self`. `describe` lists them, so that a resumed reaction notices other functions.
+    # Use static methods, because the functions take no `self`. `describe` returns the functions, so that a resumed
+    # reaction detects changed functions.
     methods: dict[str, object] = {name: staticmethod(hook) for name, hook in hooks.items()}
     middleware: Middleware = type("Functions", (Middleware,), {"describe": lambda self: hooks, **methods})()
     return middleware

@@ -46,7 +46,9 @@ further attempt, up to ``model_timeout_s``.
 """
 
 MAX_DOUBLINGS = 30
-"""Keeps the delay a finite number for any ``model_attempts``."""
+"""Maximum number of times that the delay doubles. Without a maximum, a large ``model_attempts`` would cause an
+overflow.
+"""
 
 
 class ModelCaller:
@@ -55,8 +57,8 @@ class ModelCaller:
     def __init__(self, run: RunContext) -> None:
         self._run = run
         self.sent: tuple[Model, ModelRequest] | None = None
-        """Model and request of the current turn, after all middleware. If middleware sends several requests, the
-        first one. None if middleware sends none.
+        """Model and request of the current turn, after all middleware. If middleware sends several requests, this is
+        the first request. If middleware replies without a request, this is None.
         """
 
         self.middleware_use: tuple[ModelUse, ...] = ()
@@ -66,7 +68,9 @@ class ModelCaller:
         """Text of the current turn's reply that has streamed so far."""
 
     async def request_reply(self, step: CallModel) -> ModelReply | ModelFailed:
-        """Ask until the model replies or no attempt is left. Never raises for a failing model or middleware."""
+        """Return the model's reply, or `ModelFailed` if no attempt is left. A failing model or middleware never raises
+        an error here.
+        """
         self.sent, self.middleware_use = None, ()
         run, model = self._run, step.model or step.agent.model
         prompt = step.state.history[1].content if len(step.state.history) > 1 else None
@@ -94,7 +98,7 @@ class ModelCaller:
             _logger.warning("model failed", extra={"reaction": run.id, "reason": error.reason, "error": str(error)})
             run.unrecorded_use += used
             outcome = ModelFailed(replace_surrogates(str(error)), error.reason)
-        except Exception as error:  # user code (model, middleware) ends this call, never the runner
+        except Exception as error:  # an error in user code (model, middleware) fails this call, but not the runner
             place = {"reaction": run.id, "agent_id": step.agent.id}
             _logger.error("model failed", extra=place, exc_info=redact_error(error))
             run.unrecorded_use += used
@@ -102,10 +106,10 @@ class ModelCaller:
         return outcome if run.playback is None else run.playback.settle(run.id, run.path, step.turn, outcome)
 
     async def complete(self, model: Model, request: ModelRequest, *, is_turn_request: bool = False) -> ModelReply:
-        """Send a request with the attempts of the agent's policy. Raises `ModelError`.
+        """Send a request, and retry temporary failures as often as the agent's policy allows. Raises `ModelError`.
 
-        ``is_turn_request`` is False for requests that middleware makes; these do not stream to people. The journal
-        stores the first request of a turn.
+        ``is_turn_request`` is False for requests that middleware makes itself. People do not see the text of these
+        replies while it streams. The journal stores the first request of a turn.
         """
         is_recorded = is_turn_request and self.sent is None
         if is_recorded:
@@ -135,9 +139,9 @@ class ModelCaller:
             wanted_s = error.retry_after_ms / 1000
             # Give up if the provider requests a longer delay than the time limit of a model call.
             return wanted_s if wanted_s <= policy.model_timeout_s else None
-        # Never wait longer than one call may take. After that time, a clear failure serves the waiting person better.
+        # Wait at most as long as one call may take, so that a person soon sees either a reply or a clear failure.
         delay_s: float = min(FIRST_DELAY_S * 2 ** min(attempt - 1, MAX_DOUBLINGS), policy.model_timeout_s)
-        # Spread the retries, because many agents may wait for the same provider.
+        # Vary the delay, so that many agents that wait for the same provider do not retry at the same moment.
         return delay_s * _spread(self._run.id, request.turn, attempt)
 
     async def _attempt(
@@ -161,14 +165,15 @@ class ModelCaller:
                 run.interrupted_use.append(ModelUse(model.name, used))
             raise
         finally:
-            # The abandoned call may continue in the background. Its pieces would mix with those of the next attempt.
+            # An abandoned call may continue in the background. Close its stream, so that its text does not mix with the
+            # text of the next attempt.
             stream.is_open = False
 
     def _emit_retry(self, turn: int, error: str, delay_s: float) -> None:
         self._run.emit(ModelRetry(self._run.id, turn, error, delay_s, path=self._run.path))
 
     def show_delta(self, turn: int, delta: ModelDelta, *, has_text: bool) -> None:
-        """Emit a piece of the reply. If the stream was interrupted, first emit that the reply starts again."""
+        """Emit a piece of the reply. If the stream was interrupted, first report that the reply starts again."""
         run = self._run
         if delta.broken_off:
             self._emit_retry(turn, replace_surrogates(delta.broken_off), 0.0)
@@ -196,7 +201,8 @@ class ModelCaller:
             partial(self._complete_for_middleware, used),
             partial(self._keep_note, turn),
             partial(run.find_replayed_note, turn),
-            run.journal.max_body_bytes // 12,  # 6 bytes per escaped character, half of them for other fields
+            # An escaped character takes up to 6 bytes. Half of the record's size is left for other fields.
+            run.journal.max_body_bytes // 12,
         )
 
     async def _complete_for_middleware(self, used: list[ModelUse], model: Model, request: ModelRequest) -> ModelReply:
@@ -211,7 +217,9 @@ class ModelCaller:
 
 
 class _ReplyStream:
-    """Pieces of one attempt. A closed stream drops further pieces, because an abandoned model may still send some."""
+    """Streamed pieces of the reply in one attempt. A closed stream drops all later pieces, because an abandoned model
+    call may still send some.
+    """
 
     def __init__(self, caller: ModelCaller, model_name: str, turn: int, *, is_shown: bool, is_recorded: bool) -> None:
         self.is_open = True
@@ -229,11 +237,12 @@ class _ReplyStream:
         if not self.is_open:
             return
         self.reported_usage = delta.usage or self.reported_usage
-        # This is the first check of output from user-written models.
+        # Check the types, because a user-written model may send any values.
         has_text = isinstance(delta.text, str) and isinstance(delta.reasoning, str)
         self.texts.append(delta.text + delta.reasoning if has_text else "")
         if self._is_recorded:
-            # After a break the model writes from the start again. Keeping the old text would show its beginning twice.
+            # After an interruption the model writes the reply from the start again. Drop the old text, because its
+            # beginning would appear twice.
             before = "" if delta.broken_off else self._caller.streamed_text
             self._caller.streamed_text = before + (delta.text if has_text else "")
         is_usage_only = delta.usage is not None and not (delta.text or delta.reasoning)
@@ -246,7 +255,9 @@ class _ReplyStream:
 
 
 def _spread(reaction: str, turn: int, attempt: int) -> float:
-    """Return a factor from 0.75 to 1.25. It differs between reactions, but a repeated run gets the same factor."""
+    """Return a factor from 0.75 to 1.25 for the delay of a retry. The factor differs between reactions, but a repeated
+    run gets the same factor.
+    """
     digest = hashlib.sha256(f"{reaction}/{turn}/{attempt}".encode()).digest()
     return 0.75 + int.from_bytes(digest[:4], "big") / 2**33
 

@@ -50,8 +50,8 @@ class OpenAIChoice(Strict):
 
 
 class LocalChoice(Strict):
-    """The small model on this machine's CPU, or other ``weights`` (a GGUF file). ``tools``: the model is large
-    enough to call tools.
+    """A model that runs on this machine's CPU. ``weights`` is a GGUF file; by default, the small model of the package
+    is used. Set ``tools`` if the model is large enough to call tools.
     """
 
     weights: Path | None = None
@@ -80,8 +80,10 @@ _BASE_URLS: Mapping[str, str] = {
 
 
 class ModelChoice(Strict):
-    """A model: exactly one of the five kinds. ``script`` is a file of rules, or ``module:function``. ``rules`` are
-    the same rules, inline. ``replay`` is a tape with a model's recorded replies.
+    """Model of an agent in YAML. Set exactly one of ``openai``, ``script``, ``rules``, ``local`` and ``replay``.
+
+    ``script`` is a file of rules, or ``module:function``. ``rules`` contains such rules inline. ``replay`` is a tape
+    with a model's recorded replies.
     """
 
     openai: OpenAIChoice | None = None
@@ -100,8 +102,8 @@ class ModelChoice(Strict):
             raise ValueError(f"must be a mapping, not {show_value(value)}. {_explain_servers(value)}")
         for key in value if isinstance(value, dict) else ():
             name = str(key)
-            # A name that is nearly right is a typing error. The usual message about such an error helps more than a list
-            # of providers.
+            # A name close to a known key is a typo. For a typo, the usual error message, which suggests the known key,
+            # helps more than an explanation of providers.
             if name not in cls.model_fields and not get_close_matches(name, cls.model_fields, n=1, cutoff=0.75):
                 known = ", ".join(cls.model_fields)
                 raise ValueError(f'has the unknown key "{name}"; known here: {known}. {_explain_servers(name)}')

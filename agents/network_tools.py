@@ -50,8 +50,8 @@ def mod_tools(mods: Sequence[ModInfo]) -> list[Tool]:
     becomes ``channels_join``.
 
     The tools are idempotent: the hub validates the arguments and answers a repeated ``call_id`` with the first result.
-    A model sees no seqs, so two parameters refer to the trigger: ``cause`` is hidden and filled in, and ``reply_to`` is
-    optional.
+    A model does not see seqs. Therefore the tool sets ``cause`` to the seq of the trigger and hides this parameter.
+    ``reply_to`` is optional, and its default is also the trigger.
     """
     return list(make_operation_tools(msgspec.json.encode(mods)))
 
@@ -85,8 +85,8 @@ def check_wanted(agent_id: str, wanted: Collection[str], tools: Iterable[Tool]) 
 
 @lru_cache(maxsize=16)
 def make_operation_tools(mods: bytes) -> Sequence[Tool]:
-    """Return the tools of the mods in this JSON. Agents of one process on one hub share the tools, which take about
-    10 KB.
+    """Return the tools for the mods that ``mods`` describes as JSON. All agents of a process that use the same hub
+    share the cached tools, which take about 10 KB of memory.
     """
     from roundelay.network.frames import ModInfo
 
@@ -127,8 +127,8 @@ def _name_operation(op: str, taken: set[str]) -> str:
 
 
 def _require_all(original: Tool) -> Tool:
-    """Mark every parameter as required, because strict servers demand that. An omitted parameter still gets its
-    default.
+    """Mark every parameter as required, because servers with strict schemas refuse optional parameters. An omitted
+    parameter still gets its default.
     """
     properties = {
         name: {key: value for key, value in inner.items() if key != "default"} if isinstance(inner, dict) else inner
@@ -158,7 +158,7 @@ async def _send_text_message(
     text: Annotated[str, Field(description="What to say")],
 ) -> str:
     """Send a direct text message to one agent or person. It is private between the two of you."""
-    # Models write ids as the conversation shows addresses and mentions.
+    # Models copy ids from the conversation, where an address begins with ``agent:`` and a mention with ``@``.
     agent_id = target_agent_id.strip().removeprefix("agent:").removeprefix("@")
     trigger = context.trigger
     # A message to the sender of a direct trigger answers that trigger. ``reply_to`` ends the sender's wait.
@@ -219,7 +219,7 @@ async def put_question(
     if context.waiter is None:
         raise ToolError("Waiting for an answer works only inside a reaction.")
     question: dict[str, JsonValue] = {"waiting": [*read_waiting(context.trigger), context.agent_id]}
-    # Recordings of earlier versions have no such mark, so a replay of a full prompt must not add it.
+    # Runs recorded by earlier versions have full prompts and no ``handoff`` field, so a replay must not add the field.
     if is_handoff and context.form != "full":
         question["handoff"] = True
     is_seen = is_watched(context.trigger)
@@ -256,7 +256,7 @@ async def put_question(
         replies = await waiter.wait(questions, timeout_s, is_watched=is_seen, is_enough=is_enough)
         unanswerable = {agent_id: f"will not answer: {why}" for agent_id, why in waiter.unanswerable.items()}
         return replies, problems | unanswerable
-    except BaseException:  # stopped before the wait: nobody reads a reply any more
+    except BaseException:  # the call was stopped, so nobody will read the replies
         waiter.forget(stored.seq for stored in sent.values())
         raise
 

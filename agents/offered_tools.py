@@ -33,15 +33,19 @@ if TYPE_CHECKING:
 
 LOAD_TOOLS = "load_tools"
 LOADED = "loaded_tools"
-"""Key in a result's data: names of the tools that the reaction offers from its next turn on."""
+"""Key in a result's data for the names of the tools that the reaction offers from its next turn on."""
 
 READ_HISTORY = read_history.name
 _SEND, _ASK = "send_text_message", "ask"
 USUAL_MODS = frozenset({"channels", "discovery"})
-"""Mods of every network. An operator adds other mods on purpose, so even an agent that is alone can load their tools."""
+"""Mods that every network has. An operator added all other mods on purpose, so even an agent without any other
+participants can load their tools.
+"""
 
 MAX_DESCRIPTION_CHARS = 100
-"""Maximum characters of a network tool's description in a lean prompt, if its first sentence is longer."""
+"""Maximum characters of a network tool's description in a lean prompt. The description is the first sentence of the
+original description, cut at this length.
+"""
 
 _SHORT: Mapping[str, tuple[str, tuple[str, ...]]] = {
     _SEND: ("Send a private message.", ("target_agent_id", "text")),
@@ -53,12 +57,14 @@ _SHORT: Mapping[str, tuple[str, tuple[str, ...]]] = {
 """Description and parameters of the common tools in a lean prompt. Omitted parameters have defaults."""
 
 _KEPT = frozenset({"type", "properties", "required", "items", "enum", "anyOf", "oneOf", "allOf", "$ref", "$defs"})
-"""Keywords that the schemas of operations keep. The hub checks the values, and a refusal names the limit."""
+"""JSON schema keywords that the schemas of operations keep in a lean prompt. Keywords for limits are dropped, because
+the hub checks the values and its refusals name the limits.
+"""
 
 
 def list_lean_tools(mods: Sequence[ModInfo], *, with_history: bool) -> tuple[list[Tool], list[Tool]]:
-    """Return the network tools of a lean prompt: the tools of every agent, first `load_tools`, and the tools of
-    the mods. ``with_history``: include `read_history`, which the agent does not bring itself.
+    """Return two lists of network tools for a lean prompt: the tools of every agent, beginning with `load_tools`, and
+    the tools of the mods. With ``with_history``, the first list includes `read_history`.
     """
     common, offered = _make_lean_tools(msgspec.json.encode(mods), with_history)
     return list(common), list(offered)
@@ -66,15 +72,20 @@ def list_lean_tools(mods: Sequence[ModInfo], *, with_history: bool) -> tuple[lis
 
 @lru_cache(maxsize=16)
 def _make_lean_tools(mods: bytes, with_history: bool) -> tuple[Sequence[Tool], Sequence[Tool]]:
-    """Make the tools for the mods in this JSON. All agents of a process that use the same hub share them."""
+    """Make the tools for the mods that ``mods`` describes as JSON. All agents of a process that use the same hub share
+    the cached tools.
+    """
     common = [*communication_tools(), *([read_history] if with_history else [])]
     common, offered = ([shorten_tool(tool) for tool in tools] for tools in (common, make_operation_tools(mods)))
-    # `load_tools` comes first, because most agents have it in each request, and the other tools only in some.
+    # Put `load_tools` first, because it is in most requests, and the other tools are only in some. Requests with the
+    # same beginning use the provider's cache.
     return [make_load_tools([*common, *offered]), *common], offered
 
 
 def shorten_tool(tool: Tool) -> Tool:
-    """Return a network tool with a short description and a schema without limits. Arguments are checked as before."""
+    """Return a network tool with a short description and a schema without limits. The tool still checks its arguments
+    with the original schema.
+    """
     if tool.name in _SHORT:
         description, names = _SHORT[tool.name]
         properties = read_properties(tool.parameters)
@@ -115,7 +126,9 @@ def _drop_limits(schema: object) -> object:
 
 
 def make_load_tools(tools: Sequence[Tool]) -> Tool:
-    """Return the tool `load_tools`, with which a model loads further tools of ``tools`` by name or by a word of the name."""
+    """Return the tool `load_tools`, with which a model loads further tools of ``tools`` by name or by a word of the
+    name.
+    """
     names = tuple(tool.name for tool in tools if tool.name != FINISH)
     groups = dict.fromkeys(_GROUPS.get(name) or name.partition("_")[0] for name in names)
     parameters: JsonSchema = {"type": "object", "properties": {"names": {"type": "string"}}}
@@ -146,17 +159,17 @@ def _matches(name: str, word: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Facts that decide which network tools a lean prompt offers first."""
+    """Facts that decide which network tools a lean prompt offers at the start of a reaction."""
 
     trigger: BaseMessage
     is_awaited: bool
     """Whether somebody waits for the agent's answer."""
 
     is_task: bool
-    """Whether another program waits for the answer, in a direct thread."""
+    """Whether another program waits for the answer to a new task, in a direct thread."""
 
     is_alone: bool
-    """Whether nobody else is in the network."""
+    """Whether the network has no participants other than the agent and the trigger's sender."""
 
     is_addressed: bool
     """Whether the message is direct or names the agent."""
@@ -169,7 +182,9 @@ class Situation:
 
 
 def list_deferred(tools: Collection[str], situation: Situation, policy: AgentPolicy, mods: Collection[str]) -> set[str]:
-    """Return those of an agent's network tools that are not offered at first. ``mods`` are the ids of the hub's mods."""
+    """Return the network tools of an agent that a lean prompt does not offer at the start. ``mods`` are the ids of the
+    hub's mods.
+    """
     if policy.choose_tool is not None:  # the policy may name any tool
         return set()
     offered: set[str] = set()

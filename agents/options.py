@@ -50,7 +50,7 @@ class Strict(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class InFile:
-    """Marker in the `Annotated` of a parameter or field: the type of a file's value."""
+    """Marker in the `Annotated` of a parameter or field that states the type of its value in a file."""
 
     form: Any
 
@@ -78,7 +78,9 @@ def form_of(make: Any) -> Any:
 
 
 def optional_form(make: Callable[..., object], *, without: Collection[str] = ()) -> Any:
-    """Return the form of options that a file may omit or leave empty. None keeps the default of ``make``."""
+    """Return a pydantic model like `form_of`, but every option may be omitted or None. None keeps the default of
+    ``make``.
+    """
     own: dict[str, Any] = {name: (kind | None, None) for name, kind, _ in _list_options(make) if name not in without}
     return create_model(make.__qualname__, __base__=Strict, **own)
 
@@ -96,8 +98,8 @@ def make_from(make: Callable[..., MadeT], form: BaseModel, **beside: object) -> 
 
 
 def checks(check: Callable[..., None] | None) -> Callable[[Callable[P, MadeT]], Callable[P, MadeT]]:
-    """Let the form of a function check combinations of options. ``check`` receives the options by name and raises
-    `ValueError`.
+    """Decorate a function whose form must also validate combinations of options. ``check`` receives the options by name
+    and raises `ValueError`.
     """
 
     def decorate(make: Callable[P, MadeT]) -> Callable[P, MadeT]:
@@ -110,8 +112,9 @@ def checks(check: Callable[..., None] | None) -> Callable[[Callable[P, MadeT]], 
 def checked(
     check: Callable[..., None] | None = None,
 ) -> Callable[[Callable[Concatenate[OwnerT, P], None]], Callable[Concatenate[OwnerT, P], None]]:
-    """Validate the options of a constructor with its form, including combinations as in `checks`. The constructor
-    receives the validated values. Raises `ConfigError`, which names the class.
+    """Decorate a constructor whose options must be validated with its form. ``check`` validates combinations of
+    options, as in `checks`. The constructor receives the validated values, or raises a `ConfigError` that names the
+    class.
     """
 
     def decorate(init: Callable[Concatenate[OwnerT, P], None]) -> Callable[Concatenate[OwnerT, P], None]:
@@ -194,7 +197,7 @@ def _is_in_code(kind: Any) -> bool:
 
 
 def _read_kind(kind: Any) -> Any:
-    """Return the type of a file's value."""
+    """Return the type of an option's value in a file: the type that `InFile` states, or the annotation itself."""
     if get_origin(kind) is not Annotated:
         return kind
     forms = [it for it in kind.__metadata__ if isinstance(it, InFile)]

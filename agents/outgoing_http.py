@@ -36,7 +36,7 @@ def check_environment() -> None:
         variable, url = _read(name)
         if not url:
             continue
-        # Do this before any error can quote the address, because its password must not reach a log.
+        # Remember the address before an error can quote it, because its password must not reach a log.
         remember_url(url)
         if url != url.strip():
             raise ConfigError(f"{variable} has white space around the address of its proxy: remove it.")
@@ -47,7 +47,7 @@ def check_environment() -> None:
                 f"{variable} names a proxy of the kind {kind}://, which cannot be used. The kinds are "
                 f"{', '.join(f'{it}://' for it in _KINDS)}{advice}. Change or unset {variable}."
             )
-        # `aiohttp_socks` serves requests to models, and `socksio` serves `httpx2`, which sends requests to MCP servers.
+        # Requests to models need `aiohttp_socks`. Requests to MCP servers use `httpx2`, which needs `socksio`.
         lacking = [it for it in ("aiohttp_socks", "socksio") if importlib.util.find_spec(it) is None]
         if kind.startswith("socks") and lacking:
             raise ConfigError(
@@ -76,7 +76,9 @@ def find_proxy_address(url: str) -> str | None:
 
 
 def _choose_proxy(url: str) -> tuple[str, str]:
-    """Return the variable that applies to requests to this address and its value, which is empty without a proxy."""
+    """Return the name of the variable that sets the proxy for requests to ``url``, and the proxy. Both are empty if no
+    proxy is used.
+    """
     parts = urlsplit(url)
     host = (parts.hostname or "").lower()
     if host and not _is_exempt(host, url):
@@ -119,7 +121,7 @@ def _load(file: str, folder: str) -> ssl.SSLContext:
         if path:
             return ssl.create_default_context(cafile=file or None, capath=None if file else folder)
         paths = ssl.get_default_verify_paths()
-        if not (paths.cafile or paths.capath):  # macOS and Windows, and some Linux systems
+        if not (paths.cafile or paths.capath):  # OpenSSL finds no certificates on macOS, Windows and some Linux systems
             import truststore
 
             return truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -142,7 +144,7 @@ def _read(name: str) -> tuple[str, str]:
     if os.environ.get(low):
         return low, os.environ[low]
     if name == "HTTP_PROXY" and "REQUEST_METHOD" in os.environ:
-        return name, ""  # under CGI a client could set it with the header `Proxy`: https://httpoxy.org
+        return name, ""  # under CGI, the request header `Proxy` sets this variable: https://httpoxy.org
     return name, os.environ.get(name, "")
 
 

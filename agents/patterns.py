@@ -1,9 +1,9 @@
 """Regular expressions that operators write and that run on strangers' texts. Every search ends within a time limit.
 
-Python's `re` may search forever, for example with ``(a+)+$`` in a text that almost matches. During the search it holds
-Python's lock, so the whole agent would hang. The package `regex` reads the same patterns and has a time limit.
-Rejected: engines without backtracking, which support neither lookarounds nor backreferences, and one process per
-search, which costs more than most searches.
+Python's `re` may search forever, for example with ``(a+)+$`` in a text that almost matches. `re` holds the GIL during
+the search, so the whole agent would hang. The package `regex` reads the same patterns and has a time limit. Two
+alternatives were rejected. Engines without backtracking support neither lookarounds nor backreferences, and one process
+per search costs more than most searches.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class PatternTimedOut(RoundelayError):
 
 
 class BoundedPattern:
-    """Regular expression with a time limit. ``flags`` are those of `re`. Raises `re.error` for an invalid
+    """Regular expression with a time limit. ``flags`` are flags of the module `re`. Raises `re.error` for an invalid
     expression.
     """
 
     def __init__(self, source: str, flags: int = 0) -> None:
         self.source = source
-        self.flags = re.compile(source, flags).flags  # raises the error that people know
+        self.flags = re.compile(source, flags).flags  # raises `re.error`, which callers expect
         # The two packages number some flags differently: re.DEBUG is regex.ASCII.
         mapped = sum(int(ours) for theirs, ours in _FLAGS.items() if flags & theirs)
         try:
@@ -76,5 +76,5 @@ class BoundedPattern:
 
 @lru_cache(maxsize=1024)
 def compile_pattern(source: str) -> BoundedPattern:
-    """Return the pattern. Each source is compiled only once. Raises `re.error`."""
+    """Compile a pattern with a time limit. The result is cached for each source. Raises `re.error`."""
     return BoundedPattern(source)

@@ -1,5 +1,5 @@
-"""Decides which calls of a reply run. Refuses unknown tools, wrong arguments, too many calls, and the same call
-repeated too often.
+"""Decides which tool calls of a model's reply run. Refuses unknown tools, wrong arguments, too many calls, and the same
+call repeated too often.
 
 Part of the loop (`reaction`). Pure, except for the agent's ``preprocess_arguments`` hooks, which may be coroutines.
 Records are final: a call with a recorded result is never planned again.
@@ -127,8 +127,8 @@ class Planner:
 async def _recall(
     agent: Agent, index: int, call: ToolCall, replay: Replayed | None, preprocess: Preprocess
 ) -> PlannedCall | ToolResult | None:
-    """Return the recorded result of a call, or the answer that it was interrupted. Return None if there is no record
-    of it.
+    """Return the recorded result of a call. For a call that was interrupted, return the call if it can be repeated, and
+    otherwise the answer that its outcome is unknown. Return None for a call without a record.
     """
     if replay is None:
         return None
@@ -191,7 +191,7 @@ def is_unknown(result: ToolResult) -> bool:
 
 
 def refuse(text: str) -> ToolResult:
-    """Return the answer to a call that does not run. The text may quote the model's text of any length."""
+    """Return the answer to a call that does not run. The text is cut, because it may quote model text of any length."""
     return ToolResult(replace_surrogates(cut(text, MAX_REFUSAL_CHARS)), ok=False)
 
 

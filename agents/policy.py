@@ -1,4 +1,4 @@
-"""Choices of an agent's author: limits, the messages that enter the prompt, and functions that the loop calls.
+"""Settings that an agent's author chooses: limits, the messages in the prompt, and functions that the loop calls.
 
 Plain data and small callables, no IO. The bounds of each limit are stated once, in its annotation. `AgentPolicy` checks
 the values of a program, and `AgentLimits` checks the values of a file. A `MessageFilter` applies to the part of the
@@ -33,7 +33,7 @@ MAX_PER_THREAD = 499
 Kind = Literal["direct", "broadcast", "channel", "mod"]
 
 SPARE = 4
-"""Factor for the number of messages to request from the hub if the filter drops some."""
+"""Factor by which an agent requests more messages from the hub if its filter may drop some of them."""
 
 
 _Shown = Annotated[int, Field(ge=1, le=MAX_PER_THREAD)]
@@ -44,8 +44,8 @@ class GrowingWindow:
     """Shows the last messages of a thread. The window grows from ``least`` to ``most`` messages, and the next message
     shrinks it to ``least`` again.
 
-    Until it shrinks, each prompt begins like the previous prompt, so a provider's cache applies. With a fixed number of
-    messages, each prompt would begin with a different message.
+    Until the window shrinks, each prompt begins like the previous prompt, so the provider's prompt cache applies. With
+    a fixed number of messages, each prompt would begin with a different message.
     """
 
     least: _Shown
@@ -60,7 +60,7 @@ class GrowingWindow:
         """Return how many of ``total`` messages are shown. The result depends only on ``total``."""
         if total <= self.most:
             return total
-        # Use only the number: a resumed reaction on any machine must shrink the window at the same messages.
+        # Depend on nothing but ``total``, so that a reaction that resumes on any machine shows the same messages.
         return self.least + (total - self.least) % (self.most - self.least + 1)
 
 
@@ -148,13 +148,15 @@ but a direct thread is shown as plain chat messages instead of XML.
 """
 
 WARNED_TURNS = 2
-"""Number of turns before the last turn in which a lean prompt states the turn."""
+"""Number of turns before the last one in which a lean prompt states the number of the turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptRecords:
-    """Records that the journal stores in addition to the records for resuming: the ``thinking`` of models, if their
-    provider returns it; the ``progress`` that calls report; and the exact ``prompt`` of each turn.
+    """Records that the journal stores in addition to the records for resuming.
+
+    ``thinking``: the models' thinking, if the provider returns it. ``progress``: progress that tool calls report.
+    ``prompt``: the exact prompt of each turn.
     """
 
     thinking: bool = False
@@ -173,8 +175,8 @@ MAX_THREADS = 100
 
 
 def describe_turn(turn: int, max_turns: int) -> str:
-    """Return the text at the end of each model request, which states the turn. It changes in every turn, so it never
-    precedes the history. The rule for answering follows it.
+    """Return the text at the end of each model request that states the turn. The text changes in every turn, so it
+    comes after the history, which providers cache. The rule for answering follows the text.
     """
     if turn < max_turns:
         return f"Turn {turn} of {max_turns}."
@@ -184,7 +186,9 @@ def describe_turn(turn: int, max_turns: int) -> str:
 def describe_place(
     policy: AgentPolicy, form: PromptForm, turn: int, max_turns: int, is_last: bool, has_tools: bool
 ) -> str:
-    """Return the facts of a turn. A lean prompt has them only near the last turn, unless they are the author's own."""
+    """Return the text that states the turn, or an empty string. A lean prompt states the turn only near the last turn,
+    unless the policy has its own ``describe_turn``.
+    """
     is_early = turn < max(2, max_turns - WARNED_TURNS) and not is_last
     if form != "full" and policy.describe_turn is describe_turn and (is_early or not has_tools):
         return ""
@@ -196,8 +200,8 @@ class AgentPolicy:
     """Limits and choices of an agent. The defaults suit a conversation. Counts are at least 1, and times are in
     seconds.
 
-    The callables are pure, because a resumed reaction calls them again. The method of the same name in `Middleware`
-    documents each return value. All callables except ``describe_turn`` may be coroutines.
+    The callables must be pure, because a resumed reaction calls them again. `Middleware` documents the return value of
+    each callable at the method with the same name. All callables except ``describe_turn`` may be coroutines.
     """
 
     max_turns: Count = 30
@@ -219,20 +223,20 @@ class AgentPolicy:
     """Time limit of tools that set none, in seconds."""
 
     approval_timeout_s: Seconds = 604_800.0
-    """Time that a call waits for a person's approval, in seconds. At the timeout, ``escalate_to`` is asked; without
-    it, the call does not run.
+    """Time that a call waits for a person's approval, in seconds. After this time, the people in ``escalate_to`` are
+    asked. If ``escalate_to`` is empty, the call does not run.
     """
 
     approvers: Approvers = ()
-    """People who may approve calls of tools that need approval: ids, and ``role:NAME``. Only these people decide,
-    except those whose message led to the call. Empty: readers of the thread, and operators.
+    """People who may approve calls of tools that need approval: ids, and ``role:NAME``. A person whose message led to
+    the call may not approve it. If the list is empty, readers of the thread and operators may approve.
     """
 
     approvals_needed: ApprovalsNeeded = 1
     """Number of different people who must approve a call."""
 
     escalate_to: Approvers = ()
-    """Additional people who may decide after ``approval_timeout_s``. The call waits for the same time again."""
+    """Additional people who may decide after ``approval_timeout_s``. The call then waits for the same time again."""
 
     requester_may_approve: bool = False
     """Whether approvers may approve a call that their own message led to."""
@@ -303,8 +307,8 @@ class AgentPolicy:
     """Records that the journal stores in addition to the records for resuming."""
 
     shows_standing: bool = True
-    """Whether the prompt ends with the answers that the agent owes, the participants it waits for, and what is left of
-    the conversation's budget. Nothing is added if there is nothing to say.
+    """Whether the prompt ends with the answers that the agent owes, the participants it waits for, and the rest of the
+    conversation's budget. Nothing is added if none of these exist.
     """
 
     describe_turn: Annotated[Callable[[int, int], str], IN_CODE] = describe_turn

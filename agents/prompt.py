@@ -69,7 +69,9 @@ def render_lean_system_prompt(instruction: str, agent_id: str, *, is_chat: bool 
 
 
 def _names(text: str, agent_id: str) -> bool:
-    """Return whether a text contains the id as a word. A pattern made of each id would take 0.3 ms to compile."""
+    """Return whether a text contains the id as a word. The function splits the text into words, because compiling a
+    pattern for each id would take 0.3 ms.
+    """
     words = (match[0] for match in _WORD.finditer(text))
     return any(word.startswith(agent_id) and word[len(agent_id) : len(agent_id) + 1] in ("", ".") for word in words)
 
@@ -80,7 +82,7 @@ _WORD = re.compile(r"[\w.-]+")
 def render_chat(earlier: Sequence[BaseMessage], trigger: BaseMessage, agent_id: str) -> tuple[str, list[ChatMessage]]:
     """Return the text of the last user message, and the earlier messages, as plain chat.
 
-    Messages of one side in a row are joined, because many chat templates require alternating roles.
+    Consecutive messages of the same side are joined, because many chat templates require alternating roles.
     """
     chat: list[ChatMessage] = []
     for is_own, group in groupby((*earlier, trigger), key=lambda message: message.sender_id == agent_id):
@@ -106,7 +108,7 @@ def render_new_messages(messages: Iterable[BaseMessage], heading: str = ARRIVED)
 
 
 MAX_LINE_CHARS = 80
-"""Maximum characters of a message of a thread that is shown as one line."""
+"""Maximum characters of the message that a prompt quotes for a thread that it shows as one line."""
 
 _OF_TOOLS = re.compile(r"\b(tools?|finish)\b", re.IGNORECASE)
 
@@ -139,8 +141,9 @@ class ConversationPrompt:
         incoming_message: BaseMessage,
         omitted_threads: int = 0,
     ) -> str:
-        """Render the threads unchanged (`select_threads` limits them), the number of omitted threads, and the
-        message to react to. The lean form shows threads outside the trigger's place as one line each.
+        """Render all of these threads, the number of omitted threads, and the message to react to. The caller limits
+        the threads (`select_threads`). The lean form shows each thread that is not near the trigger (`is_near`) as one
+        line.
         """
         is_lean = self.path is None and self._default == LEAN
         listed = [it for it in message_threads.values() if is_lean and not is_near(it, incoming_message)]
@@ -177,8 +180,8 @@ class ConversationPrompt:
 
 
 def is_near(thread: MessageThread, trigger: BaseMessage) -> bool:
-    """Return whether a thread belongs to the trigger's place: its direct thread, its channel with the reply threads
-    there, or the broadcasts.
+    """Return whether a thread is near the trigger: the trigger's own thread, another thread in the same channel, or
+    another thread of broadcasts if the trigger is a broadcast.
     """
     if thread.thread_id == trigger.thread_id:
         return True
@@ -221,7 +224,7 @@ def _element_text(value: object) -> Markup:
 
 
 class _PromptEnvironment(BoundedEnvironment):
-    """Jinja sandbox without the filter that would let a payload through unescaped."""
+    """Jinja sandbox without the filter ``safe``, which would insert a payload into the prompt without escaping it."""
 
     def __init__(self) -> None:
         super().__init__(autoescape=True, undefined=StrictUndefined, finalize=_output, keep_trailing_newline=False)
@@ -237,8 +240,8 @@ class _PromptEnvironment(BoundedEnvironment):
 
 @lru_cache(maxsize=64)
 def _said_by(kind: type[BaseModel]) -> frozenset[str]:
-    """Return the attributes that a template may read of a value. The result is cached, because every attribute
-    access of every message needs it.
+    """Return the attributes of a message or thread class that a template may read. The result is cached, because the
+    template engine asks for it at every attribute access.
     """
     return frozenset((*kind.model_fields, "text", "said", "channel"))
 
@@ -272,7 +275,7 @@ class PromptContext(NamedTuple):
     """Whether the network has no participants other than the agent and the trigger's sender."""
 
     standing: str = ""
-    """Text about what the agent owes and waits for, at the end of the prompt (`render_standing`)."""
+    """Text for the end of the prompt about the answers that the agent owes and waits for (`render_standing`)."""
 
 
 NO_CONTEXT = PromptContext({}, 0, False)
@@ -289,7 +292,7 @@ async def build_context(
 ) -> PromptContext:
     """Return the conversation that the agent may see for this trigger.
 
-    ``visibility`` applies in addition to the connection's card: the hub returns only what both allow. With
+    The hub returns only messages that both ``visibility`` and the card of the client's connection allow. With
     ``lists_threads``, a lean prompt lists other threads.
     """
     chosen = policy.message_filter
@@ -299,11 +302,11 @@ async def build_context(
     wanted: int | list[str] = policy.max_threads
     if form != "full":
         sizes["per_other"] = 1
-        # The ids of no further threads: the hub then reads only the trigger's own thread.
+        # With an empty list of thread ids, the hub reads only the trigger's own thread.
         is_own = not is_place and (form == "chat" or not lists_threads or bool(conversation_of(trigger.thread_id)))
         wanted = [] if is_own else wanted if is_place else min(wanted, 1 + MAX_LISTED)
         if is_task(trigger, client.agent_id):
-            # Earlier tasks of the same sender are other conversations. The hub need not read them.
+            # Earlier tasks of the same sender are other conversations, so the hub need not read them.
             sizes["after"] = max(0, trigger.root - 1)
     window = await _read_window(client, trigger.seq, wanted, sizes)
     found = window.threads
@@ -318,7 +321,7 @@ async def build_context(
         reader=client.agent_id,
     )
     unread = [thread for thread in found if thread.omitted and not thread.messages]
-    # The thread had no room for a single message.
+    # The hub's answer had no room for a single message of these threads. Count each one unless the filter hides it.
     missing = sum(count_most(chosen.find_for(it.thread_id, policy.per_thread)) > 0 for it in unread)
     standing = render_standing(window.standing, trigger.sent_at) if policy.shows_standing else ""
     return PromptContext(threads, window.omitted_threads + missing, window.is_alone, standing)
@@ -336,7 +339,7 @@ async def _read_window(client: NetworkClient, seq: int, threads: int | list[str]
 
 def is_task(trigger: BaseMessage, agent_id: str) -> bool:
     """Return whether another program waits in a direct thread for this agent's answer to a new task. A handoff
-    continues a conversation, so it is no such task.
+    continues a conversation, so a handoff is not a task.
     """
     if trigger.kind != "direct" or trigger.sender_kind == "human" or not is_question(trigger, agent_id):
         return False
@@ -347,8 +350,8 @@ def is_task(trigger: BaseMessage, agent_id: str) -> bool:
 def _keep_lean(
     threads: Iterable[MessageThread], trigger: BaseMessage, agent_id: str, *, lists_threads: bool
 ) -> list[MessageThread]:
-    """Return the threads of a lean prompt: the threads of the trigger's place, and the last message of each of the newest
-    other threads.
+    """Return the threads of a lean prompt: the threads near the trigger (`is_near`), and the newest other threads with
+    only their last message.
     """
     near, others = [], []
     for thread in threads:
@@ -373,13 +376,13 @@ def _keep_task(thread: MessageThread, trigger: BaseMessage) -> MessageThread:
 
 
 MAX_STANDING_BYTES = 300
-"""Maximum size of the standing in a prompt."""
+"""Maximum size of the text that `render_standing` adds to a prompt, in bytes."""
 
 
 def render_standing(standing: Mapping[str, Any], now_ms: int) -> str:
-    """Return the end of a prompt: open answers, expected answers, the mods' lines about the conversation, and
-    the rest of the budget.
-    Empty if there is nothing to say."""
+    """Return the last text of a prompt: the answers that the agent owes and waits for, the mods' lines about the
+    conversation, and the rest of the budget. Return an empty string if none of these exist.
+    """
     lines = [
         f"You owe {entry['to']} an answer ({format_elapsed(now_ms - entry['since'])})."
         for entry in standing.get("owes", ())
@@ -403,7 +406,7 @@ def render_standing(standing: Mapping[str, Any], now_ms: int) -> str:
 
 
 def add_standing(prompt: str, standing: str) -> str:
-    """Return the prompt with the standing at its end, where it leaves the cached beginning unchanged."""
+    """Append the text of `render_standing` to the prompt. At the end, the text does not change the cached beginning."""
     return f"{prompt}\n\n{standing}" if standing else prompt
 
 

@@ -75,7 +75,7 @@ from .values import (
 
 
 class Reaction:
-    """The turns from one trigger to `finish`.
+    """The turns of an agent's work on one message, from the trigger to `Finish`.
 
     ``answers``: somebody waits for an answer, because a person wrote the message or it requires this agent's response.
     """
@@ -120,7 +120,7 @@ class Reaction:
         return self._turn.number
 
     def advance(self, outcome: Outcome) -> Step:
-        """Return the next step like `proceed`, without an event loop. Raises `RuntimeError` if a hook awaits something."""
+        """Return the next step like `proceed`, without an event loop. Raises `RuntimeError` if a hook awaits."""
         coroutine = self.proceed(outcome)
         try:
             coroutine.send(None)
@@ -167,7 +167,7 @@ class Reaction:
             case Reviewed(), LoopState.REVIEWING:
                 step = await self._handle_review(outcome)
             case Cancel(), LoopState.NEW | LoopState.ASKING | LoopState.CALLING | LoopState.REVIEWING:
-                if self.state is LoopState.CALLING:  # no call may stay without an answer in the history
+                if self.state is LoopState.CALLING:  # every call in the history needs an answer
                     self._answer_calls(
                         {call.index: ToolResult("Cancelled.", ok=False) for call in self._turn.plan.planned}
                     )
@@ -194,7 +194,7 @@ class Reaction:
         )
 
     def update_values(self, values: Mapping[str, object]) -> None:
-        """Add values that middleware stored to ``state.values``."""
+        """Update ``state.values`` with values that middleware stored."""
         self._values.update(values)
 
     @property
@@ -243,7 +243,8 @@ class Reaction:
         # The text that states the turn comes last and is not kept in the history. Each prompt then begins like the
         # previous prompt, and providers cache the common beginning.
         self.history[0] = SystemMessage(self.setup.frame(agent.instruct(state)))
-        # Text after a message of a tool would be a second answer, so offer another end.
+        # After a tool has sent a message to the thread, text would be a second answer. Offer `finish` as another way to
+        # end the work.
         further = (turn.forced_tool, FINISH if self.has_spoken else None)
         turn.loaded |= dict.fromkeys(name for name in further if name is not None)
         offered = order_specs(agent.specs, self.setup.deferred, turn.loaded)
@@ -303,8 +304,8 @@ class Reaction:
         state = self.describe()
         end = await chain.process_tool_calls(state, turn.reply)
         if end is not None:
-            # Answer every call although none runs. A reviewer may send the model back, and providers refuse an
-            # unanswered call.
+            # Answer every call, although none runs. A reviewer may reject the end and ask the model again, and
+            # providers refuse a history with an unanswered call.
             turn.plan = Plan((), dict.fromkeys(range(len(reply.tool_calls)), refuse("Not run: the work has ended.")))
             self._answer_calls({})
             return await self._end_by(end)
@@ -573,7 +574,7 @@ Step = CallModel | CallTools | Review | Finish
 
 
 class LoopState(Enum):
-    """Outcome for which a reaction waits."""
+    """State of a reaction: whether it is new, which outcome it waits for, or that it has finished."""
 
     NEW = "new"
     ASKING = "waiting for its model"

@@ -1,4 +1,4 @@
-"""Ids derived from a reaction. They are the same on every machine, so that repeats are recognized. Pure.
+"""Ids derived from a reaction. Every machine derives the same ids, so that the hub recognizes repeated requests. Pure.
 
 A reaction's id is derived from its agent, its trigger and the ledger's epoch. Ids of messages and calls are derived
 from the reaction's id. A *path* names a run inside a tool call: ``1.0/2.1`` means call 0 of turn 1, then call 1 of turn
@@ -17,7 +17,7 @@ def reaction_id(agent_id: str, trigger: int, epoch: str) -> str:
 
 
 def derived_id(reaction: str, path: str, turn: int, call: int | str) -> str:
-    """Return the ``message_id`` or ``call_id`` for a request that a call sends."""
+    """Return the ``message_id`` or ``call_id`` for a request that a tool call sends to the hub."""
     return digest("call", reaction, path, turn, call)
 
 

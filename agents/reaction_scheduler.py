@@ -1,9 +1,9 @@
 """Reactions of one agent on one ledger: starts them for delivered messages, resumes open reactions, and stops them.
 
-Stands between the runner's connection and the inbox, which decides what wakes the agent and in which order. The runner
-creates a scheduler for each ledger epoch, because seqs and reaction ids of another ledger mean nothing. The state of
-this module need not survive: the ledger contains every started reaction, and the next scheduler resumes the open
-reactions.
+The scheduler receives messages from the runner's connection. The inbox decides which messages wake the agent, and in
+which order. The runner creates a scheduler for each ledger epoch, because seqs and reaction ids of one ledger are
+invalid in another. A restart may lose the state of this module: the ledger contains every started reaction, and the
+next scheduler resumes the open reactions.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LedgerReplaced(Exception):
-    """The hub returned with another ledger. Ends the scheduler's tasks. The runner catches this error."""
+    """The hub has another ledger after a reconnect. Ends the scheduler's tasks. The runner catches this error."""
 
 
 class ReactingAgent(Protocol):
@@ -102,7 +102,8 @@ class ReactionScheduler:
         activity.is_watched = client.welcome.is_watched
         self._takeovers = Takeovers(client, self.inbox, self._acknowledge)
         self._epoch = client.welcome.network.epoch
-        self._first_head = client.welcome.head  # of the ledger at the start: every later question is from this process
+        # The ledger's head when this process started. This process sent every question with a higher seq.
+        self._first_head = client.welcome.head
         self._deliveries: dict[int, Delivery] = {}  # by seq, for messages that wait in the inbox
         self._resumable: dict[int, tuple[str, Recorded, list[int]]] = {}  # reactions from before the start, by trigger
         self._running: dict[int, RunningReaction] = {}  # by trigger
@@ -112,7 +113,7 @@ class ReactionScheduler:
     # --- deliveries
 
     async def handle_delivery(self, delivery: Delivery) -> None:
-        """Pass a message to the call that waits for it, or to the inbox. Start the reactions that can start now."""
+        """Pass a message to the tool call that waits for it, or to the inbox. Start reactions that can start now."""
         await self._route(delivery)
         self.start_reactions()
 
@@ -122,7 +123,7 @@ class ReactionScheduler:
         # Check for an awaited reply before the wake rule. Otherwise such a reply would start a second reaction in the
         # same thread.
         if request is not None and await self._is_awaited_reply(message):
-            await delivery.ack()  # the call can read it again in its thread
+            await delivery.ack()  # if the call is interrupted, it can read the message in its thread
             return
         if request is not None and read_decision(message) is not None:
             await answer_late_decision(self._client, message)
@@ -134,13 +135,13 @@ class ReactionScheduler:
             case Arrival.CONTEXT | Arrival.HANDLED:
                 await delivery.ack()
             case Arrival.PENDING:
-                if self._is_resumed(message.seq):  # otherwise its reaction acknowledges it
-                    # `started` counts as the acknowledgement, but a hub that crashed may have lost it.
+                if self._is_resumed(message.seq):  # a reaction that is not resumed acknowledges its message itself
+                    # The record `started` counts as the acknowledgement, but a hub that crashed may have lost it.
                     await delivery.ack()
 
     async def _is_awaited_reply(self, message: BaseMessage) -> bool:
-        """Consume a message if a call waits for it, or waited for it before a restart. Return whether it was
-        consumed.
+        """Consume a message if a tool call waits for it, or waited for it before a restart. Return whether the message
+        was consumed.
         """
         return self.replies.take(message) or await is_answer_of_earlier_run(self._client, message, self._first_head)
 
@@ -155,8 +156,8 @@ class ReactionScheduler:
             await delivery.ack()
 
     async def _mark_read(self, seq: int, thread_id: str, reader: str) -> None:
-        """Record that the reaction ``reader`` to another message has read this message. It needs no further
-        reaction.
+        """Record that ``reader``, the reaction to another message, has read this message. The message then needs no
+        reaction of its own.
         """
         await record_as_read(self._client, seq, thread_id, reader)
         self.inbox.note_handled(seq)
@@ -166,10 +167,10 @@ class ReactionScheduler:
         """Queue the reactions that an earlier process left open, before any new message."""
         open_reactions = self._client.welcome.open_reactions
         ids = {opened.reaction for opened in open_reactions}
-        # Use the order in which they started, so that the inbox queues the reactions of a thread as before.
+        # Sort the reactions by their start, so that the inbox queues the reactions of a thread in the same order again.
         for opened in sorted(open_reactions, key=lambda it: it.seq):
             found = await read_open_reaction(self._client, opened)
-            if found is None or found[1].finished is not None:  # an earlier iteration may have ended it
+            if found is None or found[1].finished is not None:  # an earlier iteration may have ended the reaction
                 continue
             message, recorded = found
             if opened.overtaken:
@@ -197,12 +198,12 @@ class ReactionScheduler:
             self._group.create_task(self._handle_message(message))
 
     async def _handle_message(self, message: BaseMessage) -> None:
-        """React to a message, then start the reactions that waited for it."""
+        """React to a message, then start the reactions that waited for this reaction to end."""
         running = self._begin(message)
         try:
             outcome = await self._attempt(running)
         finally:
-            # Run this after a cancellation too: `get_running` must not return a reaction whose task has ended.
+            # Clean up after a cancellation too: `get_running` must not return a reaction whose task has ended.
             del self._running[message.seq]
             self.replies.forget(running.questions)
         if running.unsettled:  # the reaction ended while it was reading new messages
@@ -222,10 +223,12 @@ class ReactionScheduler:
         self.start_reactions()
 
     def _begin(self, message: BaseMessage) -> RunningReaction:
-        # A resumed reaction keeps its id, and so do all ids derived from it. Nothing is sent twice.
+        # A resumed reaction keeps its id and therefore all ids derived from it, so the hub recognizes repeated
+        # messages.
         reaction, recorded, questions = self._resumable.pop(message.seq, (None, None, ()))
         running = self._make_running(message, reaction or self._takeovers.find_next_id(message.seq))
-        # A resumed reaction that fails must be ended, not returned to the hub: its trigger already counts as handled.
+        # If a resumed reaction fails, end it instead of returning its trigger to the hub: the trigger already counts as
+        # handled.
         running.journal.was_started = recorded is not None
         self._takeovers.add_missed_messages(running)
         running.recorded, running.questions = recorded, questions
@@ -238,10 +241,10 @@ class ReactionScheduler:
     def _make_running(self, message: BaseMessage, reaction: str | None = None) -> RunningReaction:
         agent, client = self._agent, self._client
         if not isinstance(message, AnyMessage):  # a hub sends no other type
-            raise TypeError(f"{type(message).__name__} is no message of a network")
+            raise TypeError(f"{type(message).__name__} is not a message of a network")
         reaction = reaction or reaction_id(agent.agent_id, message.seq, self._epoch)
-        # The question of another agent reaches a person who cannot read its thread. Stream only if the prompt contains
-        # nothing that the people of the conversation may not read.
+        # A person may watch a question between agents without being able to read its thread. Stream the work on such a
+        # question only if the prompt contains nothing that the people of the conversation may not read.
         is_shown = message.sender_kind == "human" or (agent.visibility != "all" and is_watched(message))
         reporter = ActivityReporter(self._activity, reaction, message.thread_id, message.seq, is_watched=is_shown)
         running = RunningReaction(reaction, client, message, open_journal(client, reaction), reporter, self.replies)
@@ -268,7 +271,7 @@ class ReactionScheduler:
         running.reporter.begin()
         try:
             if running.recorded is not None and running.recorded.started is not None:
-                # A repeat stores nothing, but it tells the hub that this process now works on the reaction.
+                # The hub stores a repeated record only once, but learns that this process now works on the reaction.
                 await running.journal.record_started(running.recorded.started)
             form, lists = agent.find_form(running), agent.can_open_threads()
             context = await build_context(
@@ -281,14 +284,14 @@ class ReactionScheduler:
             if running.delivery is not None:
                 if running.journal.is_new:
                     running.delivery.mark_known()
-                else:  # `react` kept no journal, or the hub may have lost the earlier acknowledgement
+                else:  # `react` wrote no journal, or the hub may have lost the earlier acknowledgement
                     await running.delivery.ack()
         except BaseException as error:
             if is_cancelled_by_caller(error) or self._client.failure is not None:
                 raise  # the runner ends, or records can no longer be written: the reaction stays open
             if isinstance(error, ThreadHeld):
                 return _Outcome.TAKEN_OVER
-            # This is the boundary of one reaction. Its error must not end the agent, and must be logged.
+            # Log the error of this reaction here instead of raising it, because it must not end the agent.
             if isinstance(error, BudgetExhausted):
                 _logger.warning("reaction stopped: %s", error, extra=place)
             else:
@@ -316,7 +319,7 @@ class ReactionScheduler:
         return next((running for running in self._running.values() if running.id == reaction), None)
 
     def _pause(self, reaction: str) -> None:
-        """Start other reactions while this one waits for an answer."""
+        """Start other reactions while the reaction with the id ``reaction`` waits for an answer."""
         running = self.find_running(reaction)
         self.inbox.pause(reaction, running.message.thread_id if running is not None else "")
         self.start_reactions()
@@ -324,8 +327,8 @@ class ReactionScheduler:
     # --- events other than deliveries
 
     async def watch_events(self) -> None:
-        """Handle stops, takeovers, a replaced ledger, and the activity of agents for which calls wait. Only the hub
-        can send signals of kind ``cancel``. Raises `LedgerReplaced`.
+        """Handle stops, takeovers, a replaced ledger, and the live activity of agents whose answers a tool call waits
+        for. Only the hub can send signals of kind ``cancel``. Raises `LedgerReplaced`.
         """
         async for event in self._client.events():
             match event:
@@ -354,11 +357,11 @@ class ReactionScheduler:
 
     def _set_watched(self, *, is_watched: bool) -> None:
         self._activity.set_watched(is_watched=is_watched)
-        if is_watched:  # the activity of remote agents is of interest too
+        if is_watched:  # people who watch this agent also see the activity of the agents that it asked
             self._group.create_task(self.replies.relays.watch_again())
 
     async def _interrupt(self, thread_id: str) -> None:
-        """Cancel the reactions in a thread that a person takes over. They stay open."""
+        """Cancel the tasks of the reactions in a thread that a person takes over. The reactions stay open."""
         for running in self._running.values():
             if thread_id in list_answer_threads(running.message):
                 # Set the flag before the cancellation. The task reads it to distinguish a takeover from a stop.

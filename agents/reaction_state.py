@@ -1,4 +1,4 @@
-"""State of the loop: the origin of a run, the agent that has the conversation, and the current turn.
+"""State of the loop: the origin of a run, the agent that controls the conversation, and the current turn.
 
 Only `reaction` changes these values. Plain data.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReactionSetup:
-    """Origin of a run, and how its prompt is written. The defaults are those of an agent called as a tool."""
+    """Origin of a run, and the form of its prompt. The defaults suit the run of an agent that is called as a tool."""
 
     threads: Collection[str] = ()
     """Ids of the threads to which an answer would go."""
@@ -34,10 +34,10 @@ class ReactionSetup:
     """Returns a shorter prompt for a model that rejects the first prompt as too long."""
 
     keeper: str | None = None
-    """Id of the agent that already owns the thread."""
+    """Id of the agent that owns the thread after a permanent handoff, or None."""
 
     earlier: Sequence[Agent] = ()
-    """Agents that had the conversation before, the last one first."""
+    """Agents that controlled the conversation earlier, the most recent agent first."""
 
     path: str = ""
     """Path of the run in its reaction. Empty for the reaction's own run."""
@@ -53,32 +53,32 @@ class ReactionSetup:
     """Whether the prompt's own template explains how to answer."""
 
     form: PromptForm = "full"
-    """Form of the prompt. A lean prompt states rules and turns only where the model needs them."""
+    """Form of the prompt. A lean prompt states the rules and the turn only where the model needs them."""
 
     chat: Sequence[ChatMessage] = ()
     """Earlier messages of the thread, if the prompt shows them as plain chat."""
 
     deferred: Collection[str] = frozenset()
-    """Tools that are offered only after a call has loaded them."""
+    """Names of the tools that are offered only after a call of `load_tools` has loaded them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """The agent that has the conversation, and the agents that had it before, the last one first."""
+    """The agent that controls the conversation, and the agents that controlled it earlier, most recent first."""
 
     agent: Agent
     earlier: tuple[Agent, ...] = ()
     first_turn: int = 1
-    """Turn in which the agent received the conversation."""
+    """Turn in which the agent took over the conversation."""
 
     @property
     def guards(self) -> list[Guard]:
-        """Reviews of the earlier agents, which still apply. The last agent's reviews come first."""
+        """Reviews of the earlier agents, which still apply. The reviews of the most recent agent come first."""
         return [guard for agent in self.earlier for guard in agent.chain.guards]
 
     @property
     def policies(self) -> list[AgentPolicy]:
-        """Policies of the agent and of the earlier agents, the last agent's first."""
+        """Policies of the current agent and of the earlier agents, beginning with the current agent."""
         return [self.agent.policy, *(agent.policy for agent in reversed(self.earlier))]
 
     @property
@@ -100,10 +100,10 @@ class TurnInProgress:
     """Whether the provider withheld the reply of the previous turn."""
 
     replay: Replayed | None = None
-    """Records of the turn, if it ran before a restart."""
+    """Records of the turn, if the turn ran before a restart."""
 
     reply: ModelReply = field(default_factory=lambda: ModelReply(text=None))
-    """The reply, with unique call ids."""
+    """The model's reply, with unique call ids."""
 
     is_withheld: bool = False
     plan: Plan = field(default_factory=Plan)

@@ -1,9 +1,9 @@
 """Writes the records and the answer of one reaction to the hub, in order, and several of them in one commit.
 
-`journal` adds the writes. If an effect depends on a write, the caller awaits it, and it is sent at once together with
-all queued writes. Other writes are sent after `MAX_DELAY_S`: if the process is killed before then, only repeatable work
-is lost. A write never overtakes an earlier one. Without batches, and in a replay, each write is stored separately and at
-once.
+`journal` adds the writes. If an effect depends on a write, the caller awaits the write, and all queued writes are sent
+at once. Other writes are sent after `MAX_DELAY_S`. If the process is killed before then, only repeatable work is lost.
+Writes are stored in the order in which they were added. Without batches, and in a replay, each write is stored
+separately and at once.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from roundelay.network.frames import RecordFrame, SendFrame
 from .isolation import pause_hook_timer, wait_retry_delay
 
 MAX_DELAY_S = 0.05
-"""Maximum time that a write waits for others, in seconds. Readers see records later by this time. It saves two of the
-five commits of an answer with a tool call, because the tool's result is stored with the reply that asked for it."""
+"""Maximum time that a write waits for other writes of the same batch, in seconds. Readers see records later by this
+time. The delay saves two of the five commits of an answer with a tool call, because the tool's result is stored
+together with the reply that requested the call.
+"""
 DRAIN_S = 2.0
-"""Maximum time in which a runner that ends stores its queued writes, in seconds."""
+"""Maximum time that a runner spends at its end to store queued writes, in seconds."""
 _FRAME_BYTES = 512
 """Estimated size of a frame without its content, in bytes."""
 
@@ -45,10 +47,12 @@ class BatchClient(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Write:
-    """One record or message. ``may_conflict``: if its id was used for other content, the earlier content stays."""
+    """One record or message to store. With ``may_conflict``, it is no error if the hub already has other content under
+    the same id. The earlier content stays.
+    """
 
     store: Callable[[], Awaitable[StoredWrite]]
-    """Stores the write by a separate request."""
+    """Stores the write with a separate request."""
 
     make_frame: Callable[[], SendFrame | RecordFrame]
     may_conflict: bool = False
@@ -66,7 +70,7 @@ class Write:
     error: Exception | None = None
     is_awaited: bool = False
     is_lost: bool = False
-    """Whether an earlier write was refused, so that this one was not stored."""
+    """Whether this write was not stored because an earlier write was refused."""
 
     frame: SendFrame | RecordFrame | None = None
 
@@ -79,19 +83,19 @@ class Write:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the hub refused this write, and not one before it."""
+        """Whether the hub refused this write itself, and not an earlier write."""
         return self.error is not None and not self.is_lost
 
     def complete(self, stored: StoredWrite | None) -> None:
-        """Mark the write as stored. None: the hub has other content under the same id."""
+        """Mark the write as stored. ``stored`` is None if the hub has other content under the same id."""
         self.is_stored, self.stored = True, stored
         self.is_duplicate = stored is None or stored.duplicate
 
 
 @dataclass(slots=True, eq=False)
 class RecordQueue:
-    """The writes of one reaction and of the runs inside it. ``max_batch`` is the hub's limit. With 1, each write is
-    stored separately.
+    """Queue of the writes of one reaction and of the runs inside it. ``max_batch`` is the hub's limit for the writes of
+    one frame. With a limit of 1, each write is stored separately.
     """
 
     client: BatchClient
@@ -100,25 +104,24 @@ class RecordQueue:
     is_held: bool = False
     _waiting: list[Write] = field(default_factory=list)
     _sent: list[Write] = field(default_factory=list)
-    """The writes of the newest batch."""
+    """The writes of the batch that was sent last."""
 
     _timer: asyncio.TimerHandle | None = None
     _writer: asyncio.Task[None] | None = None
     _failure: Exception | None = None
-    """Refusal of a write that nobody awaited. Every later write raises it, because it may depend on the lost one, until
-    `forget_failure`.
+    """Refusal of a write that nobody awaited. Until `forget_failure` is called, every later write raises this error,
+    because it may depend on the lost write.
     """
 
     def check_open(self) -> None:
-        """Raise `CancelledError` if no more may be written."""
-        # Cancel instead of raising another error. Calling code could record an error as a result, although it must not
-        # record any more.
+        """Raise `CancelledError` while the queue is held."""
+        # Raise a cancellation instead of another error, because calling code might try to record the other error.
         if self.is_held:
             raise asyncio.CancelledError
 
     async def write(self, *writes: Write, may_wait: bool = False) -> None:
-        """Add writes. Unless they ``may_wait``, return when all of them are stored. Raises the hub's refusal of the
-        first one that is not stored. No later write is stored then.
+        """Add writes to the queue. Unless they ``may_wait``, return when all of them are stored. If the hub refuses one
+        of them, raise the refusal. Later writes are then not stored either.
         """
         self.check_open()
         if self.max_batch <= 1:
@@ -129,7 +132,7 @@ class RecordQueue:
             return
         self._raise_failure()
         for write in writes:
-            write.frame = write.make_frame()  # now, so that the caller gets the error of a value that is no JSON
+            write.frame = write.make_frame()  # make the frame here, so that the caller gets the error of invalid JSON
         self._waiting += writes
         if may_wait:
             if self._timer is None and self._writer is None:
@@ -140,7 +143,7 @@ class RecordQueue:
         try:
             await pause_hook_timer(self._settle(writes))
         except asyncio.CancelledError:
-            # A stopped call sends nothing more. Records stay, because later records depend on them.
+            # A stopped call sends no more messages. Its records stay queued, because later records depend on them.
             for write in writes:
                 write.is_withdrawn = write.is_independent
             raise
@@ -153,7 +156,7 @@ class RecordQueue:
         self._raise_failure()
 
     def forget_failure(self) -> None:
-        """Accept writes again, because the run that depended on the lost one has ended."""
+        """Accept writes again, because the run that depended on the lost write has ended."""
         self._failure = None
 
     def hold(self) -> None:
@@ -163,7 +166,7 @@ class RecordQueue:
         if self._writer is not None:
             self._writer.cancel()
             self._writer = None
-            # The hub may have stored these; a repeat under the same id changes nothing.
+            # The hub may have stored these writes already. Sending them again under the same ids changes nothing.
             self._waiting[:0] = [write for write in self._sent if not write.is_stored]
 
     async def drain(self) -> None:
@@ -183,14 +186,14 @@ class RecordQueue:
     async def _wait_for_writer(self) -> None:
         self._start_writer()
         assert self._writer is not None
-        # Shield the task: a caller that is cancelled must not cancel the writes of others.
+        # Shield the task: the cancellation of one caller must not cancel the writes of other callers.
         await asyncio.shield(self._writer)
 
     def _start_writer(self) -> None:
-        # A task, so that parallel calls of one turn add their writes before the first frame is made.
+        # Write in a separate task, so that parallel calls of one turn add their writes before the first batch is sent.
         self._stop_timer()
         if self._writer is None:
-            # Without the caller's context: its hook timer must not count or skip time of this task.
+            # Do not copy the caller's context: the timer of the caller's hook must not include the time of this task.
             context = contextvars.Context()
             self._writer = asyncio.create_task(self._store_waiting(), name="reaction-writer", context=context)
 
@@ -209,9 +212,9 @@ class RecordQueue:
                 batch = self._sent = self._take_batch()
                 try:
                     await self._store(batch)
-                except Exception as error:  # noqa: BLE001 (raised again by whoever waits, or by the next write)
-                    # Nothing after a refused write may be stored: a resumed run could not make sense of it. An
-                    # independent write that was refused before keeps its own error.
+                except Exception as error:  # noqa: BLE001 (raised again by the waiting callers, or by the next write)
+                    # Store no write after a refused write, because a resumed run could not interpret the later records.
+                    # An independent write that was refused earlier keeps its own error.
                     unstored = (write for write in batch if not write.is_stored)
                     lost = [*(it for it in unstored if it.error is None or it.error is error), *self._waiting]
                     self._waiting.clear()
@@ -236,7 +239,8 @@ class RecordQueue:
 
     async def _store(self, batch: list[Write]) -> None:
         left = batch
-        # Look again after each pause: a call may be stopped while the hub is busy with an earlier record.
+        # Remove withdrawn writes again after each delay: a call may be stopped while the hub is busy with an earlier
+        # record.
         while left := [write for write in left if not write.is_withdrawn]:
             if len(left) == 1:
                 await self._store_alone(left[0])
@@ -259,8 +263,8 @@ class RecordQueue:
                 raise done.error
 
     async def _store_alone(self, write: Write) -> None:
-        """Store one write. Repeat without limit while the hub is busy: its id is derived, so a repeat changes
-        nothing. Raises the hub's refusal, unless the write is independent.
+        """Store one write. While the hub is busy, repeat the request without a limit. A repeat is safe, because it has
+        the same derived id. Raises the hub's refusal, unless the write is independent.
         """
         while True:
             try:

@@ -1,7 +1,7 @@
-"""Records of a reaction, read back: everything that a run has done so far.
+"""Records of a reaction, read from the ledger: everything that a run has done so far.
 
 `journal` writes the records and documents their order. `driver` resumes a run from `Recorded`. ``roundelay.runs``
-explains and replays it. Each kind of record has one type here. This module writes nothing.
+explains and replays a run. Each kind of record has one type in this module. The module only reads records.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class Started(BaseModel):
     config_hash: str
     prompt_hash: str = ""
     standing: str = ""
-    """End of the prompt: what the agent owed and waited for at the start. No other record could tell it later."""
+    """End of the prompt: the answers that the agent owed and waited for at the start. No other record contains them."""
 
     form: str = ""
-    """Form of the prompt. Empty for the form `full`, the only form of earlier versions."""
+    """Form of the prompt. Empty for ``full``, which was the only form in earlier versions."""
 
     is_alone: bool = False
-    """Whether nobody else was in the network."""
+    """Whether the network had no participants other than the agent and the trigger's sender."""
 
 
 class Approval(BaseModel):
-    """A person's decision on a call, with the person and the time."""
+    """A person's decision on a tool call that needed approval, with the person and the time."""
 
     is_approved: bool
     by: str
@@ -65,7 +65,7 @@ class Approval(BaseModel):
     scope: Scope = "once"
 
     said: str = ""
-    """Text of the decision."""
+    """Text of the message with the decision."""
 
     votes: list[Vote] = []
     """All votes, if more than one person had to approve. The last vote is from ``by``."""
@@ -117,8 +117,8 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True)
 class _RecordPlace:
-    """Position of a record: turn and call. ``send``: number of a reviewed message in its call, from 1. ``replies``:
-    seqs of the replies that the call received.
+    """Position of a record: its turn, and its call in this turn. ``send`` counts the reviewed messages of the call from
+    1. ``replies`` contains the seqs of the replies that the call received.
     """
 
     turn: int = 0
@@ -128,7 +128,9 @@ class _RecordPlace:
 
 
 class LazyAdapter:
-    """A `TypeAdapter` that is built when it is first used. Building all of them takes 0.03 s, 7 % of this package's import."""
+    """A `TypeAdapter` that is built when it is first used. Building all adapters takes 0.03 s, which is 7 % of the
+    import time of this package.
+    """
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
@@ -145,7 +147,7 @@ class LazyAdapter:
 
 
 def build_adapters() -> None:
-    """Build all adapters now, in a process from which others are forked."""
+    """Build all adapters now, so that processes that are forked later do not have to build them."""
     for adapter in (*RECORD_TYPES.values(), _PLACE):
         _ = adapter.adapter
 
@@ -183,20 +185,20 @@ class RecordedWaits:
     """Questions that a call is about to send: message ids by recipient."""
 
     waits: dict[_CallAt, Wait] = field(default_factory=dict)
-    """Waits of the calls themselves."""
+    """Waits for the replies to the questions of calls."""
 
     approval_waits: dict[_CallAt, Wait] = field(default_factory=dict)
     """Waits for approval, before the calls started."""
 
     approvals: dict[_CallAt, Approval] = field(default_factory=dict)
     reply_seqs: set[int] = field(default_factory=set)
-    """Seqs of the replies that calls waited for and got."""
+    """Seqs of the replies that calls waited for and received."""
 
 
 @dataclass(slots=True)
 class Recorded:
-    """Everything that a run has recorded so far. Read-only. Turns count from 1, calls of a turn from 0. ``children``
-    contains the runs inside this run, by path.
+    """Everything that a run has recorded so far. Read-only. Turns are numbered from 1, and the calls of a turn from 0.
+    ``children`` contains the runs inside this run, by path.
     """
 
     started: Started | None = None
@@ -212,7 +214,7 @@ class Recorded:
 
     results: dict[_CallAt, ToolResult] = field(default_factory=dict)
     used: dict[_CallAt, tuple[ModelUse, ...]] = field(default_factory=dict)
-    """Model usage of calls, except that of agents called as tools."""
+    """Model usage of calls, without the usage of agents called as tools."""
 
     thinking: dict[int, str] = field(default_factory=dict)
     progress: dict[_CallAt, tuple[str, ...]] = field(default_factory=dict)
@@ -223,14 +225,14 @@ class Recorded:
     """Reviews of answers, by turn."""
 
     sent_reviews: dict[tuple[int, int, int], Reviewed] = field(default_factory=dict)
-    """Reviews of messages, by turn, call and the number of the message in the call, from 1."""
+    """Reviews of messages that tools sent, by turn, call and the number of the message in the call, from 1."""
 
     notes: dict[int, dict[str, JsonValue]] = field(default_factory=dict)
     """Values that middleware stored in a turn, by name."""
 
     altered: dict[int, Altered] = field(default_factory=dict)
     stopped: StopTrace | None = None
-    """Trace of a person's stop. The reaction only has to report it."""
+    """Trace of a person's stop. A resumed reaction only has to report this stop."""
 
     finished: Finish | None = None
     children: Mapping[str, Recorded] = field(default_factory=dict)
@@ -250,7 +252,7 @@ class Recorded:
         ]
 
     def open_waits(self) -> list[Wait]:
-        """Return the waits of this run, and of runs inside it, that are still open."""
+        """Return the open waits of this run and of the runs inside it."""
         runs = (self, *self.children.values())
         waits = [wait for run in runs for place, wait in run.waiting.waits.items() if place not in run.results]
         undecided = (
@@ -262,7 +264,7 @@ class Recorded:
         return [*waits, *undecided]
 
     def has_taken(self, seq: int) -> bool:
-        """Return whether a message was the reply that a call waited for, here or in a run inside."""
+        """Return whether a message was the reply that a call of this run, or of a run inside it, waited for."""
         return any(seq in run.waiting.reply_seqs for run in (self, *self.children.values()))
 
     def was_waiting_for(self, question: int) -> bool:
@@ -270,7 +272,7 @@ class Recorded:
         return any(question in wait.questions.values() for wait in self.open_waits())
 
     def replay(self, turn: int) -> Replayed | ModelFailed | None:
-        """Return the records of a turn, or None if there are none."""
+        """Return the records of a turn, or None if the turn has no records."""
         if turn not in self.replies:
             return self.failures.get(turn)
         return Replayed(
@@ -286,8 +288,9 @@ class Recorded:
         )
 
     def add(self, kind: str, body: Mapping[str, Any]) -> None:
-        """Add a record of this run. Skip kinds of a newer version. Raises `ValueError` for a body that does not fit its
-        kind."""
+        """Add a record of this run. Ignore records of unknown kinds, which a newer version wrote. Raises `ValueError`
+        if the body does not fit the kind of the record.
+        """
         reader = RECORD_TYPES.get(kind)
         if reader is None:
             return
@@ -307,8 +310,8 @@ class Recorded:
                 if value.is_last:
                     self.last_turns.add(turn)
             case ModelFailed():
-                # Mark the failure as recorded. The loop then ends with it, and does not shorten the prompt and ask
-                # again.
+                # Mark the failure as recorded. The loop then ends with this failure, and does not shorten the prompt to
+                # ask the model again.
                 self.failures[turn] = replace(value, is_recorded=True)
             case _Asking():
                 self.waiting.questions[at] = value.messages
@@ -335,8 +338,7 @@ class Recorded:
                 self.stopped = value
             case _Note():
                 self.notes.setdefault(turn, {})[value.name] = value.value
-            # Match this case before the general one. The review of a message must not pass for the review of the turn's
-            # answer.
+            # Match this case before the general one: the review of a message is not the review of the turn's answer.
             case Reviewed() if place.send:
                 self.sent_reviews[(*at, place.send)] = value
             case Reviewed():
@@ -346,8 +348,8 @@ class Recorded:
 
 
 async def fetch_records(call: Call, reaction: str, agent_id: str | None) -> list[Mapping[str, Any]]:
-    """Return all records of an agent's reaction that the caller may see, oldest first. With None, include the
-    records of all agents under this id, which other programs may also use.
+    """Return all records of an agent's reaction that the caller may see, oldest first. If ``agent_id`` is None, include
+    the records of all agents with this reaction id, because programs may choose the same reaction id.
     """
     args = {"reaction": reaction, **({"agent_id": agent_id} if agent_id is not None else {})}
     return [record async for page in read_pages(call, "network.records", args) for record in page["records"]]
@@ -360,8 +362,8 @@ async def fetch_fates(call: Call, seq: int) -> list[Mapping[str, Any]]:
 
 
 def read_records(records: Iterable[Mapping[str, Any]]) -> Recorded:
-    """Build the state of a reaction from its records, which have the form of ``network.records``. Raises
-    `ValueError` for a body that does not fit its kind.
+    """Build the state of a reaction from its records, which have the form of ``network.records``. Raises `ValueError`
+    if a body does not fit the kind of its record.
     """
     runs: dict[str, Recorded] = {"": Recorded()}
     for record in records:
@@ -372,5 +374,5 @@ def read_records(records: Iterable[Mapping[str, Any]]) -> Recorded:
         runs.setdefault(path, Recorded()).add(record["kind"], body)
     inner = {path: run for path, run in runs.items() if path}
     for run in runs.values():
-        run.children = inner  # runs of all depths: each run finds its inner runs by the full path
+        run.children = inner  # all runs share one mapping with runs of all depths, because its keys are full paths
     return runs[""]

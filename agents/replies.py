@@ -1,14 +1,15 @@
-"""Replies for which calls wait: the open questions of an agent, and the wait of each call.
+"""Replies that tool calls wait for: the open questions of an agent, and the wait of each call.
 
-`Replies` has the open questions of `ask` and the open requests for approval. It stands between the deliveries and the
-waiting calls (`Waiter`). It receives a reply before the wake rule sees it. Waits are durable: the record ``waiting``
-contains the recipients and the deadline, so a restarted agent continues to wait. A reply may arrive while the agent is
-down, or the hub may hold it back behind other messages. Such a reply is looked up in its thread.
+`Replies` contains the open questions of `ask` and the open requests for approval. It passes delivered replies to the
+waiting calls (`Waiter`), before the wake rule could start a reaction to a reply. Waits are durable: the record
+``waiting`` contains the recipients and the deadline, so a restarted agent continues to wait. If a reply arrives while
+the agent is down, or if the hub holds the reply back behind other messages, the wait reads the reply from its thread.
 
-From time to time the hub is asked whether an answer can still arrive (`find_unanswerable`). Only certain facts end a
-wait early: the recipient was removed, the question is a dead letter, or the reaction to it has ended. A reply is stored
-before its reaction ends. If a lookup after that end finds no reply, there is none. Programs that keep no records give
-no such facts, so a wait for them lasts until its deadline.
+While a call waits, it regularly asks the hub whether an answer can still arrive (`find_unanswerable`). A wait ends
+early only if an answer is impossible: the recipient was removed, the question is a dead letter, or the reaction to the
+question has ended. An agent stores its reply before its reaction ends, so a thread without a reply after that end will
+never have one. For programs that keep no records, the hub cannot know this, so a wait for them lasts until its
+deadline.
 """
 
 from __future__ import annotations
@@ -36,22 +37,24 @@ from .reaction_ids import reaction_id
 from .values import Wait
 
 FIRST_LOOK_S, MAX_LOOK_S = 2.0, 300.0
-"""Delay before the first check, and maximum delay between two checks, in seconds. Each delay is twice the previous
-delay.
+"""Delay before a wait first asks the hub whether an answer can still arrive, and maximum delay between two such checks,
+in seconds. Each delay is twice the previous delay.
 """
 
 
 IsEnough = Callable[[Mapping[str, BaseMessage]], bool]
-"""Says whether these replies, by recipient, end a wait."""
+"""Returns whether the replies so far, keyed by recipient, are enough to end a wait."""
 
 
 def never_enough(_: Mapping[str, BaseMessage]) -> bool:
-    """Wait for every reply."""
+    """Return False, so that a wait lasts until every reply has arrived."""
     return False
 
 
 async def find_unanswerable(client: NetworkClient, questions: Mapping[str, int]) -> dict[str, str]:
-    """Return the agents that will not answer these questions (seqs) any more, and the reason for each."""
+    """Return the agents that will never answer these questions, with the reason for each agent. ``questions`` maps
+    agents to the seqs of their questions.
+    """
     reasons: dict[str, str] = {}
     for agent_id, seq in questions.items():
         try:
@@ -59,9 +62,9 @@ async def find_unanswerable(client: NetworkClient, questions: Mapping[str, int])
         except ConnectError:
             raise
         except RoundelayError:
-            continue  # an older hub, or a deleted message: the state is unknown
+            continue  # the state is unknown, because the hub is older or the message was deleted
         # Agents derive the reaction's id from the question. A reaction with another id belongs to another program, so
-        # its state proves nothing.
+        # its state does not show whether this agent will answer.
         own = reaction_id(agent_id, seq, client.welcome.network.epoch)
         for recipient in status["recipients"]:
             if recipient["agent_id"] == agent_id and (reason := _explain(recipient, own)):
@@ -76,8 +79,8 @@ def _explain(recipient: Mapping[str, Any], own: str) -> str:
     if recipient["state"] == "dead":
         return "it failed to take the question, again and again, and does not get it any more."
     if recipient.get("reaction") != own or recipient.get("is_overtaken"):
-        return ""  # after a takeover another reaction follows
-    # ``again``: the message later got another reaction, which may still answer.
+        return ""  # after a takeover, another reaction may still answer
+    # ``again`` is set if the message later got another reaction, which may still answer.
     newest: Mapping[str, object] = recipient.get("again", recipient)
     ended = newest.get("reaction_status")
     if ended not in (None, "open"):
@@ -86,11 +89,11 @@ def _explain(recipient: Mapping[str, Any], own: str) -> str:
 
 
 MAX_REMEMBERED = 1024
-"""Maximum number of seqs in each memory of past replies and questions."""
+"""Maximum number of past replies, and of past questions, whose seqs `Replies` remembers."""
 
 FIRST_PAGE, PAGE = 10, 100
-"""Number of messages to read from a thread in the first page, and in each further page. A reply is nearly always
-among the last few messages.
+"""Number of messages on the first page that is read from a thread, and on each later page. The first page is small,
+because a reply is nearly always among the last few messages.
 """
 
 MAX_WAIT_S = 10 * 365 * 86_400.0
@@ -98,9 +101,9 @@ MAX_WAIT_S = 10 * 365 * 86_400.0
 
 
 class Replies:
-    """The open questions of one agent. ``pause`` and ``resume`` are called with the reaction's id around each wait,
-    so that a waiting reaction occupies no parallel slot. ``clock`` returns the time in milliseconds since the Unix
-    epoch.
+    """Open questions of one agent. ``pause`` and ``resume`` are called with the reaction's id before and after each
+    wait, so that a waiting reaction does not count toward the maximum of parallel reactions. ``clock`` returns the time
+    in milliseconds since the Unix epoch.
     """
 
     def __init__(
@@ -120,20 +123,20 @@ class Replies:
         self._open: dict[int, asyncio.Future[BaseMessage]] = {}  # by the seq of the question
         self._approvals: set[int] = set()  # open requests for approval: only a person's decision is a reply
         self._taken: OrderedDict[int, None] = OrderedDict()  # seqs of the last replies that calls received
-        self._dropped: OrderedDict[int, None] = OrderedDict()  # questions whose wait was stopped
-        # questions that were answered before the reply was expected
+        self._dropped: OrderedDict[int, None] = OrderedDict()  # questions whose replies nobody needs any more
+        # questions whose reply arrived before `expect` was called
         self._early: OrderedDict[int, None] = OrderedDict()
         self._hint: asyncio.Future[None] | None = None  # done when a question may be a dead letter
 
     def expect(self, question: int, *, is_approval: bool = False) -> None:
-        """Intercept the reply to this message from now on. It starts no reaction."""
+        """Intercept the reply to the message ``question`` from now on, so that the reply starts no reaction."""
         # Keep an existing future: a reply may have resolved it between sending the question and waiting for it.
         self._open.setdefault(question, asyncio.get_running_loop().create_future())
         if is_approval:
             self._approvals.add(question)
 
     def forget(self, questions: Iterable[int]) -> None:
-        """Stop expecting replies to these questions. A later reply is treated like any other message."""
+        """Stop intercepting replies to these questions. A later reply is treated like any other message."""
         for question in questions:
             self._open.pop(question, None)
             self._approvals.discard(question)
@@ -144,16 +147,16 @@ class Replies:
             self._hint.set_result(None)
 
     def take(self, message: BaseMessage) -> bool:
-        """Consume a delivered message if it is a reply for which a call waits. Also return True for a reply that was
-        consumed before, and for a program's reply to a question whose wait a person stopped.
+        """Consume a delivered message if it is a reply that a call waits for, and return True. Also return True for a
+        reply that was consumed before, and for a program's reply that nobody needs any more.
         """
         if message.seq in self._taken or (message.reply_to in self._dropped and message.sender_kind != "human"):
             return True
         question = find_request(message)
         reply = self._open.get(question) if question is not None else None
         if question is not None and reply is None:
-            # A fast recipient can answer before the sender knows the seq of its question. The wait then looks into the
-            # thread.
+            # A fast recipient can answer before the sender knows the seq of its question. The wait will then read the
+            # reply from the thread.
             _remember(self._early, question)
         if reply is None or reply.done():
             return False
@@ -163,7 +166,8 @@ class Replies:
         elif message.reply_to is None:  # a decision, but the question is not a request for approval
             return False
         reply.set_result(message)
-        # A redelivery of this reply must not start a reaction, because its acknowledgement may have been lost.
+        # Remember the reply: if its acknowledgement is lost, the hub delivers it again, and it must not start a
+        # reaction.
         _remember(self._taken, message.seq)
         return True
 
@@ -172,9 +176,9 @@ class Replies:
     ) -> tuple[dict[str, BaseMessage], dict[str, str]]:
         """Wait for the reply to each question, for at most ``left_s`` seconds even if the wall clock jumps.
 
-        ``look_first``: replies may have arrived before this call. ``is_enough`` says whether these replies end the wait.
-        Later replies then start no reaction. Return the replies, and the recipients that will
-        not reply with the reason. Both results are keyed by recipient.
+        ``look_first``: first read the threads, because replies may have arrived before this call. If ``is_enough``
+        accepts the replies so far, the wait ends early, and later replies start no reaction. Return the replies, and
+        the recipients that will never reply, with the reason. Both results are keyed by recipient.
         """
         # Use the loop's clock, because the wall clock may be corrected while a call waits for days.
         ends_at = asyncio.get_running_loop().time() + left_s
@@ -182,10 +186,11 @@ class Replies:
             self.expect(question, is_approval=wait.is_approval)
         replies = {to: self._open[question] for to, question in wait.questions.items()}
         try:
-            # `_early`: the reply was delivered before `expect`, so it will not be delivered again.
+            # A reply in `_early` was delivered before `expect`, so it will not be delivered again. Read it from the
+            # thread.
             if look_first or not self._early.keys().isdisjoint(wait.questions.values()):
                 await self._look_up(wait)
-            # Pause after the lookup. If the reply is already there, no other reaction needs to start in this slot.
+            # Pause after the lookup. If the reply is already there, no other reaction needs to start in the meantime.
             self._pause(reaction)
             try:
                 unanswerable = await self._await_all(replies, wait, ends_at, is_enough)
@@ -201,7 +206,7 @@ class Replies:
         except asyncio.CancelledError:
             for question in wait.questions.values():
                 if not wait.is_approval:  # a person's later message is treated like any other message
-                    # The reply still arrives after a stop. Without this entry it would start an unwanted reaction.
+                    # A reply that arrives after the stop would otherwise start an unwanted reaction.
                     _remember(self._dropped, question)
             raise
         finally:
@@ -213,8 +218,8 @@ class Replies:
     async def _await_all(
         self, replies: Mapping[str, asyncio.Future[BaseMessage]], wait: Wait, ends_at: float, is_enough: IsEnough
     ) -> dict[str, str]:
-        """Wait for all replies until ``ends_at`` (the loop's time). Check from time to time whether each missing
-        reply can still arrive.
+        """Wait for all replies until ``ends_at``, in the time of the event loop. Check regularly whether each missing
+        reply can still arrive. Return the recipients that will never reply, with the reason.
         """
         loop, look_s = asyncio.get_running_loop(), FIRST_LOOK_S
         look_at, hint = loop.time() + look_s, self._get_hint()
@@ -231,7 +236,8 @@ class Replies:
             is_due, hint = hint.done() or loop.time() >= look_at, self._get_hint()
             late = {to: wait.questions[to] for to, reply in missing.items() if not reply.done()}
             if late and is_due and not wait.is_approval and loop.time() < ends_at:
-                # Check less and less often. An early failure is found soon, and a wait of days costs the hub little.
+                # Double the delay. The first checks soon find an early failure, and a wait of days costs the hub few
+                # requests.
                 look_s = min(2 * look_s, MAX_LOOK_S)
                 reasons = await find_unanswerable(self._client, late)
                 if reasons:
@@ -246,8 +252,8 @@ class Replies:
         return self._hint
 
     async def expect_sent(self, messages: Mapping[str, str], since: int) -> list[int]:
-        """Expect replies to the messages (ids by recipient) that were actually sent after the seq ``since``. Return
-        their seqs.
+        """Expect replies to those of the ``messages`` (ids by recipient) that were actually sent. Search the threads
+        after the seq ``since``. Return the seqs of the sent messages.
         """
         sent: list[int] = []
         for agent_id, message_id in messages.items():
@@ -258,15 +264,15 @@ class Replies:
                         self.expect(message.seq)
                         sent.append(message.seq)
             except RequestError:
-                continue  # no message has this id
+                continue  # the thread does not exist, so this question was never sent
         return sent
 
     async def _look_up(self, wait: Wait) -> None:
-        """Look for missing replies in the threads."""
+        """Read the threads of the questions, and consume missing replies that they contain."""
         own = self._client.agent_id
         reported: list[BaseMessage] = []
-        if wait.is_approval:  # the network reports decisions of people who do not read the request
-            with suppress(RequestError):  # no report yet
+        if wait.is_approval:  # the network reports decisions of people who cannot read the thread of the request
+            with suppress(RequestError):  # there is no report yet
                 messages = self._read_back(mod_thread("network", own), min(wait.questions.values()))
                 reported = [message async for message in messages if read_decision(message) is not None]
         for to, question in wait.questions.items():
@@ -299,7 +305,7 @@ def _read_done(replies: Mapping[str, asyncio.Future[BaseMessage]]) -> dict[str, 
 
 
 def _remember(seqs: OrderedDict[int, None], seq: int) -> None:
-    """Add a seq. Remove the oldest seq if there are too many."""
+    """Add a seq. Remove the oldest seq if there are more than `MAX_REMEMBERED`."""
     seqs[seq] = None
     if len(seqs) > MAX_REMEMBERED:
         seqs.popitem(last=False)
@@ -307,8 +313,8 @@ def _remember(seqs: OrderedDict[int, None], seq: int) -> None:
 
 @dataclass(slots=True)
 class Waiter:
-    """The wait of one call. ``known``: the wait from before a restart. ``is_begun``: the call had started before
-    that restart. ``taken`` collects the seqs of its replies.
+    """The wait of one tool call. ``known`` is the wait that was recorded before a restart, and ``is_begun`` states
+    whether the call had started before the restart. ``taken`` collects the seqs of the replies that the call received.
     """
 
     _replies: Replies
@@ -318,7 +324,7 @@ class Waiter:
     is_begun: bool
     taken: list[int]
     unanswerable: Mapping[str, str] = field(default_factory=dict)
-    """After the wait: recipients that will not reply, with the reason."""
+    """Recipients that will never reply, with the reason. Set at the end of the wait."""
 
     _last_recorded: Wait | None = None
     """The last wait that this process recorded."""
@@ -329,15 +335,15 @@ class Waiter:
         """
         if is_watched:
             await self._replies.relays.watch()
-        if self.known is None:  # a repeat of the record stores nothing
+        if self.known is None:  # after a restart, the questions are already recorded
             await self._journal.record_asking(self._call.turn, self._call.call, messages)
 
     def expect(self, question: int, *, is_approval: bool = False) -> None:
-        """Expect the reply as soon as the question is sent, because it may arrive before the wait begins."""
+        """Expect the reply as soon as the question is sent, because the reply may arrive before the wait begins."""
         self._replies.expect(question, is_approval=is_approval)
 
     def forget(self, questions: Iterable[int]) -> None:
-        """Stop expecting replies if the wait does not begin."""
+        """Stop expecting replies to questions whose wait does not begin."""
         self._replies.forget(questions)
 
     async def wait(
@@ -348,14 +354,15 @@ class Waiter:
         is_watched: bool = False,
         is_enough: IsEnough = never_enough,
     ) -> dict[str, BaseMessage]:
-        """Wait for replies to these questions. Return the replies by recipient. Recipients that have not replied in
-        time are missing. The wait ends early when ``is_enough`` accepts the replies so far.
+        """Wait for replies to these questions. Return the replies by recipient, without the recipients that have not
+        replied in time. The wait ends early when ``is_enough`` accepts the replies so far.
         """
         if not questions:
             return {}
         call = self._call
         wait, left_s = self.known, min(timeout_s, MAX_WAIT_S)
-        # The reply to a new question is always delivered. After a restart it may have arrived while the agent was down.
+        # The reply to a new question is always delivered. After a restart, the reply may have arrived while the agent
+        # was down, so look it up first.
         look_first = self.is_begun or wait is not None
         if wait is not None:
             # Never wait longer than a new wait, because the clock may have been set back.
@@ -368,8 +375,8 @@ class Waiter:
             )
             self.known = wait  # a repeated wait ends at the same time
         listening = self._replies.relays.listen(wait.questions, call) if is_watched else nullcontext()
-        with listening:  # before any other step: the recipients may already be working
-            # Record a wait from before a restart again. The hub then knows that the call waits.
+        with listening:  # listen before any other step, because the recipients may already be working
+            # Record a wait from before a restart again, so that the hub knows that the call waits.
             await self._journal.record_waiting(call.turn, call.call, wait)
             self._emit_waiting(wait)
             replies, self.unanswerable = await self._replies.wait(
@@ -379,22 +386,23 @@ class Waiter:
             return replies
 
     async def wait_for_decisions(self, wait: Wait, timeout_s: float) -> list[BaseMessage]:
-        """Wait for people's decisions on the requests of an approval, for at most ``timeout_s`` seconds. Return them
-        in the order of the log, or an empty list at the timeout. The requests are expected until `forget` is called.
+        """Wait for people's decisions on the requests of an approval, for at most ``timeout_s`` seconds. Return the
+        decisions in the order of the log, or an empty list at the timeout. Decisions are intercepted until `forget` is
+        called.
         """
         await self.keep(wait)
         left_s = max(0.0, min(timeout_s, MAX_WAIT_S, (wait.until - self._replies.clock()) / 1000))
         self._emit_waiting(wait)
-        # Look first. A person may have decided before the wait, or while the agent was not running.
+        # Read the threads first, because a person may have decided before the wait or while the agent was not running.
         replies, _ = await self._replies.wait(wait, reaction=self._call.reaction, look_first=True, left_s=left_s)
-        for question in wait.questions.values():  # before the next await: another decision may arrive at once
+        for question in wait.questions.values():  # do this before the next await, because another decision may arrive
             self._replies.expect(question, is_approval=True)
         decisions = sorted(replies.values(), key=lambda it: it.seq)
         self.taken += [decision.seq for decision in decisions]
         return decisions
 
     async def keep(self, wait: Wait) -> None:
-        """Record the wait for an approval once per process. The hub then knows that the call waits."""
+        """Record the wait for an approval once per process, so that the hub knows that the call waits."""
         self.known = wait
         if wait != self._last_recorded:
             await self._journal.record_waiting(self._call.turn, self._call.call, wait)

@@ -1,7 +1,7 @@
-"""Reviews of the texts of a run: its answer, and messages that its tools send to the requester.
+"""Reviews of the texts of a run: the answer, and the messages that tools send to the requester.
 
 `Reviewer` stands between the loop and the ``review`` hooks of middleware. A review is recorded before its result is
-used. A resumed run therefore neither asks again nor sends a text that was blocked.
+used. Therefore a resumed run neither calls the reviewers again nor sends a text that was blocked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ENVELOPE_BYTES = 2048
 
 
 class Reviewer:
-    """Reviews of one run."""
+    """Calls the reviewers of one run and records their results."""
 
     def __init__(self, run: RunContext, models: ModelCaller) -> None:
         self._run = run
@@ -33,8 +33,8 @@ class Reviewer:
         return await self._review(step.answer, step.turn, recorded, can_correct=step.can_correct)
 
     async def review_message(self, turn: int, call: int, place: int, text: str, earlier: Reviewed | None) -> Reviewed:
-        """Review a message from a call to the requester, like an answer. ``place`` numbers the call's messages from
-        1. ``earlier`` is the review of the same message in an earlier attempt of the call.
+        """Review a message that a tool call sends to the requester, like an answer. ``place`` is the number of the
+        message in its call, from 1. ``earlier`` is the review of the same message in an earlier attempt of the call.
         """
         recorded = earlier or self._run.recorded.sent_reviews.get((turn, call, place))
         can_correct = self._run.reaction.can_correct
@@ -57,7 +57,8 @@ class Reviewer:
         if run.playback is not None:
             reviewed = run.playback.review(run.id, run.path, turn, message)
         if reviewed is None:
-            # Never send an answer back to the model if it passed once but its text was not recorded.
+            # If an answer has already passed its review but its text was not recorded, do not ask the model to correct
+            # it now.
             can_correct = can_correct and recorded is None
             used: list[ModelUse] = []
             around = self._models.make_around(turn, "-".join(map(str, ("review", *(message or ())))), used)

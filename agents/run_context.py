@@ -1,9 +1,9 @@
 """State that the parts of one run share: the loop, its journal, and the listener for its events.
 
 A run is a reaction, or an agent called as a tool inside a reaction. `driver` creates the context. `model_call`,
-`review` and `tool_call` work on it. An inner run points to the run around it (``outer``), because the reviewers,
-approvers and stream numbers of the outer run also apply to the inner run. The context decides nothing and awaits
-nothing.
+`review` and `tool_call` use it. The context of an inner run refers to the run around it (``outer``), because the
+reviewers, approvers and stream numbers of the outer run also apply to the inner run. The context itself makes no
+decisions and awaits nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .tools import PlannedCall, ToolContext
 from .values import ModelFailed, Reviewed, StopTrace, ToolResult
 
 MakeContext = Callable[[str, int], ToolContext]
-"""Creates the context of a call from its derived id and its turn."""
+"""Creates the context of a tool call from the call's derived id and its turn."""
 
 
 class Playback(Protocol):
@@ -54,8 +54,8 @@ class Playback(Protocol):
         ...
 
     def review(self, reaction: str, path: str, turn: int, message: tuple[int, int] | None = None) -> Reviewed | None:
-        """Return the recorded review of an answer, or of a ``message`` (its call and its number there). Return None
-        if the reviewers must be called.
+        """Return the recorded review of an answer or of a ``message``, which is identified by its call and its number
+        in the call. Return None if the reviewers must be called.
         """
         ...
 
@@ -72,7 +72,7 @@ class Playback(Protocol):
         ...
 
     def find_standing(self, reaction: str) -> str:
-        """Return the standing that the reaction's prompt ended with."""
+        """Return the recorded text about owed and expected answers at the end of the reaction's prompt."""
         ...
 
     def reads_new_messages(self, reaction: str) -> bool:
@@ -102,21 +102,21 @@ class RunContext:
         self.playback = playback
         self.outer = outer
         self.recorded = Recorded()
-        """Records from before a restart. Empty for a new run."""
+        """Records that the run wrote before a restart. Empty for a new run."""
 
         self.sent_counts: dict[str, int] = {}
-        """Messages that tool calls sent, by address (``max_messages_per_recipient``)."""
+        """Number of messages that tool calls sent, by address, for the limit ``max_messages_per_recipient``."""
 
         self.last_live_turn = 0
         """Last turn in which a step actually ran instead of being read from the records."""
 
         self.unrecorded_use: list[ModelUse] = []
-        """Model usage that only the final record reports: of middleware around turns and the run, and of failed
-        calls.
+        """Model usage that only the final record contains: the usage of middleware around turns and around the run, and
+        of failed calls.
         """
 
-        # Shared with the outer run. A stop reports the usage of all interrupted calls, and screens order the pieces of
-        # all runs by one number.
+        # Share these values with the outer run: a stop reports the usage of all interrupted calls, and screens order
+        # the streamed pieces of all runs by one sequence of numbers.
         self.interrupted_use: list[ModelUse] = outer.interrupted_use if outer is not None else []
         self.stream_numbers: Iterator[int] = outer.stream_numbers if outer is not None else itertools.count(1)
 
@@ -131,8 +131,8 @@ class RunContext:
         return self.journal.path
 
     def make_call_context(self, turn: int, call: int | str, suffix: str = "") -> ToolContext:
-        """Create the context of a call. ``suffix`` separates the ids of messages about the call from the call's own
-        ids.
+        """Create the context of a tool call. A ``suffix`` makes the ids of messages about the call differ from the ids
+        of the call's own messages.
         """
         return self.make_context(self.journal.derive_id(turn, call) + suffix, turn)
 

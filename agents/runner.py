@@ -1,8 +1,8 @@
-"""Keeps one agent alive on the network: connects it, prepares it, and serves it until it is stopped.
+"""Keeps one agent running on the network: connects and prepares the agent, and passes deliveries to its scheduler.
 
-Stands between the client and `reaction_scheduler`, which starts the reactions. A subclass implements `react`; the
-subclass in `simple` asks a model. A runner decides nothing about the conversation and has no state that must survive.
-If it ends, by `stop` or by `kill -9`, open reactions stay open in the ledger, and the next runner resumes them.
+`reaction_scheduler` starts the reactions. A subclass implements `react`. The subclass in `simple` asks a model. A
+runner makes no decisions about the conversation, and all of its state may be lost. If a runner ends, by `stop` or by
+`kill -9`, open reactions stay open in the ledger, and the next runner resumes them.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class RunnerOptions(TypedDict, total=False):
 
 
 class AgentRunner(ABC):
-    """One agent. `run` it until it is stopped. Subclasses implement `react`, which handles each message that wakes the
-    agent.
+    """Base class of agents. `run` serves the agent until it is stopped. Subclasses implement `react`, which handles
+    each message that wakes the agent.
 
-    Messages of ``ignored_sender_ids`` (ids, or patterns such as ``build-*``) never wake the agent. They are only
-    context.
+    Messages of ``ignored_sender_ids`` (ids, or patterns such as ``build-*``) never wake the agent. Such messages are
+    only context for reactions to other messages.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class AgentRunner(ABC):
         self._token = token
         self._refused_channels: set[str] = set()
         self._client: NetworkClient | None = None  # set while it runs
-        self._scheduler: ReactionScheduler | None = None  # of the current or the last ledger
+        self._scheduler: ReactionScheduler | None = None  # scheduler for the current or the last ledger
         self._activity = ActivitySender(agent_id, on_event)
         # first delivery of a new ledger, handled when that ledger is served
         self._first_delivery: Delivery | None = None
@@ -116,7 +116,7 @@ class AgentRunner(ABC):
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a reaction runs that is not only waiting for others."""
+        """Whether a reaction is running that does not only wait for other participants."""
         return self._scheduler is not None and self._scheduler.inbox.at_work > 0
 
     def can_open_threads(self) -> bool:
@@ -124,24 +124,24 @@ class AgentRunner(ABC):
         return False
 
     def find_form(self, running: RunningReaction) -> PromptForm:
-        """Return the form of a reaction's prompt. `react` of other subclasses gets every thread."""
+        """Return the form of a reaction's prompt. The default is the full form, which contains every thread."""
         return "full"
 
     def describe_card(self) -> dict[str, object]:
-        """Return the card by which others find the agent."""
+        """Return the agent's card, which describes the agent to other participants."""
         return {"description": self.description, "tags": list(self.tags), "visibility": self.visibility}
 
     async def prepare(self) -> None:  # noqa: B027  # most subclasses need nothing
-        """Load data for the agent's card that is not known before `run`."""
+        """Load data for the agent's card that is not known before `run`. The default does nothing."""
 
     async def setup(self) -> None:  # noqa: B027  # most subclasses need nothing
-        """Prepare the agent after it is connected (`client`) and before it handles messages. An error ends `run`.
-        May be a plain function.
+        """Prepare the agent after it has connected (`client`) and before it handles messages. An error ends `run`. An
+        override may be a plain function instead of a coroutine.
         """
 
     async def teardown(self) -> None:  # noqa: B027
-        """Release the resources of `setup`. Runs at the end of each `run` that called `setup`. The agent is still
-        connected then, unless the connection was lost. May be a plain function.
+        """Release the resources of `setup`. This method is called at the end of each `run` that called `setup`. The
+        agent is still connected then, unless the connection was lost. An override may be a plain function.
         """
 
     async def run(self, client: NetworkClient | None = None) -> None:
@@ -183,15 +183,15 @@ class AgentRunner(ABC):
                 self._ended.set()
 
     async def ready(self) -> None:
-        """Wait until `run` has connected the agent and joined its channels. From then on messages wake it.
+        """Wait until `run` has connected the agent and joined its channels. After that, messages wake the agent.
 
         Raises the error that ended `run` before the agent was ready.
         """
         await self._readiness.wait()
 
     async def stop(self) -> None:
-        """End `run` and wait for its end. Running reactions are interrupted and stay open. The next runner resumes
-        them.
+        """End `run` and wait until it has returned. Running reactions are interrupted and stay open. The next runner
+        resumes them.
         """
         self._stopping.set()
         await self._ended.wait()
@@ -202,8 +202,8 @@ class AgentRunner(ABC):
         self._activity.close()
 
     def check_network(self, client: NetworkClient) -> None:  # noqa: B027  # no check applies to every runner
-        """Raise `ConfigError` if the network lacks something that the agent needs. Called before it handles any
-        message.
+        """Raise `ConfigError` if the network lacks something that the agent needs. The runner calls this method before
+        it handles any message.
         """
 
     async def join_channels(self, client: NetworkClient) -> None:
@@ -255,8 +255,8 @@ class AgentRunner(ABC):
                 _logger.warning("the ledger was replaced; starting over", extra={"agent_id": self.agent_id})
 
     async def _serve_ledger(self, client: NetworkClient, group: asyncio.TaskGroup) -> None:
-        """Serve until the ledger is replaced. The order of the steps matters: an early message must find the
-        reactions and replies from before a restart already registered.
+        """Serve until the ledger is replaced. Reactions and replies from before a restart must be registered before the
+        first message is handled, so the order of the steps matters.
         """
         epoch = client.welcome.network.epoch
         scheduler = self._scheduler = ReactionScheduler(self, client, self._activity, group)
@@ -275,9 +275,11 @@ class AgentRunner(ABC):
             await scheduler.handle_delivery(delivery)
         async for delivery in client.deliveries():
             if delivery.is_stale:
-                continue  # queued in the client while the ledger was replaced: its seq now means another message
+                # The client queued this delivery before the ledger was replaced. Its seq now belongs to another message.
+                continue
             if client.welcome.network.epoch != epoch:
-                # This delivery belongs to the new ledger already, and the hub will not send it again in this session.
+                # This delivery already belongs to the new ledger. Keep it, because the hub does not send it again in
+                # this session.
                 self._first_delivery = delivery
                 raise LedgerReplaced
             await scheduler.handle_delivery(delivery)
@@ -290,7 +292,7 @@ class AgentRunner(ABC):
     # --- for `react` of subclasses
 
     def find_under_way(self, message: BaseMessage) -> RunningReaction:
-        """Return the running reaction to this message. Create it if `react` was called from elsewhere."""
+        """Return the running reaction to this message. Create a reaction if the scheduler did not call `react`."""
         if self._client is None or self._scheduler is None:
             raise RuntimeError(f"agent {self.agent_id} is not running: await run() first")
         return self._scheduler.get_running(message)
@@ -310,18 +312,18 @@ class AgentRunner(ABC):
 
 
 class _Readiness:
-    """Whether the agent is ready in the current or next run: it is connected, in its channels, and messages wake it."""
+    """Whether the agent is ready in the current or next run: connected, in its channels, and woken by messages."""
 
     def __init__(self) -> None:
         self._reached: asyncio.Future[None] | None = None
 
     async def wait(self) -> None:
-        """Wait until the agent is ready. Raises the error that ended the run before that."""
-        # Shield the future: a cancelled caller must not cancel it for the others.
+        """Wait until the agent is ready. If the run ends before that, raise the error that ended it."""
+        # Shield the future: the cancellation of one caller must not cancel the future for other callers.
         await asyncio.shield(self._get_future())
 
     def reach(self) -> None:
-        """Set the agent ready. Idempotent."""
+        """Mark the agent as ready. Idempotent."""
         if not self._get_future().done():
             self._get_future().set_result(None)
 
@@ -330,7 +332,7 @@ class _Readiness:
         reached, self._reached = self._reached, None
         if reached is not None and not reached.done() and not reached.get_loop().is_closed():
             reached.set_exception(failure)
-            reached.exception()  # mark the error as retrieved, because there may be no waiting task
+            reached.exception()  # mark the error as retrieved, because asyncio reports it if no task waits
 
     def _get_future(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
@@ -340,4 +342,4 @@ class _Readiness:
 
 
 class _RunnerStopped(Exception):
-    """Ends the runner's tasks. The runner catches this error itself."""
+    """The runner was stopped. Ends the runner's tasks. The runner catches this error itself."""

@@ -1,10 +1,10 @@
-"""One running reaction: its task, the messages that it reads meanwhile, its answer and its end. Also resumes reactions
-after a restart.
+"""One running reaction: its task, the messages that it reads while it runs, its answer and its end. Also resumes
+reactions after a restart.
 
-`reaction_scheduler` creates and cancels running reactions. The method ``react`` of a runner drives each
-reaction. The state of this module
-need not survive: the ledger contains every started reaction (`journal`), and a restarted agent reads it from there. A
-reaction ends with its answer in the thread of the trigger, followed by the last record.
+`reaction_scheduler` creates and cancels running reactions. The method ``react`` of a runner drives each reaction. A
+restart may lose the state of this module: the ledger contains every started reaction (`journal`), and a restarted agent
+reads the reaction from the ledger. A reaction ends with its answer in the thread of the trigger, followed by the last
+record.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _logger = logging.getLogger(__name__)
 MAX_REASON_CHARS = 500
 
 MAX_NEW_MESSAGES = 500
-"""Maximum number of a thread's newest messages that are checked for unread messages. Older messages wait for their
-own reaction.
+"""Maximum number of a thread's newest messages that a running reaction checks for unread messages. Older messages get
+separate reactions.
 """
 
 
@@ -76,7 +76,7 @@ class ReactionResult:
 
 @dataclass(slots=True)
 class RunningReaction:
-    """A reaction, from the moment its message leaves the inbox until its end."""
+    """A reaction from the time when its message leaves the inbox until its end."""
 
     id: str
     client: NetworkClient
@@ -95,16 +95,16 @@ class RunningReaction:
 
     stopped_by: str | None = None
     is_taken_over: bool = False
-    """Whether a person has taken over the thread. The reaction stays open until another reaction replaces it."""
+    """Whether a person has taken over the thread. The reaction then stays open until another reaction replaces it."""
 
     reaction: Reaction | None = None
-    """The loop, after it has started."""
+    """The loop of the reaction. None until the loop has started."""
 
     context: PromptContext = NO_CONTEXT
-    """Conversation that the agent may see."""
+    """Conversation that the agent may see for this reaction."""
 
     unsettled: dict[int, BaseMessage] = field(default_factory=dict)
-    """Messages that left the inbox to be read in the reaction, and are not yet recorded as read. Keyed by seq."""
+    """Messages that left the inbox to be read in this reaction but are not yet recorded as read, keyed by seq."""
 
     questions: Sequence[int] = ()
     """Seqs of questions from before a restart. The reaction consumes the replies to them while it runs."""
@@ -116,13 +116,13 @@ class RunningReaction:
     """Source of messages that the model reads while the reaction runs."""
 
     stopped: StopTrace | None = None
-    """Trace of a person's stop: the text that had streamed."""
+    """Trace of a person's stop, with the text that had streamed."""
 
     is_answered: bool = False
     """Whether the answer is in the thread."""
 
     has_finished: bool = False
-    """Whether the end is recorded and was the agent's own choice."""
+    """Whether the end is recorded with the status ``finished``, so that the agent itself ended its work."""
 
     @property
     def is_silent(self) -> bool:
@@ -138,7 +138,7 @@ class RunningReaction:
         return self.is_answered or (self.reaction is not None and self.reaction.has_spoken)
 
     def cancel(self) -> None:
-        """Cancel the run. No effect if the run has ended."""
+        """Cancel the run, unless it has already ended."""
         if self.task is not None:
             self.task.cancel()
 
@@ -154,26 +154,25 @@ class RunningReaction:
         run = driver.run(self.recorded, config_hash=config_hash, prompt_hash=prompt_hash)
         task = self.task = asyncio.create_task(run)
         try:
-            # Use `wait` instead of `await task`. The latter would raise the run's cancellation here, where it looks
-            # like a cancellation of the runner.
+            # Use `wait` instead of `await task`, which would raise the run's cancellation here. Such a cancellation
+            # would look like a cancellation of the runner.
             await asyncio.wait({task})
         except asyncio.CancelledError:
-            # The runner ends. Close the journal first: user code may ignore its cancellation, but it must not record
-            # anything after another process may have resumed the reaction.
+            # The runner ends. Close the journal first: user code may ignore its cancellation, but it must not write
+            # records after another process has resumed the reaction.
             self.journal.close()
             await abandon(task)
             if self.client.is_connected:
-                await self.journal.queue.drain()  # replies that were paid for, and results
+                await self.journal.queue.drain()  # store the paid replies and the results that are still queued
             # A lost connection is already logged, and the run failed because of it.
             if task.done() and self.client.failure is None:
                 self._log_failure(task)
             raise
-        # Check this before reading the result. An answer that was ready at this moment must not be sent during a
-        # takeover.
+        # Check for a takeover before reading the result: even an answer that is already complete must not be sent
+        # during a takeover.
         if self.is_taken_over:
-            await (
-                self.journal.settle_start()
-            )  # the start may be in flight, and the caller needs to know whether the reaction is open
+            # The start record may still be in flight, and the caller needs to know whether the reaction is open.
+            await self.journal.settle_start()
             self.journal.close()
             raise ThreadHeld(f"{self.message.thread_id} was taken over while this ran.")
         failure = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -182,12 +181,13 @@ class RunningReaction:
         if self.stopped_by is not None:
             self._log_failure(task)
             return await self._stop(driver)
-        raise CallCrashed(failure) if task.cancelled() else failure  # user code cancelled itself: nobody stopped it
+        # If the task is cancelled here, user code cancelled itself: nobody stopped the run.
+        raise CallCrashed(failure) if task.cancelled() else failure
 
     async def _stop(self, driver: Driver) -> Finish:
         """End a stopped reaction. Record the streamed text before sending it as a message."""
-        # A recorded stop has priority. After a restart there is no streamed text, and a second record would replace the
-        # first text.
+        # A recorded stop has priority. After a restart there is no streamed text, so a second record would lose the
+        # text of the first one.
         stopped = self.recorded.stopped if self.recorded is not None else None
         if stopped is None and (trace := driver.find_stopped(self.stopped_by or "a person")) is not None:
             stopped = await self.journal.record_stopped(trace)
@@ -207,14 +207,15 @@ class RunningReaction:
         Waits for a busy hub without limit. A reaction has one answer: after the first answer, no other is sent.
         """
         if self.stopped is not None and self.message.sender_kind == "human" and not self.is_answered:
-            await self.journal.queue.flush()  # the notice may fail, but these records may not be lost
+            await self.journal.queue.flush()  # store the queued records first, because the notice may fail
             await self._send_stop_notice(self.stopped)
         elif finish.answer is not None and not self.is_answered:
             return await self._finish_with_answer(finish, finish.answer)
         elif not self.has_spoken and is_question(self.message, self.client.agent_id):
             await self.journal.queue.flush()
             await self._decline(finish)
-        # Record the end after the answer. A kill in between repeats the answer under the same id, which stores nothing.
+        # Record the end after the answer. If the process is killed in between, the answer is sent again under the same
+        # id, and the hub stores it only once.
         await self.journal.record_finished(finish)
         return self._describe_end(finish)
 
@@ -245,15 +246,16 @@ class RunningReaction:
         return self._describe_end(finish)
 
     async def give_up(self, error: BaseException, *, is_told: bool) -> bool:
-        """Return the message to the hub if the reaction had not started. Otherwise, end the reaction. ``is_told``:
-        notify the requester who waits for an answer. Return False if the hub will deliver the message again.
+        """Give up a reaction that failed with ``error``. If the reaction had not started, return its message to the
+        hub, which delivers the message again, and return False. Otherwise, end the reaction. With ``is_told``, the
+        requester who waits for an answer is notified.
         """
         reason = f"{type(error).__name__}: {error}"
         try:
             await self.journal.settle_start()
             if not self.journal.is_started:
                 if self.delivery is not None:
-                    # At a used-up quota, wait until it is renewed. Otherwise all attempts would fail within seconds.
+                    # If a quota is used up, wait until it is renewed. Otherwise all attempts would fail within seconds.
                     retry_after_ms = error.retry_after_ms if isinstance(error, BudgetExhausted) else None
                     cut_reason = replace_surrogates(reason[:MAX_REASON_CHARS])
                     await self.delivery.nack(cut_reason, retry_after_ms=retry_after_ms)
@@ -263,7 +265,7 @@ class RunningReaction:
             raise
         except RoundelayError as refused:
             _logger.warning("failed reaction stays open", extra={"reaction": self.id, "code": refused.code})
-        except Exception as failure:  # middleware failed while it decided about the records: other threads continue
+        except Exception as failure:  # middleware failed on a record; the agent's other threads must continue
             _logger.error("failed reaction stays open", extra={"reaction": self.id}, exc_info=redact_error(failure))
         return True
 
@@ -272,12 +274,12 @@ class RunningReaction:
         answer, mark = "I could not answer: an error on my side. My log has it.", "error"
         if is_told and (reporter := await find_reporter(self.client)):
             answer = REPORTED.format(agent_id=reporter)
-        if isinstance(error, BudgetExhausted):  # an error of the hub, so its text may be shown
+        if isinstance(error, BudgetExhausted):  # the text of this error is from the hub, so people may read it
             status, answer, mark = "stopped", f"I have to stop here. {error}", "stopped"
         end = Finish(status, reason, answer if is_told else None, metadata={FAILURE: mark})
         if (loop := self.reaction) is not None:
             end = replace(end, turns=loop.turn, usage=loop.usage, tool_calls=loop.tool_calls)
-        if loop is None or loop.state is not LoopState.FINISHED:  # otherwise the driver reported the end
+        if loop is None or loop.state is not LoopState.FINISHED:  # otherwise the driver has already reported the end
             counts = (end.turns, end.usage, end.tool_calls)
             self.reporter.report(Finished(self.id, end.status, reason, end.answer, *counts))
         await self.conclude(end)
@@ -295,16 +297,16 @@ class RunningReaction:
             _logger.info("stop notice not sent", extra={"reaction": self.id, "code": error.code})
 
     async def _decline(self, finish: Finish) -> None:
-        """Notify the requester who waits for an answer that there is none."""
-        is_reviewed = self.reaction is not None and self.reaction.control.withholds  # the reason is model text
+        """Notify the requester who waits for an answer that there is no answer."""
+        # The reason is text of the model. Do not send it if reviewers must check the model's text first.
+        is_reviewed = self.reaction is not None and self.reaction.control.withholds
         text = (finish.reason if finish.status == "finished" and not is_reviewed else "") or "there is no answer"
         try:
             await self._reply(text, {DECLINED: True})
         except (ConnectError, Superseded):
             raise
-        except (
-            RoundelayError
-        ) as error:  # the text was sent before a restart, or it was refused: the requester has a timeout
+        except RoundelayError as error:
+            # The text was sent before a restart, or the hub refused it. The requester's wait ends at its timeout.
             _logger.info("decline not sent", extra={"reaction": self.id, "code": error.code})
 
     async def _reply(self, text: str, metadata: dict[str, object]) -> None:
@@ -351,7 +353,8 @@ class InboxMessages:
         waiting = self._inbox.withdraw(running.message)
         if not waiting:
             return None
-        running.unsettled = {message.seq: message for message in waiting}  # put back if the reaction ends now
+        # If the reaction ends during the following request, the scheduler puts these messages back into the inbox.
+        running.unsettled = {message.seq: message for message in waiting}
         admitted = await self._find_admitted(waiting)
         messages = [message for message in waiting if message.seq in admitted]
         messages = messages[: self._count_fitting(messages)]
@@ -364,7 +367,7 @@ class InboxMessages:
         return NewMessages(render_new_messages(messages), tuple(running.unsettled), answers)
 
     async def settle(self, new: NewMessages) -> None:
-        """Mark messages as read after they are recorded. They need no further reaction."""
+        """Mark the messages of a ``new_messages`` record as read, so that they get no reactions of their own."""
         for seq in new.seqs:
             # Remove the message only after it is stored as read. In the opposite order, a cancellation between the two
             # steps would lose the message.
@@ -375,14 +378,16 @@ class InboxMessages:
         """Ask the hub which messages the reaction may read."""
         trigger, newest = self._running.message, waiting[-1].seq
         args = {"thread_id": trigger.thread_id, "trigger": trigger.seq, "visibility": self._visibility}
-        # Limit the page to messages that have left the inbox. A message that arrives during this request is still in
-        # the inbox.
+        # Limit the page to messages that have left the inbox. A message that arrives during this request is in the
+        # inbox and stays there.
         args |= {"until": newest, "limit": MAX_NEW_MESSAGES}
         page = await retry_later(partial(self._running.client.call, "network.history", args))
         return {message["seq"] for message in page["messages"]}
 
     def _count_fitting(self, messages: Sequence[BaseMessage]) -> int:
-        """Return how many messages fit into one record. The others wait for the next turn or their own reaction."""
+        """Return how many messages fit into one record. The other messages wait for the next turn or get a separate
+        reaction.
+        """
         sizes = (len(json.dumps(render_new_messages([message]))) for message in messages)
         limit = self._running.journal.max_body_bytes // 2
         return sum(1 for total in accumulate(sizes) if total <= limit)
@@ -399,7 +404,8 @@ async def record_as_read(client: NetworkClient, seq: int, thread_id: str, reader
     # exists.
     journal = open_journal(client, reaction_id(client.agent_id, seq, client.welcome.network.epoch))
     await journal.record_started(Started(trigger=seq, thread_id=thread_id, as_of=seq, manifest=[seq], config_hash=""))
-    # An id conflict means that an earlier process was killed here, and that the message got a reaction after all.
+    # An id conflict means that an earlier process was killed before this record, and that the message later got its own
+    # reaction.
     await journal.record_finished(Finish("finished", f"read in reaction {reader}"), may_conflict=True)
 
 
@@ -412,8 +418,8 @@ async def read_open_reaction(client: NetworkClient, opened: OpenReactionInfo) ->
         recorded = await journal.load()
         return await _find_trigger(client, opened.trigger, recorded), recorded
     except (UnknownMessage, ValueError, TypeError, LookupError) as error:
-        # Written by another program under this agent's id, or deleted by retention. Such a reaction must not keep the
-        # agent from starting.
+        # Another program wrote these records under this agent's id, or retention deleted the message. Such a reaction
+        # must not prevent the agent from starting.
         details = {"reaction": opened.reaction, "seq": opened.trigger, "error": type(error).__name__}
         _logger.error("open reaction cannot be resumed", extra=details)
         await journal.record_finished(Finish("failed", "its records or its trigger can no longer be read"))
@@ -421,8 +427,8 @@ async def read_open_reaction(client: NetworkClient, opened: OpenReactionInfo) ->
 
 
 async def expect_replies(recorded: Recorded, replies: Replies) -> list[int]:
-    """Expect the replies for which a reaction waited, before any reply is delivered. Return the seqs of the
-    questions.
+    """Expect the replies that a reaction waited for before a restart. Return the seqs of its questions. Called before
+    any reply is delivered.
     """
     # Every question of the reaction was sent after its trigger, so the search in a thread can end there.
     since = recorded.started.trigger if recorded.started is not None else 0
@@ -447,16 +453,16 @@ async def _find_trigger(client: NetworkClient, seq: int, recorded: Recorded) -> 
 
 
 async def is_answer_of_earlier_run(client: NetworkClient, message: BaseMessage, first_head: int) -> bool:
-    """Return whether a reaction of an earlier process consumed this reply, or was stopped while it waited for it.
+    """Return whether a reaction of an earlier process consumed this reply, or ended while it waited for the reply.
     ``first_head`` is the ledger's head when this process started.
 
-    The acknowledgement of such a reply is less durable than the record of the call that consumed it. If hub and agent
-    are killed together, the hub may deliver the reply again to a process that does not know the wait. The ledger shows
-    whether there was a wait.
+    The acknowledgement of such a reply is less durable than the record of the call that consumed the reply. If hub and
+    agent are killed together, the hub may deliver the reply again, to a process that does not know about the wait. The
+    records in the ledger show whether there was a wait.
     """
     question = message.reply_to
     if question is None or question > first_head or message.kind != "direct":
-        return False  # questions of calls, and their answers, are direct messages
+        return False  # the questions of tool calls, and the answers to them, are always direct messages
     try:
         chain = (await retry_later(partial(client.call, "network.why", {"seq": question})))["chain"]
         asked, *causes = chain
@@ -465,7 +471,8 @@ async def is_answer_of_earlier_run(client: NetworkClient, message: BaseMessage, 
             return False
         recorded = await open_journal(client, causes[0]["reaction"]).load()
     except (RequestError, InternalError, ValueError, TypeError, LookupError):
-        return False  # deleted by retention, or written by another program: treat it like any other message
+        # The records were deleted by retention, or written by another program. Treat the reply like any other message.
+        return False
     # A person's late message to an ended reaction is a new request. A program's late reply is not, because nobody reads
     # it any more.
     return recorded.has_taken(message.seq) or (

@@ -1,7 +1,7 @@
 """Agents that react by asking a model: `SimpleAgentRunner`, and a subclass for OpenAI-compatible servers.
 
-`react` renders the prompt, creates the loop (`reaction`) and its driver, and lets `running_reaction` drive and conclude
-them. A model provider is imported only when it is used.
+`react` renders the prompt, and creates the loop (`reaction`) and its driver. `running_reaction` runs them and concludes
+the reaction. The package of a model provider is imported only when it is used.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from .values import Trigger
 class SimpleAgentRunner(AgentRunner):
     """An agent with an instruction, a model and tools.
 
-    In addition to ``tools`` it has the tools of every agent (`communication_tools`) and the operations of the hub's
-    mods. The agents in ``handoffs``, to which it may hand over a conversation, have them too. ``network_tools`` limits
-    these tools to some names or patterns (``channels_*``). `run` raises `ConfigError` for a name that the network does
-    not offer.
+    In addition to ``tools``, the agent has the tools of every agent (`communication_tools`) and the operations of the
+    hub's mods. The agents in ``handoffs``, to which it may hand over a conversation, also have these network tools.
+    ``network_tools`` limits the network tools to some names or patterns (``channels_*``). `run` raises `ConfigError`
+    for a name that the network does not offer.
 
-    ``template`` is the path of a custom conversation template. Tools share ``state`` as `ToolContext.state`: for
+    ``template`` is the path of a custom conversation template. All tools can use ``state`` as `ToolContext.state`, for
     example a connection, a store, or an object that a test inspects. With ``owns_model``, the model is closed at the
     end of every `run`.
     """
@@ -100,12 +100,13 @@ class SimpleAgentRunner(AgentRunner):
             raise ValueError(
                 f"Agent {agent_id}: with on_text nudge, only finish can end a reaction. Add finish to network_tools."
             )
-        # Refuse a duplicate name now instead of at the first message. `finish` always belongs to the loop.
+        # Refuse a duplicate tool name now instead of at the first message. The name `finish` is always reserved for the
+        # loop.
         _equip(self.agent, [*common, *(() if can_finish else communication_tools()[-1:])], ())
         self.state = state
         self._prompts = {form: ConversationPrompt(template, form) for form in get_args(PromptForm)}
         self._owns_model = owns_model
-        # tools of the hub of this welcome frame: the agent, and the names of the network's tools
+        # the agent with the tools of the hub that sent this welcome frame, and the names of the network's tools
         self._equipped: tuple[Welcome, dict[bool, tuple[Agent, frozenset[str]]]] | None = None
         self._config_hash: tuple[Agent, str] | None = None  # of the equipped agent
         self._middleware_settings = describe_middleware(list_agents(self.agent))
@@ -124,17 +125,18 @@ class SimpleAgentRunner(AgentRunner):
         return self.agent.model
 
     def describe_card(self) -> dict[str, object]:
-        """Return the card by which others find the agent, including the names of its own tools."""
+        """Return the agent's card, which describes the agent and its own tools to other participants."""
         return {**super().describe_card(), "tools": [tool.name for tool in self.agent.refresh().all_tools]}
 
     def equip(self, client: NetworkClient, form: PromptForm | None = None) -> Agent:
         """Return the agent with all tools that it may call on this hub: the tools of every agent, its own tools, and
-        the mods' operations. A lean prompt (``form``) has short descriptions of the network's tools.
+        the mods' operations. For a lean prompt (``form``), the network's tools have short descriptions.
 
-        An operation with the same name as one of its own tools is omitted.
+        An operation is omitted if the agent has a tool of its own with the same name.
         """
         is_lean = (form or self.policy.prompt) != "full"
-        # Build it once per welcome: schemas of a hub's operations are large, and mods change only with a new session.
+        # Build the agent once per welcome frame: the schemas of a hub's operations are large, and the mods change only
+        # with a new session.
         if self._equipped is None or self._equipped[0] is not client.welcome:
             self._equipped = (client.welcome, {})
         equipped = self._equipped[1]
@@ -155,7 +157,7 @@ class SimpleAgentRunner(AgentRunner):
         mods = client.welcome.mods
         if not is_lean:
             return communication_tools(), mod_tools(mods)
-        # Middleware may bring the tool that opens threads.
+        # Omit `read_history` if the agent or its middleware already has this tool.
         return list_lean_tools(mods, with_history=READ_HISTORY not in self._list_own_names())
 
     def find_form(self, running: RunningReaction) -> PromptForm:
@@ -169,10 +171,10 @@ class SimpleAgentRunner(AgentRunner):
         return cast(PromptForm, form) if form in self._prompts else "full"
 
     def _list_own_names(self) -> set[str]:
-        """Return the names of the agent's own tools and of those that its middleware brings now."""
+        """Return the names of the agent's own tools and of the tools that its middleware provides now."""
         try:
             return {tool.name for tool in self.agent.refresh().all_tools}
-        except Exception:  # noqa: BLE001  # a hook of the author: the loop calls it again and reports its error
+        except Exception:  # noqa: BLE001  # an author's hook failed: the loop calls it again and reports the error
             return {tool.name for tool in self.agent.all_tools}
 
     def can_open_threads(self) -> bool:
@@ -182,10 +184,10 @@ class SimpleAgentRunner(AgentRunner):
     async def react(
         self, message_threads: dict[str, MessageThread], incoming_thread_id: str, incoming_message: BaseMessage
     ) -> ReactionResult:
-        """Ask the model about a message until it finishes. Send its answer to the thread of the trigger if somebody
-        waits for an answer.
+        """Ask the model about a message until the model finishes. If somebody waits for an answer, send the model's
+        answer to the thread of the trigger.
 
-        A reaction from before a restart continues where it stopped.
+        A reaction that was interrupted by a restart continues where it stopped.
         """
         running = self.find_under_way(incoming_message)
         form = self.find_form(running)
@@ -196,10 +198,10 @@ class SimpleAgentRunner(AgentRunner):
             threads, dropped = drop_empty(chosen)
             omitted += dropped
         config_hash = self._hash_config(agent, form)
-        # In a replay the hub's tables are those of the replay, so only the record knows the standing.
+        # In a replay, the hub's tables do not contain the original state, so read the standing from the record.
         standing = running.context.standing if self.playback is None else self.playback.find_standing(running.id)
-        # Record the start before asking the model. From now on the trigger counts as handled, and a restart resumes the
-        # reaction.
+        # Record the start before asking the model. After this record, the trigger counts as handled, and a restarted
+        # agent resumes the reaction.
         if running.recorded is None:
             prompt, chat = self._render(form, threads, incoming_thread_id, shown, omitted)
             prompt_hash = hash_text(prompt)
@@ -215,15 +217,15 @@ class SimpleAgentRunner(AgentRunner):
                 is_alone=form != "full" and running.context.is_alone,
             )
             if not await running.journal.record_started(started):
-                # Started before a restart: its message is acknowledged at its end.
+                # The reaction started before a restart. Its message is acknowledged at its end.
                 running.recorded = await running.journal.load()
             elif running.delivery is not None and running.journal.is_new:
-                running.delivery.mark_known()  # `started` counts as an ack at the hub
+                running.delivery.mark_known()  # the hub treats the record `started` as an acknowledgement
         if running.recorded is not None:
             if (ended := running.recorded.finished) is not None:
                 return ReactionResult(running.id, ended.status, ended.reason, None, ended.turns, ended.usage)
-            # Render the prompt again with the messages of the first prompt only. The ledger has more messages by now,
-            # which the recorded replies do not know.
+            # Render the prompt again with only the messages of the first prompt. The ledger may contain newer messages,
+            # which the model had not read when it wrote the recorded replies.
             manifest = running.recorded.started.manifest if running.recorded.started is not None else ()
             standing = running.recorded.started.standing if running.recorded.started is not None else ""
             threads = keep_recorded(threads, incoming_message, manifest)
@@ -236,7 +238,8 @@ class SimpleAgentRunner(AgentRunner):
             threads=(incoming_thread_id, f"thread:{message.seq}"),
             frame=self._make_frame(form, is_chat=chat is not None),
             shorten=partial(self._render_shortly, form, threads, incoming_thread_id, shown, omitted),
-            keeper=keeper.id if keeper is not None else None,  # its own id as well, if it got the thread back
+            # This is the agent's own id if it got the thread back.
+            keeper=keeper.id if keeper is not None else None,
             earlier=[agent] if keeper is not None and keeper.id != agent.id else (),
             sent_at=message.sent_at,
             trigger=Trigger(
@@ -272,8 +275,10 @@ class SimpleAgentRunner(AgentRunner):
         return await running.run(driver, config_hash, prompt_hash)
 
     async def close(self) -> None:
-        """Close the middleware, and the model if the runner owns it. Close every object even if another one raises."""
-        # Compare by identity: agents may share middleware, which must be closed once.
+        """Close the middleware, and the model if the runner owns it. An error in one object does not prevent the others
+        from being closed.
+        """
+        # Key by identity: agents may share middleware, and each object must be closed only once.
         layers = {id(layer): layer for agent in list_agents(self.agent) for layer in agent.middleware}
         async with AsyncExitStack() as held:
             if self._owns_model and (close := getattr(self.model, "close", None)) is not None:
@@ -299,8 +304,8 @@ class SimpleAgentRunner(AgentRunner):
         return ToolContext(self.agent_id, journal.reaction, turn, call_id, trigger, client, state=self.state, form=form)
 
     def _find_keeper(self, agent: Agent, thread: MessageThread | None) -> Agent | None:
-        """Return the agent that owns the thread after a permanent handoff: the last agent that a message of this
-        agent names. Failure messages and posts of a mod's operation name no agent.
+        """Return the agent that owns the thread after a permanent handoff, or None. The owner is named in the metadata
+        of this agent's messages. The most recent message that names an owner decides.
         """
         for message in reversed(thread.messages if thread is not None else ()):
             if message.sender_id == self.agent_id and message.kind != "mod":
@@ -312,8 +317,8 @@ class SimpleAgentRunner(AgentRunner):
     def _render_shortly(
         self, form: PromptForm, threads: dict[str, MessageThread], thread_id: str, message: BaseMessage, omitted: int
     ) -> str:
-        """Render a short prompt for a model that rejects the full prompt as too long: only the end of the trigger's
-        thread.
+        """Render a short prompt for a model that rejects the full prompt as too long. It contains only the end of the
+        trigger's thread.
         """
         incoming = [thread for name, thread in threads.items() if name == thread_id]
         few = max([1, *(len(thread.messages) // 4 for thread in incoming)])
@@ -340,7 +345,7 @@ class SimpleAgentRunner(AgentRunner):
         self, form: PromptForm, running: RunningReaction, threads: Iterable[MessageThread]
     ) -> frozenset[str]:
         """Return the network tools that the reaction offers only after a call has loaded them."""
-        # The author's own list is a decision: these tools are always offered.
+        # If the author chose the network tools, all of them are always offered.
         if form == "full" or self.network_tools is not None:
             return frozenset()
         client, message = running.client, running.message
@@ -374,7 +379,7 @@ class SimpleAgentRunner(AgentRunner):
 def _equip(agent: Agent, common: Sequence[Tool], offered: Sequence[Tool], *, own_first: bool = False) -> Agent:
     """Return the agent, and the agents to which it may hand over, with the tools that the hub offers.
 
-    ``own_first``: the agent's own tools are the same in each request, so that caches of providers hold them.
+    ``own_first``: put the agent's own tools first. They are the same in each request, so providers can cache them.
     """
     own = index_tools([*agent.tools, *common] if own_first else [*common, *agent.tools])
     tools = (*own.values(), *(tool for tool in offered if tool.name not in own))
@@ -400,7 +405,7 @@ class SimpleOpenAIAgentRunner(SimpleAgentRunner):
     """A `SimpleAgentRunner` on an OpenAI-compatible server.
 
     The environment variable ``api_key_env`` contains the key. A missing key raises `ModelError`.
-    ``tool_mode="json_schema"`` is for servers without tool calls. ``rules`` are for servers whose address suggests the
+    Use ``tool_mode="json_schema"`` for servers without tool calls. Use ``rules`` if the address of a server implies the
     wrong rules (`models.endpoint_rules`).
     """
 
