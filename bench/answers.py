@@ -1,4 +1,4 @@
-"""Number of right answers of a small real model to 40 small tasks, with each form of the prompt.
+"""Measure how many of 40 small tasks a small real model answers correctly, with each form of the prompt.
 
     python bench/answers.py [--forms full,lean,chat] [--tasks 40] [--json FILE]
 

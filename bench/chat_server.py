@@ -1,4 +1,4 @@
-"""A server for chat completions, which adds nothing but network time to the measured client.
+"""A server for chat completions. It runs outside of the measured client, which spends only network time on it.
 
     python bench/chat_server.py
 

@@ -50,7 +50,7 @@ class Throughput:
     receivers: int
     elapsed_s: float
     generator_cpu_s: float
-    machine_cpu_s: float  # of all processes, including this generator and the server
+    machine_cpu_s: float  # CPU seconds of all processes, including this generator and the server
 
     @property
     def messages_per_s(self) -> float:

@@ -57,7 +57,7 @@ def look_up_blocking(article: str, warehouse: str) -> str:
 
 
 class Loop(Protocol):
-    """One implementation of the way from a question to its answer."""
+    """One implementation of a measured loop, from the question to the answer."""
 
     async def run(self) -> None:
         """Run all turns once. Raises `LoadError` if the result is wrong."""

@@ -42,14 +42,14 @@ class Sample:
     """Results of one subject in one round of one scenario."""
 
     messages_per_s: float
-    server_cpu_us: float  # per message sent
+    server_cpu_us: float  # CPU time of the server per message sent
     server_busy: float  # share of one core; at 1.0 or more, the server was the bottleneck, as intended
     generator_busy: float
     others_busy: float  # use by other processes meanwhile, in cores; it should be 0
     delivered_p50_us: float | None = None
     delivered_p99_us: float | None = None
     stored_p50_us: float | None = None
-    commits_per_1000: float | None = None  # transactions of a hub, from its own metrics
+    commits_per_1000: float | None = None  # commits per 1,000 messages, from the hub's own metrics
     file_bytes: float | None = None  # size of a durable hub's database at its end, per message
     written_bytes: float | None = None  # bytes that a durable hub wrote during the timed section, per message
     log_bytes: float | None = None  # size of a durable hub's -wal file, not per message

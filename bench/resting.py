@@ -70,8 +70,8 @@ class RestingAgents:
 
 
 async def hold(url: str, base_url: str, count: int) -> dict[str, float]:
-    """Run agents and measure their memory. Each agent has its own connection and its own model. The agents end with the
-    block.
+    """Run agents and measure their memory. Each agent has its own connection and its own model. The agents stop when
+    the block ends.
     """
     _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -107,7 +107,7 @@ class Crowd:
         self.script = script
         self.prompts_rendered = 0
         self.errors: list[RoundelayError] = []
-        """Refusals from the hub."""
+        """Errors with which the hub refused frames of the crowd."""
 
         self._simulation = simulation
         self._number = _crowds.get(simulation, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-if __name__ == "mods":  # a clone's folder, found in the current directory
+if __name__ == "mods":  # Python found the folder of a clone in the current directory
     raise ImportError(
         "Import this package as roundelay.mods (from roundelay.mods import ...). Under the name mods it would be "
         "a second copy with classes of its own."

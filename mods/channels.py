@@ -223,7 +223,7 @@ class Channels(Mod):
 
 
 def _check_owner(change: Change, name: str, doing: str) -> None:
-    """Raise unless the caller owns the channel. ``doing`` names the action in the error."""
+    """Raise an error unless the caller owns the channel. ``doing`` names the action in the error."""
     check_owner(change.state, change.origin, find_channel(change.state, change.origin, name), doing)
 
 

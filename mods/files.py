@@ -352,7 +352,8 @@ class Files(Mod):
                 if shown := await list_shown(reading, view, file):
                     if not page.add({**describe_file(file, shown[-1]), "versions": [it.number for it in shown]}):
                         break
-                    last = after  # never another owner's file id, because the id reveals when the file was saved
+                    # never use the id of a hidden file as the cursor, because an id reveals when its file was saved
+                    last = after
             if page.has_more or len(candidates) < EXAMINED:
                 break
             await reading.take_turns()
@@ -379,7 +380,7 @@ class Files(Mod):
             file = decode_file(change.get(f"file/{file_id}"))
             if file is None:
                 continue
-            # Check again: a message may have attached the file since the hub looked.
+            # Check again: a message may have attached the file since `maintain` examined it.
             grants = tuple(grant for grant in file.grants if grant.head.seq >= first_seq)
             for grant in file.grants:
                 if grant.head.seq < first_seq:

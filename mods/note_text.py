@@ -128,8 +128,9 @@ def _shift(line: str, by: int) -> str:
 
 
 def find_section(paragraphs: Sequence[Paragraph], heading: str) -> tuple[int, int] | None:
-    """Return the range of paragraphs from a heading to the next heading of the same or a higher level. None without
-    such a heading. Case and ``#`` do not matter."""
+    """Return the range of paragraphs from a heading to the next heading of the same or a higher level. Return None if
+    there is no such heading. The comparison ignores case and ``#``.
+    """
     wanted = heading.strip().lstrip("#").strip().casefold()
     start, level = None, 0
     for index, paragraph in enumerate(paragraphs):

@@ -92,7 +92,8 @@ class Polls(Mod):
         by = change.origin.agent_id
         _make_room(change, by)
         row = change.log({"mod": self.id})
-        # If no person reads the thread, the poll concerns the people for whom its author works.
+        # If no person reads the thread, the poll gets the label of its trigger, because it concerns the people for whom
+        # its author works.
         is_private = has_people(change.state, next_message_head(change.state, head))
         label = trigger.label if trigger is not None and not is_private else 0
         poll = Poll(head, by, change.stamp, question, choices, secret, closes_at, label=label)

@@ -87,7 +87,7 @@ class Reservations(Mod):
         if number < len(queue) and sorted(queue[number]["paths"]) != sorted(wanted):
             del queue[number]
             number = len(queue)
-        # A repeat keeps its place in the line.
+        # A repeated request keeps its position in the queue.
         taken = _find_taken(held, caller, wanted)
         waiting = [request for request in queue[:number] if _blocks(request, caller, wanted)]
         if not (taken or waiting):

@@ -57,8 +57,10 @@ class TaskResult(Struct, frozen=True, omit_defaults=True):
 
 
 class SharedTask(Struct, omit_defaults=True):
-    """A task. ``place`` is the message it belongs to. The seq of a place is 0 if the task belongs to a channel itself.
-    ``tried`` are the members of the pool who were offered the task. ``woken`` is the message that woke the assignee. ``events`` are (time in ms, participant, text)."""
+    """Stored task. ``place`` is the message to which the task belongs; its seq is 0 if the task belongs to a channel
+    itself. ``tried`` are the members of the pool who were offered the task. ``woken`` is the message that woke the
+    assignee. ``events`` are (time in ms, participant, text).
+    """
 
     id: int
     title: str

@@ -325,7 +325,7 @@ class Tasks(Mod):
         key = f"task/{after:010d}"
         while key and len(found) <= limit:
             values = builtins.list(islice(reading.items("task/", key), MAX_EXAMINED))
-            # Only numbers of tasks that the caller may see leave this function.
+            # Return only the numbers of tasks that the caller may see.
             key = values[-1][0] if len(values) == MAX_EXAMINED else ""
             for _, value in values:
                 task = msgspec.convert(value, SharedTask)

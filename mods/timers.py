@@ -1,7 +1,7 @@
 """`timers`: reminders to oneself or others, and routines that wake an agent by a cron expression.
 
-A timer is a due time of the hub, so it fires once, across kills and elections. Times that the hub missed while it was
-stopped are run once late, or skipped.
+The hub stores each timer as a due time, so a timer fires exactly once, even if nodes are killed or another leader is
+elected. Times that the hub missed while it was stopped are run once late, or skipped.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ class TimersMod(Mod):
             for _, value in reading.items("timer/", f"timer/{after:010d}" if after else ""):
                 timer = msgspec.convert(value, Timer)
                 if _is_visible(reading.hub.state, reading.origin, timer, listeners):
-                    # Not the number of a timer of others, and not before the page has taken this one.
+                    # Advance the cursor only after the page has taken a timer, and never to the number of a hidden
+                    # timer.
                     yield _describe(timer)
                     last = timer.id
 
@@ -193,8 +194,8 @@ def find_zone(name: str) -> ZoneInfo:
 def next_time(cron: str, zone: ZoneInfo, after: int) -> int:
     """Return the first time (ms) of a cron expression after a time. Raises `InvalidArguments`.
 
-    Daylight saving time is handled as in Debian's cron. A time that the change skips runs right after the change. A
-    time that occurs twice runs once.
+    Daylight saving time is handled as in Debian's cron. If the clock change skips the time of a timer, the timer runs
+    right after the change. If the time occurs twice, the timer runs once.
     """
     from cronsim import CronSim, CronSimError
 

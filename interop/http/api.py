@@ -88,7 +88,7 @@ class NewMessage(_Shape):
 
 
 class StoredMessage(_Shape):
-    """The message is durable."""
+    """Result of a send: the message is durable."""
 
     seq: int
     thread_id: str
@@ -116,7 +116,7 @@ class ReceiveQuery(_Shape):
 
 
 class HandledMessages(_Shape):
-    """Messages that are handled, and not returned again."""
+    """Messages to acknowledge. An acknowledged message is not returned again."""
 
     seqs: list[Seq] = Field(min_length=1, max_length=500)
 

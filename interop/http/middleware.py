@@ -58,7 +58,7 @@ class UnambiguousRequestsOnly:
         # checked another value.
         if (name := _find_ambiguity(headers)) is not None:
             response = make_error_response(InvalidFrame(f"The request states its {name} more than once."))
-            response.headers["connection"] = "close"  # where this request ends may be ambiguous too
+            response.headers["connection"] = "close"  # the end of this request may be ambiguous too
             await response(scope, receive, send)
             return
         if _is_cross_site(headers, self._names):

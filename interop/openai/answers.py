@@ -286,7 +286,7 @@ def make_response(
             "created_at": about.created_at,
             "completed_at": ended_at if status == "completed" else None,
             "error": ResponseError(code="server_error", message=reason) if status == "failed" else None,
-            # Use the reason that is closer to a limit of the agent. The API allows only two reasons.
+            # The API allows only two reasons. This reason is closer to a limit of the agent than the other one.
             "incomplete_details": IncompleteDetails(reason="max_output_tokens") if status == "incomplete" else None,
             "instructions": None,
             "max_output_tokens": None,
