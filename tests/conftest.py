@@ -1,4 +1,6 @@
-"""What holds for every test: no setting of the machine gets in, no state of the user is touched, slow tests run on request."""
+"""Isolate every test from the machine's settings and from the user's files. Run the tests marked `full` only with
+``--full``.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,15 @@ from tests.support.counts import note, pytest_terminal_summary
 
 __all__ = ["note", "pytest_terminal_summary"]
 
-# Bytecode is kept, whatever the machine says: each of the tests' hundreds of processes would compile the package anew.
+# Write bytecode, whatever the environment says. Without bytecode, each of the hundreds of test processes would
+# compile the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-gc.disable()  # until all is collected, of which nothing is garbage
+gc.disable()  # Nothing that collection creates is garbage. `pytest_collection_finish` enables the collector again.
 
-# Examples are the same in every run; a slow machine is no failure. `--hypothesis-profile=explore` looks for new ones.
+# Hypothesis uses the same examples in every run, and no deadline because a slow machine is not a failure.
+# `--hypothesis-profile=explore` looks for new examples.
 settings.register_profile("steady", derandomize=True, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("steady")
@@ -51,8 +55,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """Let the garbage collector, which tests call too, pass over modules and thousands of tests, and look as seldom as in
-    a command."""
+    """Freeze the objects that collection created, so that garbage collections skip modules and thousands of tests.
+    Use the collection threshold of the commands.
+    """
     gc.freeze()
     gc.enable()
     gc.set_threshold(OBJECTS_UNTIL_COLLECTED)
@@ -60,15 +65,18 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A new directory for each test: by a count, as `mktemp` reads the names of all that were made before."""
+    """Yield a new directory path for each test. Paths are numbered because `mktemp` lists all existing directories on
+    each call.
+    """
     root = tmp_path_factory.mktemp("homes")
     return (root / str(number) for number in count())
 
 
 @pytest.fixture(autouse=True)
 def placed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some rows of a test are found in memory, some by the tables, and some are on their way: the processes that tests
-    start have thousands in memory."""
+    """Lower the flush thresholds of the memtable, so that a test's few rows cover all states: in memory, being
+    flushed, and flushed. Processes that tests start keep the default thresholds and hold thousands of rows in memory.
+    """
     monkeypatch.setattr(memtable, "FLUSH_ROWS", 7)
     monkeypatch.setattr(memtable, "MIN_FLUSH_ENTRIES", 3)
     monkeypatch.setattr(memtable, "FLUSH_ENTRIES_PER_ROW", 4)
@@ -76,13 +84,15 @@ def placed_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def real_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands start as a user's do, not as forks of one that has been loaded: each command has a test that asks for it."""
+    """Start commands as a user does, and not as forks of a preloaded process. Each command has a test that uses this
+    fixture.
+    """
     monkeypatch.setattr(forks, "is_forking", False)
 
 
 @pytest.fixture(autouse=True)
 def clean_environment(monkeypatch: pytest.MonkeyPatch, homes: Iterator[Path]) -> None:
-    """No ROUNDELAY_ variable and no model's key comes in; tokens are saved in a directory of the test's own."""
+    """Remove all variables that start with ROUNDELAY_ or OPENAI_, and save tokens in a directory of this test."""
     for name in os.environ:
         if name.startswith(("ROUNDELAY_", "OPENAI_")):
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""An agent elsewhere, made as the samples of A2A's SDK are: its executor, its store in memory, its routes."""
+"""A remote A2A agent, built as in the samples of the A2A SDK, with an executor, a task store in memory and routes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 
 class Sample(AgentExecutor):
-    """Says what it heard; `hello` as a plain message, `ask` asks back, `fail` fails, all else is a task with a text in two pieces."""
+    """Executor whose reaction depends on the text. `hello` returns a plain message, `ask` asks a question, `fail`
+    fails, and `slow` waits. Any other text creates a task whose result arrives in two parts.
+    """
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, str]] = []
-        """The context of each message, and what it said."""
+        """Context ID and text of each received message."""
 
         self.may_answer = asyncio.Event()
-        """What is said to be `slow` waits for this."""
+        """A task with the text `slow` finishes after the test sets this event."""
 
     async def execute(self, context: RequestContext, event_queue: EventQueue) -> None:
         said = context.get_user_input()
@@ -59,7 +61,7 @@ class Sample(AgentExecutor):
 
 
 class Guarded:
-    """Keeps what came in its header of each request, and lets nobody in with another token."""
+    """ASGI middleware that answers 401 to a request without the right bearer token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -74,7 +76,7 @@ class Guarded:
 
 @asynccontextmanager
 async def sample_agent(token: str, *, streaming: bool = True, card_url: str = "") -> AsyncIterator[tuple[str, Sample]]:
-    """The agent at work; gives the address of its card."""
+    """Run the sample agent. Yield the URL of its agent card and its executor."""
     sample = Sample()
     server = uvicorn.Server(uvicorn.Config(Starlette(), port=0, log_config=None, lifespan="off"))
     listening = server.config.bind_socket()

@@ -1,4 +1,4 @@
-"""The agent that the compatibility kit of A2A asks: what it does is told by the id of the message (`tck-...`)."""
+"""The agent that the A2A compatibility kit talks to. The message ID (`tck-...`) selects what the agent does."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CONTENTS: dict[str, Any] = {
     "tck-message-response": "Direct message response",
     "tck-stream-artifact-chunked": "chunk-1 chunk-2",
 }
-"""The first that the id begins with."""
+"""Content of an answer, by prefix of the message ID. The first matching prefix is used."""
 LONG_S = 4.0
-"""As long as the kit wants a task to run that it comes back to."""
+"""Duration of a task that the kit subscribes to again, in seconds."""
 
 
 async def answer(client: NetworkClient, message: AnyMessage) -> None:
-    """React to one message, with the records that make it a reaction."""
+    """Answer one message, and write the records of a reaction."""
     reaction = reaction_id(client.agent_id, message.seq, client.welcome.network.epoch)
     await client.record(reaction, "started", {"trigger": message.seq}, record_id=f"{reaction}-started")
     name = message.message_id
@@ -55,7 +55,7 @@ async def answer(client: NetworkClient, message: AnyMessage) -> None:
 
 @asynccontextmanager
 async def kit_agent(url: str, agent_id: str = "kit") -> AsyncIterator[None]:
-    """The agent at work on a node."""
+    """Run the agent on a node until the context ends."""
 
     async def work(client: NetworkClient) -> None:
         async with asyncio.TaskGroup() as group:

@@ -1,5 +1,7 @@
-"""Whether the pinned packages have known holes: `pip-audit`, which asks an advisory service. Run by `./dev test --full`, as a step of its own:
-no test talks to anything but loopback. Where the service cannot be reached it is left out, and one line says so."""
+"""Check the pinned packages for known vulnerabilities with `pip-audit`, which queries an advisory service. `./dev
+test --full` runs this module as a separate step, because tests may only connect to loopback. If the service is
+unreachable, the step prints one line and passes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ AUDIT = ("-m", "pip_audit", "--require-hashes", "--disable-pip", "--progress-spi
 
 
 def judge(report: str) -> tuple[bool, str]:
-    """Whether nothing is known against the packages, as far as anybody could be asked, and a sentence about it."""
+    """Return False if a package has a known vulnerability, and a sentence for the output. An unreachable service
+    counts as success.
+    """
     try:
         packages = json.loads(report)["dependencies"]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Agents on a network, for tests: runners at work, people who hear, events and records to be waited for."""
+"""Helpers for tests with agents on a network: running agents, people, and functions that wait for events and records."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def make_runner(agent_id: str, script: Script, **options: Any) -> SimpleAgentRun
 
 
 def running(network: Network, *runners: AgentRunner) -> AbstractAsyncContextManager[None]:
-    """The runners at work, their agents registered and in their channels."""
+    """Run agents on a network. On entry, the agents are registered and have joined their channels."""
     return network.run(*runners)
 
 
 class Person:
-    """Somebody at the network: hears what is delivered, in order."""
+    """A person on the network. Receives deliveries in order."""
 
     def __init__(self, client: NetworkClient) -> None:
         self.client = client
@@ -44,7 +44,7 @@ class Person:
         return await anext(self._messages)
 
     async def ask(self, agent_id: str, text: str) -> BaseMessage:
-        """Say something to an agent and hear what comes back."""
+        """Send a text to an agent and return the next message that arrives."""
         await self.client.send_text(agent_id, text)
         return await self.hear()
 
@@ -57,7 +57,7 @@ class Person:
 
 
 class Heard:
-    """Events of runners, to be waited for."""
+    """Callback that collects the events of runners, with methods that wait for them."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -68,28 +68,28 @@ class Heard:
         self._changed.set()
 
     async def next(self) -> None:
-        """Wait for another event, of any kind."""
+        """Wait for the next event of any kind."""
         self._changed.clear()
         await self._changed.wait()
 
     def of(self, kind: type[E]) -> list[E]:
-        """Those of a kind that were heard so far."""
+        """Return the events of one kind so far."""
         return [it for it in self.events if isinstance(it, kind)]
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait for the event with which this is so."""
+        """Wait for events until the predicate is true."""
         while not is_so():
             await self.next()
 
     async def first(self, kind: type[Event]) -> Event:
-        """Wait for the first event of a kind."""
+        """Return the first event of a kind, and wait for it if necessary."""
         while not (found := [it for it in self.events if isinstance(it, kind)]):
             self._changed.clear()
             await self._changed.wait()
         return found[0]
 
     async def finished(self, count: int = 1) -> list[Finished]:
-        """Wait until so many reactions have ended."""
+        """Wait until ``count`` reactions have ended."""
         while len(ended := [it for it in self.events if isinstance(it, Finished)]) < count:
             self._changed.clear()
             await self._changed.wait()
@@ -102,20 +102,24 @@ async def until_recorded(person: Person, reaction: str, kind: str) -> None:
 
 
 async def cancel(client: NetworkClient, **named: str) -> list[str]:
-    """Stop what runs under a reaction's or a thread's name, as soon as the hub knows of it."""
+    """Cancel running reactions by reaction or thread, and return their IDs. Repeat the call until the hub has
+    cancelled at least one.
+    """
     while not (stopped := (await client.call("network.cancel", named))["reactions"]):
         pass
     return list(stopped)
 
 
 async def until_open(client: NetworkClient, agent_id: str) -> None:
-    """Ask until the hub knows of a running reaction of an agent."""
+    """Poll the hub until it lists an open reaction of the agent."""
     while not (await client.call("network.open_reactions", {"agent_id": agent_id}))["reactions"]:
         pass
 
 
 async def until_state(client: NetworkClient, seq: int, agent_id: str, expected: str) -> None:
-    """Ask until a recipient has come so far: acks have no answer of their own to wait for."""
+    """Poll the status of a message until this recipient has the expected state. The hub does not answer acks, so a
+    test cannot wait for an ack directly.
+    """
     while True:
         status = await client.call("network.message_status", {"seq": seq})
         [state] = [it["state"] for it in status["recipients"] if it["agent_id"] == agent_id]
@@ -124,7 +128,7 @@ async def until_state(client: NetworkClient, seq: int, agent_id: str, expected: 
 
 
 class Provider(FakeOpenAI):
-    """The fake provider with models on it, which are closed with it."""
+    """Fake provider whose models are closed together with it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

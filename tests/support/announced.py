@@ -1,4 +1,4 @@
-"""A node in the test's event loop that commands find as they find any on this machine."""
+"""A node in the test's event loop that commands find like any other node on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.node import DEFAULT_MODS, Node, running_node
 async def announced_node(
     folder: Path, *, limits: Mapping[str, int] | None = None, mods: Sequence[str] = DEFAULT_MODS
 ) -> AsyncIterator[Node]:
-    """A node in memory whose note and owner's token lie where `roundelay up` leaves them."""
+    """Run a node in memory. Write its node file and the owner's token where `roundelay up` writes them."""
     async with running_node(db=folder / "node.db", limits=limits, mods=mods) as node:
         note = announce_node(node.url, folder / "node.db.owner")
         try:

@@ -1,7 +1,7 @@
-"""docs/api.md, made of the docstrings: ``python -m tests.support.api_page > docs/api.md``.
+"""Generate docs/api.md from the docstrings: ``python -m tests.support.api_page > docs/api.md``.
 
-What is public is said by `PAGE`: modules with ``__all__`` offer what that names, of others the names are given here.
-A name that several modules offer is described where it comes first.
+`PAGE` lists the public names of each module. An empty list means the names in the module's ``__all__``. A name that
+several modules export is described at its first occurrence.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ INTERNAL = {
         "end",
     )
 }
-"""What other modules of the package call, and nobody else."""
+"""Methods that only other modules of the package call. The page leaves them out."""
 
 HEAD = """\
 # The Python API
@@ -166,7 +166,7 @@ def anchor(path: str) -> str:
 
 
 def describe(path: str, name: str, value: Any) -> Iterator[str]:
-    """The paragraphs of one name."""
+    """Yield the paragraphs that describe one name."""
     yield f"### {name}"
     if inspect.isclass(value):
         yield from describe_class(value)
@@ -191,7 +191,7 @@ def describe_class(cls: type) -> Iterator[str]:
     if issubclass(cls, Exception) and "code" in vars(cls):
         notes.append(f"On the wire: `{vars(cls)['code']}`.")
     about = inspect.cleandoc(cls.__doc__ or "")
-    if about.startswith(f"{cls.__name__}("):  # what `dataclass` writes: the signature again
+    if about.startswith(f"{cls.__name__}("):  # the default docstring of a dataclass, which repeats the signature
         about = ""
     yield " ".join([*notes, prose(about)]).strip()
     yield "\n".join(fields)
@@ -200,20 +200,22 @@ def describe_class(cls: type) -> Iterator[str]:
 
 @functools.cache
 def list_public() -> list[object]:
-    """What the page describes."""
+    """Return the objects that the page describes."""
     modules = {path: importlib.import_module(path) for path in PAGE}
     return [getattr(module, name) for path, module in modules.items() for name in PAGE[path] or module.__all__]
 
 
 def list_bases(cls: type) -> list[type]:
-    """The class, and what is beneath it and not described for itself: its members are told with it."""
+    """Return the class and those of its base classes that have no entry on the page. Their members are listed with
+    the class.
+    """
     return [
         it for it in cls.__mro__ if it is cls or (it.__module__.startswith("roundelay") and it not in list_public())
     ]
 
 
 def list_fields(cls: type) -> Iterator[str]:
-    """What a class of values holds: name, type, default, and what is said of it."""
+    """Yield one line per field of a data class, with name, type, default and description."""
     is_values = dataclasses.is_dataclass(cls) or issubclass(cls, BaseModel | msgspec.Struct) or typing.is_typeddict(cls)
     for base in reversed(list_bases(cls)) if is_values else ():
         names = vars(sys.modules[base.__module__])
@@ -223,7 +225,9 @@ def list_fields(cls: type) -> Iterator[str]:
 
 
 def list_methods(cls: type) -> Iterator[str]:
-    """Public methods and properties. What overrides something and says nothing of its own is told with that."""
+    """Yield the public methods and properties. Skip an override without a docstring if a base class on the page
+    describes the method.
+    """
     for name, value in {name: it for base in reversed(list_bases(cls)) for name, it in vars(base).items()}.items():
         function = inspect.unwrap(getattr(value, "fget", None) or getattr(value, "__func__", value))
         if not inspect.isfunction(function) or not function.__module__.startswith("roundelay"):
@@ -240,7 +244,7 @@ def list_methods(cls: type) -> Iterator[str]:
 
 
 def signature(name: str, value: Any, *, drops_first: bool = False) -> str:
-    """How it is called, in one line."""
+    """Return a function's signature as one line."""
     found, target = inspect.signature(value), inspect.unwrap(value)
     names = vars(sys.modules[target.__module__])
     parameters = [
@@ -263,7 +267,7 @@ def signature(name: str, value: Any, *, drops_first: bool = False) -> str:
 
 
 class Written(str):
-    """Shown without quotes."""
+    """String whose `repr` has no quotes, for annotations and defaults in a signature."""
 
     __slots__ = ()
 
@@ -272,7 +276,7 @@ class Written(str):
 
 
 def write_default(value: Any) -> str:
-    """A default as a reader writes it: no addresses, no long reprs."""
+    """Return a default value as a reader would write it, without memory addresses and long reprs."""
     if inspect.isfunction(value) or inspect.isclass(value):
         return str(value.__name__)
     text = f"Path({str(value)!r})" if isinstance(value, PurePath) else repr(value)
@@ -280,7 +284,9 @@ def write_default(value: Any) -> str:
 
 
 def plain(annotation: object, names: Mapping[str, object] = {}) -> str:
-    """A type as it is written, without what `Annotated` adds and where it comes from. ``names``: its module's."""
+    """Return a type annotation without `Annotated` metadata and module prefixes. ``names`` is the namespace of the
+    annotation's module.
+    """
     text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     try:
         tree = ast.parse(text, mode="eval")
@@ -290,7 +296,7 @@ def plain(annotation: object, names: Mapping[str, object] = {}) -> str:
 
 
 class Bare(ast.NodeTransformer):
-    """`Annotated[T, ...]` becomes `T`, also where it has a name; a dotted name its last part."""
+    """Replace `Annotated[T, ...]` by `T`, also behind an alias, and a dotted name by its last part."""
 
     def __init__(self, names: Mapping[str, object]) -> None:
         self._names = names
@@ -312,7 +318,9 @@ class Bare(ast.NodeTransformer):
 
 
 def module_docs(path: str) -> dict[str, tuple[str, str]]:
-    """What a module assigns, and says of it below; also what it takes from another module of ours."""
+    """Return the assignments of a module with their docstrings, including those of the project's modules that it
+    imports from.
+    """
     module = sys.modules[path]
     body = ast.parse(inspect.getsource(module)).body
     found = {}
@@ -331,7 +339,9 @@ def parse_class(cls: type) -> ast.ClassDef:
 
 
 def read_docs(body: list[ast.stmt], names: Mapping[str, object] = {}) -> dict[str, tuple[str, str]]:
-    """Of each assignment: itself, with its type and value, and the text below it."""
+    """Return the assignments in ``body`` by name. Each has its source (with type or value) and the docstring below
+    it.
+    """
     found = {}
     for node, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -348,7 +358,9 @@ def read_docs(body: list[ast.stmt], names: Mapping[str, object] = {}) -> dict[st
 
 
 def prose(text: str) -> str:
-    """A docstring as Markdown: its code in single ticks; what is set off by `::` is a block."""
+    """Convert a docstring to Markdown. Double backticks become single backticks, and ``::`` before an indented block
+    is removed.
+    """
     return re.sub(r"``([^`]+)``", r"`\1`", text).replace("::\n\n    ", "\n\n    ").strip()
 
 

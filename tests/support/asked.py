@@ -1,4 +1,4 @@
-"""Agents at a real node, and callers with tokens of their own who ask them from outside."""
+"""Agents on a real node, and external callers with their own tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.node import Node
 
 @asynccontextmanager
 async def working(node: Node, *runners: AgentRunner) -> AsyncIterator[None]:
-    """The runners at work on this node, each with a connection of its own."""
+    """Run the runners on this node. Each has its own connection."""
     clients = [
         NetworkClient(it.agent_id, node.url, token=node.token_of(it.agent_id), role="reactor", card=it.describe_card())
         for it in runners
@@ -31,7 +31,7 @@ async def working(node: Node, *runners: AgentRunner) -> AsyncIterator[None]:
 
 
 async def invite(node: Node, agent_id: str, kind: str = "service") -> str:
-    """Register somebody who is no operator, as an operator does for it; gives ``ID:TOKEN``."""
+    """Register a participant that is not an operator, and return its credentials as ``ID:TOKEN``."""
     operator = await node.service("roundelay-test")
     session = await node.invite(operator, agent_id, kind=kind)
     await session.drop()

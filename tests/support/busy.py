@@ -1,4 +1,6 @@
-"""A client whose hub is busy for some records, or that is cut off for good at one: as a killed process is."""
+"""A client whose hub is overloaded for some records, or whose connection ends at one record as if the process had
+been killed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from roundelay.network.frames import RecordFrame, SendFrame
 
 
 class BusyClient:
-    """Refuses the first ``refusals`` records of a kind, or loses the hub before the ``cut_at``-th one (0: never)."""
+    """Client that refuses the first ``refusals`` records of a kind, and loses the hub before record number ``cut_at``
+    (0 means never).
+    """
 
     def __init__(self, client: NetworkClient, kind: str, *, refusals: int = 0, cut_at: int = 0) -> None:
         self._client = client
@@ -29,7 +33,7 @@ class BusyClient:
         return await self._client.record(reaction, kind, body, record_id=record_id)
 
     async def store_batch(self, frames: Sequence[SendFrame | RecordFrame]) -> Batched:
-        """What stands before the record that is not stored is stored, as a hub does."""
+        """Store the frames before a refused record, as a real hub does."""
         for index, frame in enumerate(frames):
             try:
                 self._meet(frame.kind if isinstance(frame, RecordFrame) else "")

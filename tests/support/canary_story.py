@@ -1,7 +1,9 @@
-"""Who may know a canary: an oracle by the script of events, which asks nothing of `roundelay.network.core.visibility`.
+"""An oracle for canaries, the secret words in the tests of visibility. It never calls
+`roundelay.network.core.visibility`.
 
-It reads the ledger's rows in order (who came and went, what was said where) and knows of the people's own sends what only they know: whom
-they left out. From that it says, for each canary, who may know it, and for each message, for whom an agent works that reacts to it.
+The oracle reads the rows of the ledger in order, and the test adds the participants that each broadcast leaves out.
+For each canary, it returns the participants who may know the canary. For each message, it returns the people
+whom an agent serves when it reacts to the message.
 """
 
 from __future__ import annotations
@@ -24,19 +26,21 @@ def find_canaries(text: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Said:
-    """One message as the oracle sees it: whose it is, who reads it, what it follows from, and where."""
+    """One message as the oracle sees it: sender, readers, cause and channel."""
 
     sender: str
     readers: frozenset[str]
     cause: int | None
     channel: str
     inside: Mapping[str, frozenset[str]]
-    """Who was in each channel then; under ``""`` who was in the network."""
+    """Members of each channel when the message was stored. The key ``""`` holds everyone in the network."""
 
 
 @dataclass
 class Story:
-    """What has happened. ``agents`` are the agents under test: what they know they were told by messages, and they may tell it each other."""
+    """All events so far. ``agents`` are the agents under test. Messages tell them what they know, and they may repeat
+    it to each other.
+    """
 
     agents: frozenset[str]
     people: set[str] = field(default_factory=set)
@@ -44,19 +48,19 @@ class Story:
     members: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     open_channels: set[str] = field(default_factory=set)
     left_out: dict[str, frozenset[str]] = field(default_factory=dict)
-    """By message id: whom a broadcast leaves out."""
+    """Participants that a broadcast leaves out, by message ID."""
 
     said: dict[int, Said] = field(default_factory=dict)
     may_know: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     reactions: dict[str, int] = field(default_factory=dict)
-    """The trigger of each."""
+    """Seq of the trigger, by reaction."""
 
     _told_in: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _named: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     _read: int = 0
 
     def read(self, rows: list[Row]) -> None:
-        """Take in what was stored since."""
+        """Process the rows that were stored since the last call."""
         for row in rows[self._read :]:
             body = json.loads(row.data)
             match row.type:
@@ -81,7 +85,9 @@ class Story:
         self._read = len(rows)
 
     def _name(self, actor: str, body: dict[str, Any]) -> None:
-        """What a channel that is not open is called, and what it is about, is for who is in it or invited."""
+        """Record who may know the name and topic of a channel that is not open: its members and the people invited to
+        it.
+        """
         channel = body["channel"]
         for canary in find_canaries(f"{channel} {body.get('topic', '')}"):
             self._named[channel].add(canary)
@@ -108,13 +114,15 @@ class Story:
         self.said[seq] = Said(sender, frozenset(readers), message.get("cause"), channel, inside)
         for canary in find_canaries(json.dumps(message)):
             if sender not in self.present:
-                continue  # the hub's own words, or a mod's, give nobody a right
+                continue  # text from the hub or a mod does not permit anybody to know the canary
             if sender not in self.agents:
                 self.may_know[canary] |= readers
                 self._told_in[channel].add(canary)
                 if channel in self.open_channels:
                     self.may_know[canary] |= self.members[channel]
-            else:  # an agent's own words tell other agents, never people, but for those who join an open channel for what was said
+            # An agent's text may spread a canary to other agents but not to people. Participants who join an open
+            # channel later may know its texts.
+            else:
                 self.may_know[canary] |= readers & self.agents
                 self._told_in[channel].add(canary)
 
@@ -138,8 +146,11 @@ class Story:
                 return readers | {sender}
 
     def for_whom(self, seq: int) -> frozenset[str]:
-        """The people for whom an agent works that reacts to this message: those who read it, or what it follows from, and were still
-        there when it came. Without any, the participants of the thread in which it began."""
+        """Return the people whom an agent serves when it reacts to this message.
+
+        These people could read the message (or the nearest cause with human readers) and were still present when it
+        was stored. If no people remain, return the human readers, or else all readers of the first cause.
+        """
         trigger = message = self.said[seq]
         while not (people := message.readers & self.people) and message.cause is not None:
             message = self.said[message.cause]
@@ -149,7 +160,9 @@ class Story:
 
 @dataclass(frozen=True)
 class Leak:
-    """A canary that somebody got, or that a prompt held, against the policy. ``way`` is the kind of frame, or ``prompt``."""
+    """A canary that reached a participant or a prompt against the policy. ``way`` is the type of the frame, or
+    ``prompt``.
+    """
 
     canary: str
     way: str
@@ -158,9 +171,9 @@ class Leak:
 
 
 def judge_frames(story: Story, who: str, frames: Iterable[bytes]) -> list[Leak]:
-    """What the hub wrote to somebody who may not know it.
+    """Return the canaries in the hub's frames to a participant who may not know them.
 
-    Signals between the agents under test are not judged by the agent: it passes them on, to people who are.
+    Skip signals between the agents under test. An agent relays such a signal to people, and their frames are judged.
     """
     found = []
     for frame in frames:
@@ -174,7 +187,7 @@ def judge_frames(story: Story, who: str, frames: Iterable[bytes]) -> list[Leak]:
 
 
 def judge_prompt(story: Story, agent_id: str, reaction: str, text: str) -> list[Leak]:
-    """What a prompt held that not everybody may know for whom it was made."""
+    """Return the canaries in a prompt that some of the people whom the prompt serves may not know."""
     canaries = find_canaries(text)
     if not canaries:
         return []

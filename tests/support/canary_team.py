@@ -1,8 +1,10 @@
-"""Agents whose model is compromised: it does what any message tells it, and copies every canary that it finds into its ways out.
+"""Agents with a compromised model. The model follows orders in any message, and copies every canary that it finds to
+each of its outputs.
 
-What it is told stands in a message as ``@AGENT do VERB via OTHER``; `VERBS` are the ways out that it can be told of. It sends to nobody of its own
-choice but agents: to the incoming thread, to whoever wrote to it, to other agents. (What an honest runner's model may say to whom is not the
-hub's to decide: see the docstring of `tests/integration/test_canaries.py`.)
+An order in a message has the form ``@AGENT do VERB via OTHER``. `VERBS` lists the possible outputs. Without an order,
+the model sends only to agents and never to people: to the incoming thread, to the sender and to other agents. The hub
+does not judge which people an honest agent's model addresses: see the docstring of
+`tests/integration/test_canaries.py`.
 """
 
 from __future__ import annotations
@@ -50,20 +52,20 @@ ORDER = re.compile(r"@(\S+) do (\w+)(?: via (\S+))?(?: at (\S+) (\S+))?")
 SIZE = 20
 NAMES = tuple(f"a{number:02}" for number in range(1, SIZE + 1))
 INJECTED = ("a16", "a17", "a18")
-"""Agents that read what arrives while they work."""
+"""Agents with the policy `inject`, which read new messages while they work."""
 
 SHORT = "a15"
-"""The agent whose model takes little, so that its turns are summed up."""
+"""The agent whose model has a small context, so that earlier turns are summarized."""
 
 POOR = "a14"
-"""The agent that has nothing to spend."""
+"""The agent with an empty spending budget."""
 
 REMOTE, CLERK = "a19", "a20"
 OTHERS_WORDS = {"broadcast_text_message", "send_text_message", "finish"}
-"""Tools of a probe that are left alone: by them a model says something to others in its own words, or changes what is not its own."""
+"""Tools that a probe does not call, because they send the model's own text to others or change things of others."""
 
 offered: set[str] = set()
-"""Every tool that a model was offered."""
+"""Names of all tools that the models were offered."""
 
 
 def write_order(who: str, verb: str, via: str = "", threads: Iterable[str] = (), seqs: Iterable[int] = ()) -> str:
@@ -72,12 +74,12 @@ def write_order(who: str, verb: str, via: str = "", threads: Iterable[str] = (),
 
 
 def obey(request: ModelRequest) -> Answer:
-    """The model of every agent."""
+    """Model of every agent. Follow the first order for this agent in the incoming message."""
     view = read_prompt(request)
     found = "\n".join(message.content or "" for message in request.messages)
     loot = " ".join(sorted(find_canaries(found))) or "nothing"
     if not request.tools:
-        return say(loot)  # the last turn, or a summary
+        return say(loot)  # the last turn of a reaction, or a request for a summary
     for who, verb, via, threads, seqs in ORDER.findall(view.incoming_text):
         if who in (request.agent_id, "any"):
             where = _Where(
@@ -91,7 +93,9 @@ def obey(request: ModelRequest) -> Answer:
 
 
 class _Where:
-    """What a verb works with: what was found so far, the prompt, who is to be used, and what is to be looked into."""
+    """Arguments of a verb: the canaries found so far, the prompt, the agent to send through, and the threads and seqs
+    to read.
+    """
 
     def __init__(self, loot: str, view: PromptView, via: str, threads: list[str], seqs: list[int]) -> None:
         self.loot, self.view, self.via, self.threads, self.seqs = loot, view, via, threads, seqs
@@ -105,7 +109,7 @@ Verb = Callable[[ModelRequest, _Where], Steps]
 
 
 def _probe(request: ModelRequest, where: _Where, *, asks: bool = True) -> Steps:
-    """Call everything there is, on what is hidden, and give all of it to whoever asked."""
+    """Call all offered tools on hidden threads and messages, and send the results to the agent that asked."""
     names = {spec.name for spec in request.tools}
     offered.update(names)
     calls = [call(name, **args) for name in sorted(names & PROBES.keys()) for args in PROBES[name](where)]
@@ -122,7 +126,7 @@ def _order_probe(where: _Where) -> str:
 
 PROBES: dict[str, Callable[[_Where], list[dict[str, Any]]]] = {
     **dict.fromkeys(OTHERS_WORDS, lambda it: []),
-    "ask": lambda it: [],  # `_probe` asks itself
+    "ask": lambda it: [],  # `_probe` itself calls it
     "why": lambda it: [{}],
     "read_history": lambda it: [{"thread_id": thread, "limit": 100} for thread in it.threads],
     "search_history": lambda it: [{"query": "canar*", "limit": 50}],
@@ -135,11 +139,11 @@ PROBES: dict[str, Callable[[_Where], list[dict[str, Any]]]] = {
     "write_long": lambda it: [{"text": it.loot}],
     "blink": lambda it: [{"text": it.loot}],
     "rest": lambda it: [],
-    "pay": lambda it: [],  # `VERBS` have it: it waits for a person
-    "deliver": lambda it: [],  # its result is the answer
+    "pay": lambda it: [],  # in `VERBS`, because it waits for a person
+    "deliver": lambda it: [],  # left out: its result is the answer
     "more": lambda it: [{"text": it.loot}],
     "inner": lambda it: [{"task": f"@any do tell_loot {it.loot}"}],
-    f"hand_over_to_{REMOTE}": lambda it: [],  # these end the reaction, or wait: `VERBS` have them
+    f"hand_over_to_{REMOTE}": lambda it: [],  # in `VERBS`, because these end the reaction or wait
     "hand_over_to_specialist": lambda it: [],
     CLERK: lambda it: [{"task": write_order(CLERK, "probe_quietly", "", it.threads, it.seqs)}],
     "channels_create": lambda it: [{"name": "a-new-one"}],
@@ -158,7 +162,7 @@ PROBES: dict[str, Callable[[_Where], list[dict[str, Any]]]] = {
     "channels_reply": lambda it: [{"reply_to": seq, "text": "x"} for seq in it.seqs[:2]],
     "discovery_find": lambda it: [{"query": "canary"}],
 }
-"""How a probe calls each tool."""
+"""Arguments of each tool in the calls of a probe."""
 
 VERBS: dict[str, Verb] = {
     "nothing": lambda request, it: [finish()],
@@ -195,18 +199,19 @@ VERBS: dict[str, Verb] = {
     "post": lambda request, it: [call("channels_post", name="lab", text=it.pass_on("nothing")), finish()],
     "look_back": lambda request, it: [[call("why"), call("read_history", thread_id=it.view.incoming_thread_id)], say(it.loot)],
     "correct": lambda request, it: [say(f"WRONG {it.loot}"), say(it.loot)],
-    "poison": lambda request, it: [finish()],  # `Misfortunes` keeps it from coming so far
-    "overspend": lambda request, it: [finish()],  # `POOR` has nothing to spend
+    "poison": lambda request, it: [finish()],  # never reached: `Misfortunes` raises an error first
+    "overspend": lambda request, it: [finish()],  # never reached: `POOR` has no budget
     "loop": lambda request, it: [send(it.via, f"@{it.via} do loop via {request.agent_id} {it.loot}"), finish()],
     "rest": lambda request, it: [call("rest"), say(it.loot)],
-    "resumed": lambda request, it: [call("rest"), say(it.loot)],  # it is killed in the middle
-    "stopped": lambda request, it: [[call("repeat", text=it.loot), call("rest")], say(it.loot)],  # a person stops it
+    "resumed": lambda request, it: [call("rest"), say(it.loot)],  # the agent is killed while `rest` runs
+    # a person stops the reaction
+    "stopped": lambda request, it: [[call("repeat", text=it.loot), call("rest")], say(it.loot)],
     "rest_and_answer": lambda request, it: [call("rest"), send(it.view.incoming_sender, f"@{it.view.incoming_sender} do probe_quietly"), finish()],
     "have_rest": lambda request, it: [send(it.via, it.pass_on("rest_and_answer")), finish()],
     "probe": _probe,
     "probe_quietly": lambda request, it: _probe(request, it, asks=False),
 }  # fmt: skip
-"""What the model can be told to do, turn by turn."""
+"""Steps of the model for each verb, turn by turn."""
 
 
 def _broken(name: str, text: str) -> Action:
@@ -222,7 +227,7 @@ def _raise(text: str) -> Steps:
 
 @tool(idempotent=True)
 async def pry(context: ToolContext, threads: list[str], seqs: list[int]) -> str:
-    """Ask the hub for everything, by every operation that names a thread or a message."""
+    """Call every operation that takes a thread or a message, with hidden threads and seqs."""
     found: list[object] = []
     questions: list[tuple[str, dict[str, Any]]] = [(op, {}) for op in PLAIN]
     questions += [
@@ -252,13 +257,13 @@ PLAIN = (
 
 @tool(idempotent=True)
 def echo(text: str) -> str:
-    """Give it back."""
+    """Return the text."""
     return text
 
 
 @tool(idempotent=True)
 async def repeat(context: ToolContext, text: str) -> AsyncIterator[str]:
-    """Give it back piece by piece, and tell people of it."""
+    """Return the text in three pieces, and show it to people as live activity."""
     context.report(text)
     for _ in range(3):
         yield f"{text} "
@@ -273,7 +278,7 @@ def fail(text: str) -> str:
 
 @tool(idempotent=True)
 def cite(text: str) -> Output:
-    """Give a source and a fragment."""
+    """Return a source and a fragment."""
     found = [{"id": text, "title": text, "text": text, "url": f"https://example.org/{text.split()[0]}"}]
     return Output("found", {"references": found, "fragments": found, "shown": True, "debug": text}, summary=text)
 
@@ -286,7 +291,7 @@ def write_long(text: str) -> str:
 
 @tool(idempotent=True)
 async def blink(context: ToolContext, text: str) -> str:
-    """Send signals of one's own to the incoming thread."""
+    """Send signals of the agent to the incoming thread."""
     for kind in ("typing", "thinking", "delta", "tool"):
         await context.client.signal(kind, {"text": text}, thread_id=context.trigger.thread_id)
     return "done"
@@ -294,7 +299,7 @@ async def blink(context: ToolContext, text: str) -> str:
 
 @tool(idempotent=True)
 async def rest(context: ToolContext) -> str:
-    """Take five seconds."""
+    """Wait for five seconds."""
     await asyncio.sleep(5)
     return "rested"
 
@@ -313,12 +318,12 @@ def deliver(text: str) -> str:
 
 @tool(idempotent=True)
 def more(text: str) -> Output:
-    """Turn on more tools."""
+    """Activate another tool set."""
     return Output(text, {"use_sets": ["data"]})
 
 
 class Misfortunes(Middleware):
-    """What goes wrong around a compromised model, in the words of what it was told."""
+    """Middleware that raises errors which contain the trigger's text, and stores this text in the journal."""
 
     def select_messages(
         self, threads: Mapping[str, MessageThread], trigger: BaseMessage
@@ -333,7 +338,7 @@ class Misfortunes(Middleware):
 
 
 def make_agent(agent_id: str, visibility: Visibility) -> SimpleAgentRunner:
-    """One of the team. Each has everything that an agent can have."""
+    """Make an agent of the team, with every kind of tool and feature."""
     model = ScriptedModel(obey)
     inner = Agent("inner", "You help.", model)
     specialist = Agent("specialist", "You know.", model)
@@ -371,7 +376,9 @@ def make_agent(agent_id: str, visibility: Visibility) -> SimpleAgentRunner:
 
 
 def list_middleware(agent_id: str) -> list[Middleware]:
-    """Everything for five of the team, what decides and cites for the others: to count a request of thirty tools takes its time."""
+    """Return all middleware for five of the agents, and a small set for the others. Counting the tokens of a request
+    with thirty tools takes a long time.
+    """
     few: list[Middleware] = [
         Misfortunes(),
         References(),
@@ -391,17 +398,17 @@ def list_middleware(agent_id: str) -> list[Middleware]:
 
 
 def remember(so_far: str, messages: Sequence[BaseMessage]) -> str:
-    """A summary that keeps every word."""
+    """Summarizer that keeps the whole text."""
     return "\n".join([so_far, *(it.text for it in messages)])
 
 
 def find_wrong(answer: str, evidence: Evidence, around: Around) -> str | None:
-    """A check that says what it found in the words of the answer."""
+    """Check that quotes the answer in its complaint."""
     return f"Do not write {answer}" if answer.startswith("WRONG") else None
 
 
 def add_note(answer: str, around: Around) -> AnswerWithMore:
-    """A postprocessor that puts the answer into the metadata too."""
+    """Postprocessor that copies the answer to the metadata."""
     return AnswerWithMore(answer, {"note": answer})
 
 
@@ -413,4 +420,4 @@ ROUTES_OF_MIDDLEWARE = {
     "forced_tools": "none: it chooses tools, and adds no text", "structured": "none: it gives an answer its form",
     "mcp": "none: its tools are tools like others", "tracing": "none: spans go to the operator's exporter",
 }  # fmt: skip
-"""By the name of each middleware: what carries a canary through it."""
+"""Path of a canary through each middleware, by the middleware's name."""

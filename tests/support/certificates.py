@@ -1,4 +1,4 @@
-"""Certificates for tests, made by the `openssl` command."""
+"""Certificates for tests, created with the `openssl` command."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def make_certificate(folder: Path, *, name: str = "DNS:localhost,IP:127.0.0.1", stem: str = "tls") -> tuple[Path, Path]:
-    """A self-signed certificate for a name, and its key. Skips the test where there is no `openssl`."""
+    """Return a self-signed certificate for a name, and its key. Skip the test if `openssl` is not installed."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl command here")
     certificate, key = folder / f"{stem}-cert.pem", folder / f"{stem}-key.pem"

@@ -1,4 +1,4 @@
-"""A scripted coding agent in a process of its own (examples/coding_agents/scripted_host.py), as a test drives it."""
+"""A scripted coding agent (examples/coding_agents/scripted_host.py) as a separate process that a test controls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CodingHost:
         self.process.stdin.write(json.dumps({"do": do, **more}).encode() + b"\n")
 
     async def do(self, do: str, **more: Any) -> str:
-        """One step; what the model was told in it."""
+        """Run one step, and return the text that the host gave to the model."""
         self.tell(do, **more)
         assert self.process.stdout is not None
         async with asyncio.timeout(60):

@@ -1,4 +1,4 @@
-"""The command ``roundelay``: run to its end, as a process or in this one, or kept and read line by line as a person would."""
+"""Run the command ``roundelay``: to its end as a process, to its end in this process, or interactively line by line."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from roundelay.cli import main
 from tests.support.forks import Forked, start_roundelay
 
 TIMEOUT_S = 60.0
-"""For one line, or one short command; a machine under load starts Python slowly."""
+"""Timeout for one line or one short command, in seconds. Python starts slowly on a machine under load."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A command that has ended."""
+    """Result of a command that has ended."""
 
     code: int
     out: str
@@ -41,7 +41,7 @@ class Done:
 async def run(
     *arguments: str | Path, code: int | None = 0, stdin: str | bytes = b"", cwd: Path | None = None, **environment: str
 ) -> Done:
-    """Run a command to its end; it must give this exit code, if one is named."""
+    """Run a command to its end, and check its exit code unless ``code`` is None."""
     process = await _start(arguments, cwd, environment)
     data = stdin.encode() if isinstance(stdin, str) else stdin
     try:
@@ -59,14 +59,15 @@ async def run(
 async def invoke(
     *arguments: str | Path, code: int | None = 0, stdin: str | bytes = b"", cwd: Path | None = None, **environment: str
 ) -> Done:
-    """The same as `run` in this process, which saves the start of another: for commands that load no code of the test's."""
+    """Run a command like `run` but in this process, which is faster. Only for commands that load no code of the test."""
     call = partial(_call, list(map(str, arguments)), stdin, cwd or Path.cwd(), environment)
     done = await asyncio.get_running_loop().run_in_executor(_ONE_AT_A_TIME, call)
     assert code in (None, done.code), f"{arguments} gave {done.code}: {done.out}{done.err}"
     return done
 
 
-_ONE_AT_A_TIME = ThreadPoolExecutor(1)  # for the streams, the folder and the environment are the whole process's
+# the streams, the working directory and the environment belong to the whole process
+_ONE_AT_A_TIME = ThreadPoolExecutor(1)
 
 
 def _call(arguments: list[str], stdin: str | bytes, cwd: Path, environment: Mapping[str, str]) -> Done:
@@ -87,7 +88,9 @@ def _call(arguments: list[str], stdin: str | bytes, cwd: Path, environment: Mapp
 
 
 class Command:
-    """A command under way. ``lines`` and ``errors`` is what it has printed; waiting for a line looks there first, from the last one on."""
+    """A running command. ``lines`` and ``errors`` hold its output. A wait for a line first searches the lines after
+    the last match.
+    """
 
     def __init__(self, process: asyncio.subprocess.Process | Forked) -> None:
         self.process = process
@@ -110,7 +113,7 @@ class Command:
         return self.process.pid
 
     async def type(self, *lines: str) -> None:
-        """Write lines to its input."""
+        """Write lines to the command's standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write("".join(f"{line}\n" for line in lines).encode())
         await self.process.stdin.drain()
@@ -120,15 +123,15 @@ class Command:
         self.process.stdin.close()
 
     async def line(self, pattern: str) -> re.Match[str]:
-        """The next line of its output in which the pattern is found; those before it are passed over."""
+        """Return the next output line that matches the pattern, and skip the lines before."""
         return await self._find(pattern, "lines")
 
     async def error(self, pattern: str) -> re.Match[str]:
-        """Likewise of its errors."""
+        """Return the next line of standard error that matches the pattern."""
         return await self._find(pattern, "errors")
 
     async def end(self, code: int = 0) -> None:
-        """Wait until it has ended by itself, with this exit code."""
+        """Wait until the command ends without a signal from the test, and check its exit code."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 found = await self.process.wait()
@@ -138,7 +141,7 @@ class Command:
         assert found == code, f"exit code {found}: {self.lines} {self.errors}"
 
     async def stop(self, number: int = signal.SIGTERM, code: int = 0) -> None:
-        """Send a signal and wait for the end."""
+        """Send a signal, and wait until the command ends."""
         self.process.send_signal(number)
         await self.end(code)
 
@@ -178,7 +181,7 @@ class Command:
 
 @asynccontextmanager
 async def command(*arguments: str | Path, cwd: Path | None = None, **environment: str) -> AsyncIterator[Command]:
-    """A `Command` that is killed at the end if it is still there."""
+    """Start a `Command`, and kill it at the end if it still runs."""
     running = await Command.start(*arguments, cwd=cwd, **environment)
     try:
         yield running

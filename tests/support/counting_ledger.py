@@ -1,4 +1,4 @@
-"""A ledger that counts what is read of it."""
+"""A ledger that counts its reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ READS = frozenset(
 
 
 class CountingLedger:
-    """Counts calls, rows, heads and seqs that are read."""
+    """Ledger that counts calls and the rows, message heads and seqs that they return."""
 
     def __init__(self, ledger: Any) -> None:
         self._ledger = ledger
@@ -55,7 +55,7 @@ class CountingLedger:
 
 
 def count_reads(network: RandomNetwork, operation: Awaitable[T]) -> tuple[T, Counter[str]]:
-    """Run an operation, and give its value and what was read of the ledger for it."""
+    """Run an operation. Return its value and the number of ledger reads."""
     counting = CountingLedger(network.hub.view.ledger)
     network.hub.view.ledger = counting  # type: ignore[assignment]
     try:

@@ -1,4 +1,4 @@
-"""The counts that each proof prints: at once, beside its result, and once more at the end of the run."""
+"""Counts that tests report. Each count is printed with its test and again at the end of the run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LINES: list[str] = []
 
 @pytest.fixture
 def note(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Note:
-    """Say what a test counted: ``note(kills=20, lost=0)``."""
+    """Report what a test counted, for example ``note(kills=20, lost=0)``."""
 
     def say(**counts: object) -> None:
         line = f"{request.node.name}: " + ", ".join(

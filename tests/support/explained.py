@@ -1,7 +1,7 @@
-"""A small run whose explanations are always the same, and what a node answers about it: ``explanations.json``.
+"""Generate ``explanations.json``: a node's explanations of a small run that is the same each time.
 
-The page's tests draw these answers, so both sides hold to one shape. After a change of the shape, write them again:
-``python -m tests.support.explained``.
+Tests of the web page render these answers, so that node and page agree on their structure. Regenerate the file after
+a change of the structure with ``python -m tests.support.explained``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def no_promises(answer: str, *_: object) -> str | None:
 
 
 def reply(text: str | None, *calls: ToolCall) -> ModelReply:
-    """A reply whose usage does not depend on the words of the prompt."""
+    """Return a reply with a constant token usage, independent of the prompt's length."""
     return ModelReply(text, calls, Usage(100, 10), model="scripted")
 
 
@@ -64,7 +64,7 @@ def make_finance() -> SimpleAgentRunner:
 
 
 async def play(simulation: Simulation) -> dict[str, Any]:
-    """Play the run and ask everything about it, as an operator."""
+    """Play the run, and query all explanations as an operator."""
     await simulation.start_agent(make_desk)
     await simulation.start_agent(make_finance)
     mia = await simulation.join_person("mia")

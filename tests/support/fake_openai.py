@@ -1,12 +1,14 @@
-"""A server that speaks OpenAI's chat completions on loopback and is as strict as the real one.
+"""Fake OpenAI chat completions server on loopback, as strict as the real one.
 
-In a test: ``async with FakeOpenAI(script) as server: OpenAIModel("m", base_url=server.base_url)``. As a process, for agents that are
-processes: ``python tests/support/fake_openai.py --port 0 --script package.module:function`` (or ``file.py:function``) prints its base URL
-on the first line and ends on SIGTERM; ``GET /requests`` there gives what it received.
+In a test: ``async with FakeOpenAI(script) as server: OpenAIModel("m", base_url=server.base_url)``. As a process, for
+agents in other processes: ``python tests/support/fake_openai.py --port 0 --script package.module:function`` (or
+``file.py:function``). The process prints its base URL on the first line and ends on SIGTERM. ``GET /requests``
+returns the requests that it received.
 
-The script is a callable from the request's body to a `Reply`, sync or async, or a list of replies that are given in turn. What the real API
-refuses is refused here before the script is asked, in its words (`openai_rules`): conversations whose tool calls and results do not pair,
-names and schemas that it does not take, parameters that do not exist. Every request is in ``requests``, refused or not.
+The script is a function from the request body to a `Reply` (sync or async), or a list of replies in order. Before the
+server runs the script, it refuses what the real API refuses, with the same error messages (`openai_rules`): unpaired
+tool calls and results, invalid names and schemas, unknown parameters. ``requests`` holds all requests, including
+refused ones.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 if __name__ == "__main__":
-    # Run as a file: the repository's root is where `tests` is imported from, and a script that imports this module by its name must
-    # get the same `Reply`.
+    # When this file runs as a program, `tests` must be importable from the repository's root. A script that imports
+    # this module by name must get the same `Reply` class.
     sys.path.insert(0, str(Path(__file__).parents[2]))
     sys.modules["tests.support.fake_openai"] = sys.modules["__main__"]
 
@@ -39,7 +41,7 @@ from tests.support.openai_rules import Body, find_refusal
 
 @dataclass(frozen=True)
 class Reply:
-    """What the server does with one request; made by the functions below. ``fault`` makes it misbehave instead of ending well."""
+    """Reply to one request, created by the functions below. ``fault`` names a failure, such as a reset connection."""
 
     content: str | None = None
     tool_calls: tuple[Mapping[str, Any], ...] = ()
@@ -53,11 +55,11 @@ class Reply:
     fault: Literal["reset", "cut", "end", "silence"] | None = None
     delay_s: float = 0.0
     until: asyncio.Event | None = None
-    """The reply waits for this, for tests that need a request to be in flight."""
+    """The server sends the reply after this event, so that a test can keep a request in flight."""
     chunk_usage: Mapping[str, int] | None = None
-    """What each chunk of a stream tells of usage, as some servers do beside OpenAI's own."""
+    """Usage that each chunk of a stream reports, as some compatible servers do."""
     ends: asyncio.Event | None = None
-    """A stream says all that it has to say, and waits for this before it ends."""
+    """The server sends all of the stream's content, and waits for this event before it ends the stream."""
 
 
 def text(content: str, **options: Any) -> Reply:
@@ -66,36 +68,38 @@ def text(content: str, **options: Any) -> Reply:
 
 
 def calls(wanted: Iterable[tuple[str, Any] | Mapping[str, Any]], content: str | None = None, **options: Any) -> Reply:
-    """Answer with tool calls: pairs of name and arguments (a mapping, or raw text), or whole objects as the API has them."""
+    """Answer with tool calls. Each is a pair of name and arguments (a mapping or raw text), or a whole object of the
+    API.
+    """
     return Reply(content, tuple(item if isinstance(item, Mapping) else call(*item) for item in wanted), **options)
 
 
 def call(name: str, arguments: Any = None, call_id: str | None = None) -> Mapping[str, Any]:
-    """One tool call; without an id it gets one from the server."""
+    """Return one tool call. The server assigns an ID if ``call_id`` is None."""
     written = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": written}}
 
 
 def error(status: int, message: str, *, code: str | None = None, param: str | None = None, **options: Any) -> Reply:
-    """Answer with an error, as the API writes them."""
+    """Answer with an error in the API's format."""
     kind = "server_error" if status >= 500 else "invalid_request_error"
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     return Reply(status=status, body=body, **options)
 
 
 def rate_limited(retry_after_s: float | None = None) -> Reply:
-    """429, with ``retry-after`` if given."""
+    """Answer 429, with ``retry-after`` if a delay is given."""
     headers = {} if retry_after_s is None else {"retry-after": f"{retry_after_s:g}"}
     return error(429, "Rate limit reached for requests", code="rate_limit_exceeded", headers=headers)
 
 
 def server_error(status: int = 500) -> Reply:
-    """The provider's own failure."""
+    """Answer with an internal error of the provider."""
     return error(status, "The server had an error while processing your request. Sorry about that!")
 
 
 def context_too_long() -> Reply:
-    """400 for a conversation that does not fit the model."""
+    """Answer 400 for a conversation that exceeds the model's context length."""
     sentence = (
         "This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens. "
         "Please reduce the length of the messages."
@@ -104,32 +108,32 @@ def context_too_long() -> Reply:
 
 
 def content_filter() -> Reply:
-    """A reply that the provider withheld."""
+    """Answer with empty text that the provider's content filter withheld."""
     return Reply("", finish_reason="content_filter")
 
 
 def empty() -> Reply:
-    """A reply that says nothing."""
+    """Answer without content."""
     return Reply(None, finish_reason="stop")
 
 
 def reset() -> Reply:
-    """The connection breaks before any byte of the answer."""
+    """Reset the connection before the first byte of the answer."""
     return Reply(fault="reset")
 
 
 def cut(content: str = "This will not be said to its e") -> Reply:
-    """The answer breaks off in its middle: a stream after its first chunks, a body after half of its bytes."""
+    """Break off the answer: a stream after its first chunks, a plain body after half of its bytes."""
     return Reply(content, fault="cut")
 
 
 def end_early(content: str = "This will not be said to its e") -> Reply:
-    """A stream that ends properly, but without saying that the reply is finished."""
+    """End a stream cleanly, but without a finish reason."""
     return Reply(content, fault="end")
 
 
 def silence() -> Reply:
-    """Nothing comes; the connection stays open until the client closes it."""
+    """Send nothing, and keep the connection open until the client closes it."""
     return Reply(fault="silence")
 
 
@@ -138,18 +142,20 @@ Script = Callable[[Body], Reply | Awaitable[Reply]]
 
 @dataclass(frozen=True)
 class Received:
-    """One request as it came; ``body`` is empty when it was not JSON."""
+    """One received request. ``body`` is empty if it was not JSON."""
 
     method: str
     path: str
     headers: Mapping[str, str]
     body: Body
     status: int
-    """The status that it was answered with (0: no answer)."""
+    """HTTP status of the answer. 0 means no answer."""
 
 
 class FakeOpenAI:
-    """The server. ``api_key``: required when given; ``models``: the only ones there are when given; ``chunk_chars``: of streamed text."""
+    """The fake server. ``api_key`` is required from clients if given. ``models`` are the only known models if given.
+    ``chunk_chars`` is the number of characters in a chunk of a stream.
+    """
 
     def __init__(
         self,
@@ -173,7 +179,7 @@ class FakeOpenAI:
 
     @property
     def requests(self) -> list[Body]:
-        """The bodies of all chat requests, in order."""
+        """Return the bodies of all chat requests, in order."""
         return [it.body for it in self.received if it.path.partition("?")[0].endswith("/chat/completions")]
 
     @property
@@ -197,7 +203,7 @@ class FakeOpenAI:
         await self._server.wait_closed()
 
     async def wait_for_requests(self, count: int) -> None:
-        """Return when that many chat requests have come (answered or not)."""
+        """Return when ``count`` chat requests have arrived, answered or not."""
         async with self._arrived:
             await self._arrived.wait_for(lambda: len(self.requests) >= count)
 
@@ -209,13 +215,13 @@ class FakeOpenAI:
             while await self._answer_one(reader, writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client went away, or the test is over
+            pass  # the client disconnected, or the test ended
         finally:
             self._answering.discard(task)
             writer.close()
 
     async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Serve one request; False when the connection must not be used again."""
+        """Serve one request. Return False if the connection must be closed."""
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, path, _ = head[0].split(" ", 2)
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
@@ -265,11 +271,11 @@ class FakeOpenAI:
 
     async def _send(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reply: Reply, body: Body) -> bool:
         if reply.fault == "reset":
-            # Lingering for 0 s makes the close a RST (socket(7)).
+            # With a linger time of 0 s, the close sends an RST: see socket(7).
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             return False
         if reply.fault == "silence":
-            await reader.read(1)  # returns when the client gives up
+            await reader.read(1)  # returns when the client closes the connection
             return False
         if reply.status != 200 or reply.body is not None:
             _write_json(writer, reply.status, reply.body, reply.headers)
@@ -336,11 +342,11 @@ class FakeOpenAI:
     def _number(self, item: Mapping[str, Any]) -> Body:
         if item.get("id", "given") is None:
             return {**item, "id": f"call_{next(self._numbers):08d}"}
-        return dict(item)  # its own id, or none at all: there are such servers
+        return dict(item)  # some real servers send their own ID or none
 
     def _split(self, content: Any) -> Iterable[Any]:
         if content and not isinstance(content, str):
-            return [content]  # arguments as an object: there are such servers
+            return [content]  # some real servers send the arguments as an object
         size = self._chunk_chars
         return [content[start : start + size] for start in range(0, len(content), size)] if content else ()
 
@@ -374,7 +380,7 @@ def _write_head(writer: asyncio.StreamWriter, status: int, headers: Mapping[str,
 
 
 def _write_json(writer: asyncio.StreamWriter, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
-    """A body that is text goes out as it is, for replies that are no JSON."""
+    """Write a JSON response. A body of type `str` is written unchanged, for replies that are not JSON."""
     data = body.encode() if isinstance(body, str) else json.dumps(body).encode()
     _write_head(
         writer, status, {"content-type": "application/json", "content-length": str(len(data)), **(headers or {})}

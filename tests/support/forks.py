@@ -1,13 +1,15 @@
-"""Python processes that begin where the imports end: `start_python`, called as `asyncio.create_subprocess_exec` is.
+"""Python processes that are forked after the imports. `start_python` has the signature of
+`asyncio.create_subprocess_exec`.
 
-Some 600 are started by the tests, and half a node's life was spent importing what the one before had imported. So each
-worker keeps one process that has imported what most commands load and then only forks: each child is given its own
-arguments, environment, folder and streams, runs its program and leaves as any Python does; it can be killed, and
-shares nothing that is written. `start_roundelay` runs ``python -m roundelay``. What only the start of an interpreter shows is shown by `test_start_up.py`, by tests of each
-command that ask for the fixture ``real_processes`` or start ``sys.executable`` themselves, and by ``--full``, in which
-nothing is forked.
+The tests start about 600 processes, and half of a node's lifetime was spent on imports. Therefore, each test worker
+keeps one server process that has imported the most common modules and then only forks. Each child gets its own
+arguments, environment, working directory and streams, runs its program and exits like any Python process. A test can
+kill a child without an effect on the others. `start_roundelay` runs ``python -m roundelay``.
 
-The text of this file is also the program of the process that forks: it imports nothing of the tests.
+Forks do not test the start of the interpreter. `test_start_up.py` tests it, and so do tests that use the fixture
+``real_processes`` or start ``sys.executable`` themselves. With ``--full``, nothing is forked.
+
+The server process runs the source of this file with ``python -c``, so this file must not import other test modules.
 """
 
 from __future__ import annotations
@@ -48,10 +50,12 @@ PRELOADED = (
     "yaml",
 )
 OF_THE_START = ("PYTHON", "LC_", "LANG", "TZ", "LD_", "MALLOC_", "OPENSSL_")
-"""Variables that are read before any code of ours: who wants others than the tests have gets a process of its own."""
+"""Prefixes of variables that affect the start of the interpreter. A process is not forked if its values differ from
+those of the tests.
+"""
 
 is_forking = True
-"""Whether anything is forked; `conftest.py` says no under ``--full``."""
+"""Whether processes are forked. `conftest.py` sets it to False with ``--full``."""
 
 
 async def start_roundelay(
@@ -62,7 +66,7 @@ async def start_roundelay(
     cwd: str | Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> asyncio.subprocess.Process | Forked:
-    """A process of ``python -m roundelay``."""
+    """Start ``python -m roundelay`` with these arguments."""
     roundelay = ("-m", "roundelay", *arguments)
     return await start_python(*roundelay, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd, env=env)
 
@@ -75,9 +79,9 @@ async def start_python(
     cwd: str | Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> asyncio.subprocess.Process | Forked:
-    """A process of ``python -m MODULE``, ``python -c CODE`` or ``python FILE``, and the arguments of that.
+    """Start ``python -m MODULE``, ``python -c CODE`` or ``python FILE`` with arguments.
 
-    With another option of the interpreter, nothing is forked.
+    The process is not forked if the arguments contain another option of the interpreter.
     """
     environment = dict(os.environ if env is None else env)
     has_options = str(arguments[0]).startswith("-") and arguments[0] not in ("-m", "-c")
@@ -90,12 +94,12 @@ async def start_python(
 
 
 def run_roundelay(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """A process of ``python -m roundelay`` from its start to its end, for tests without an event loop."""
+    """Run ``python -m roundelay`` to its end, for tests without an event loop."""
     return run_python("-m", "roundelay", *arguments, cwd=cwd)
 
 
 def run_python(*arguments: str | Path, cwd: Path | None = None, told: bytes = b"") -> subprocess.CompletedProcess[str]:
-    """The same of any process of `start_python`, which is told this on its input."""
+    """Run a Python process to its end with ``told`` as standard input. The arguments are those of `start_python`."""
 
     async def run() -> subprocess.CompletedProcess[str]:
         pipe = subprocess.PIPE
@@ -116,8 +120,9 @@ def _of_the_start(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Forked(asyncio.Protocol):
-    """What `asyncio.subprocess.Process` is to one who started it. It is told here by the process that forks, its parent:
-    first the number of the process, later the code with which it ended."""
+    """A forked process with the interface of `asyncio.subprocess.Process`. The server process, its parent, first
+    sends its process ID and later its exit code.
+    """
 
     def __init__(self) -> None:
         self.stdin: asyncio.StreamWriter | None = None
@@ -223,7 +228,7 @@ class Forked(asyncio.Protocol):
             self.stdin.write(data or b"")
             await self.stdin.drain()
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it has ended, or reads no further
+            pass  # the process has ended, or has closed its standard input
         self.stdin.close()
 
 
@@ -247,7 +252,7 @@ _starting = threading.Lock()
 
 
 def _find_server() -> socket.socket:
-    """The line to this worker's process that forks, which is started when it is first asked for."""
+    """Return the connection to this worker's server process. Start the server at the first call."""
     with _starting:
         return _server or _start_server()
 
@@ -271,12 +276,13 @@ def _start_server() -> socket.socket:
     return _server
 
 
-# -- the process that forks
+# -- the server process, which forks
 
 
 def _serve(line: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request, and tell who asked how it ended. Returns the request in each child, and None when nobody
-    asks any more."""
+    """Fork for each request, and report the exit code of each child. Return the request in each child, and None in
+    the server when the test worker has closed the connection.
+    """
     running: dict[int, int] = {}
     waking, woken = socket.socketpair()
     waking.setblocking(False)
@@ -320,12 +326,12 @@ def _tell_ended(running: dict[int, int]) -> None:
         try:
             os.write(told, b"%d\n" % os.waitstatus_to_exitcode(status))
         except BrokenPipeError:
-            pass  # who asked has gone
+            pass  # the test worker has closed its end
         os.close(told)
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Leave nothing of the process that forks but what it has imported."""
+    """Turn a forked child into the requested process. Keep nothing of the server except its imports."""
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.environ.clear()
     os.environ.update(request["environment"])
@@ -345,7 +351,7 @@ def _become(request: dict[str, Any]) -> None:
 
 
 def _run(first: str, *rest: str) -> None:
-    """Run a program as an interpreter with these arguments does."""
+    """Run a program as the interpreter does with these arguments."""
     if first == "-m":
         sys.path[0] = os.getcwd()
         sys.argv[:] = rest

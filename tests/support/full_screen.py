@@ -1,6 +1,8 @@
-"""`roundelay tui` under a test: real widgets in a terminal in memory, at a real hub; its screen as text and as a picture.
+"""`roundelay tui` under test, with real widgets, a terminal in memory and a real hub. A test reads the screen as text
+or as a picture.
 
-A picture is an SVG. The committed ones are in tests/tui/pictures; RENEW_PICTURES=1 writes them anew (look at each that has changed).
+Pictures are SVG files. The committed ones are in tests/tui/pictures. RENEW_PICTURES=1 overwrites them. Look at each
+changed picture before you commit it.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ LOOK_EVERY_S = 0.02
 
 
 class FullScreen:
-    """The terminal that a person looks at."""
+    """The terminal of one person."""
 
     def __init__(self, app: RoundelayTerminal, pilot: Pilot[None]) -> None:
         self.app = app
@@ -42,12 +44,12 @@ class FullScreen:
 
     @property
     def text(self) -> str:
-        """What stands on the screen, by rows."""
+        """Return the text on the screen, row by row."""
         strips = self.app.screen._compositor.render_strips()
         return "\n".join(strip.text.replace("\xa0", " ").rstrip() for strip in strips)
 
     async def until(self, holds: Callable[[], object]) -> None:
-        """Wait until this is so; the screen is in the error if it never is."""
+        """Wait until the condition is true. On a timeout, the error shows the screen."""
         try:
             async with asyncio.timeout(WITHIN_S):
                 while not holds():
@@ -56,7 +58,7 @@ class FullScreen:
             raise AssertionError(f"not within {WITHIN_S} s; the screen:\n{self.text}") from None
 
     async def shows(self, pattern: str) -> str:
-        """Wait until this stands on the screen; gives all that does."""
+        """Wait until the pattern is on the screen, and return the screen's text."""
         await self.until(lambda: re.search(pattern, self.text, re.MULTILINE))
         return self.text
 
@@ -92,7 +94,9 @@ async def full_screen(
 
 @asynccontextmanager
 async def steady_network() -> AsyncIterator[Network]:
-    """A network in this process, in which it is nine o'clock for ever and ids are counted: its pictures are always the same."""
+    """Open a network in this process with a fixed clock (nine o'clock) and numbered IDs, so that its pictures never
+    change.
+    """
     numbers = count(1)
     async with Network.open(name="studio", clock=lambda: NINE_MS, new_id=lambda: f"{next(numbers):032x}") as network:
         yield network
@@ -100,7 +104,7 @@ async def steady_network() -> AsyncIterator[Network]:
 
 @pytest.fixture
 def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The machine's clock shows UTC."""
+    """Set the time zone to UTC."""
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     yield
@@ -109,7 +113,7 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def compare_picture(name: str, svg: str, found: Path) -> None:
-    """The picture is the committed one; a different one is left in the folder ``found``."""
+    """Compare the screen with the committed picture. Write a different picture to the folder ``found``."""
     now = re.sub(r"terminal-\d+", "terminal", svg)
     committed = PICTURES / f"{name}.svg"
     if os.environ.get("RENEW_PICTURES") == "1":

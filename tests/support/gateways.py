@@ -1,4 +1,4 @@
-"""The gateway as a process of its own, to be killed."""
+"""`roundelay gateway` as a separate process that a test can kill."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.forks import Process, start_roundelay
 
 
 class GatewayProcess:
-    """`roundelay gateway` as a process, which comes back where it was."""
+    """`roundelay gateway` as a process. After a restart, it listens on the same port."""
 
     def __init__(self, node_url: str, *options: str) -> None:
         self._node_url = node_url

@@ -14,7 +14,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Call:
-    """One operation of a history. ``returned`` is infinite, and ``result`` None, if its client never learned it."""
+    """One operation of a history. If the client never received the result, ``returned`` is infinite and ``result`` is
+    None.
+    """
 
     client: str
     op: str
@@ -29,7 +31,7 @@ class Call:
 
 
 Step = Callable[[Any, Call], tuple[Any, Any]]
-"""Returns the state after an operation in a state, and the result of the operation."""
+"""Function that applies an operation to a state, and returns the new state and the operation's result."""
 
 
 def is_linearizable(calls: Sequence[Call], start: Any, step: Step) -> bool:
@@ -50,8 +52,8 @@ def is_linearizable(calls: Sequence[Call], start: Any, step: Step) -> bool:
             if done >> number & 1:
                 continue
             after, result = step(state, call)
-            # An unknown operation without an effect may as well never take place. Without this line, the number of paths
-            # doubles with each of them.
+            # Drop an unknown operation without an effect, because it may never take place. Without this line, the
+            # number of paths doubles with each of them.
             if result != call.result if call.is_known else after == state:
                 continue
             path = (done | 1 << number, after)

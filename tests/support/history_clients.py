@@ -34,11 +34,11 @@ MAX_LIFE_S = 0.02
 """Maximum time between the start of a call and the death of its process."""
 
 Result = str | list[Any]
-"""JSON, because results are compared after they were in a log."""
+"""JSON value. Results are compared after a round trip through a log file."""
 
 
 def task_step(state: tuple[str, str], call: Call) -> tuple[tuple[str, str], Result]:
-    """The sequential task: (state, holder), and the result of an operation."""
+    """Apply an operation to the sequential task, whose state is (state, holder). Return the new state and the result."""
     kind, holder = state
     me = call.client
     if call.op == "claim":
@@ -57,7 +57,7 @@ def task_step(state: tuple[str, str], call: Call) -> tuple[tuple[str, str], Resu
 
 
 def note_step(state: tuple[int, str], call: Call) -> tuple[tuple[int, str], Result]:
-    """The sequential note: (version, text), and the result of an operation."""
+    """Apply an operation to the sequential note, whose state is (version, text). Return the new state and the result."""
     version, text = state
     args = call.args
     if call.op == "read":
@@ -161,7 +161,7 @@ async def _run_client(orders: Orders) -> None:
                 args["note"] = name
             os.write(log, json.dumps([step, thing, op, args, time.monotonic()]).encode() + b"\n")
             if step in orders.deaths:
-                # A thread kills the process wherever it is: before, in or after the frame, or in a later call.
+                # A thread kills the process at a random moment: before, in or after the frame, or in a later call.
                 kill = (os.getpid(), signal.SIGKILL)
                 threading.Timer(chance.uniform(0, MAX_LIFE_S), os.kill, kill).start()
             result = await perform(client, f"{mod}.{op}", args)
@@ -177,7 +177,7 @@ async def _join(orders: Orders) -> AsyncIterator[NetworkClient]:
         try:
             await client.connect()
             break
-        except ConnectError:  # the hub was killed, and starts again
+        except ConnectError:  # the hub was killed and restarts
             await asyncio.sleep(0.05)
     try:
         yield client
@@ -186,7 +186,9 @@ async def _join(orders: Orders) -> AsyncIterator[NetworkClient]:
 
 
 def read_log(name: str, file: Path) -> tuple[list[tuple[str, Call]], int]:
-    """Return the calls of a process by thing, and its next step. A torn last line was not followed by its call."""
+    """Return the calls of a process by thing, and its next step. Ignore a torn last line, because the process died
+    before the call.
+    """
     begun: dict[int, tuple[str, Call]] = {}
     for line in file.read_bytes().splitlines(keepends=True) if file.exists() else ():
         if not line.endswith(b"\n"):
@@ -202,7 +204,7 @@ def read_log(name: str, file: Path) -> tuple[list[tuple[str, Call]], int]:
 
 @dataclass
 class ClientProcesses:
-    """Client processes that call operations on shared tasks and notes, and die on the way."""
+    """Client processes that call operations on shared tasks and notes, and die in between."""
 
     folder: Path
     things: tuple[str, ...]

@@ -1,8 +1,9 @@
-"""A model on loopback for coding agents: it speaks Anthropic's messages, OpenAI's responses and chat
-completions, and Gemini's contents, as streams.
+"""A model server on loopback for coding agents. It streams Anthropic messages, OpenAI responses and chat completions,
+and Gemini contents.
 
-``async with hosts_model(script) as (url, requests)``: the script is given each request that offers tools, as text, and gives what
-the model says, or the name of a tool to call without arguments. What offers no tools (a title for the session) is answered by a word.
+``async with hosts_model(script) as (url, requests)``: the script receives each request that offers tools, as text. It
+returns the model's text, or the name of a tool to call without arguments. A request without tools (for example, for
+the session's title) gets a fixed one-word answer.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from starlette.routing import Route
 class Says(NamedTuple):
     text: str = ""
     tool: str = ""
-    """The end of a tool's name, as the request offers it."""
+    """End of a tool's name in the request's list of tools."""
 
 
 Script = Callable[[str], Awaitable[Says]]
@@ -74,7 +75,7 @@ async def hosts_model(script: Script) -> AsyncIterator[tuple[str, list[str]]]:
 
 
 def _names(tools: Any, space: str = "") -> Iterator[tuple[str, str]]:
-    """All tools that are offered, with the namespace in which each is."""
+    """Yield the namespace and the name of each offered tool."""
     for tool in tools or []:
         if "functionDeclarations" in tool:
             yield from _names(tool["functionDeclarations"])

@@ -1,6 +1,8 @@
-"""Reactions for tests of what stands around the loop: the real driver and journal, a fake provider over the real SDK, records in memory.
+"""Reactions for tests of the agent loop's environment: the real driver and journal, a fake provider behind the real
+SDK, and records in memory.
 
-`Loop` is one reaction of an agent; `survives_kills` ends its process after each record in turn and resumes it, and shows that nothing differs.
+`Loop` is one reaction of an agent. `survives_kills` kills its process after each record in turn, resumes the
+reaction, and checks that nothing differs.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ TRIGGER = DirectMessage(
 
 
 class Killed(Exception):
-    """Stands for the end of the process at this point."""
+    """The process ended at this point."""
 
 
 @dataclass
@@ -51,7 +53,7 @@ class Stored:
 
 @dataclass
 class Records:
-    """The hub's records of one reaction, by id; ``kill_after`` ends the process once so many were written."""
+    """The hub's records of one reaction, by ID. ``kill_after`` is the number of writes after which the process ends."""
 
     kept: dict[str, dict[str, Any]] = field(default_factory=dict)
     kill_after: int = 0
@@ -69,7 +71,7 @@ class Records:
         assert known == written, "a record was repeated with another body"
         if self.writes == self.kill_after:
             self.killed.set()
-            await asyncio.Event().wait()  # nothing goes on, wherever in the reaction this is
+            await asyncio.Event().wait()  # a killed process does not continue, wherever the reaction is
         return Stored(known is not written)
 
     async def call(self, op: str, args: Mapping[str, object] | None = None, *, call_id: str | None = None) -> Any:
@@ -81,7 +83,7 @@ class Records:
 
 @dataclass
 class Loop:
-    """One reaction of ``agent``; driven with records that are there already, it is resumed."""
+    """One reaction of ``agent``. If ``records`` is not empty, the reaction is resumed."""
 
     agent: Agent
     records: Records = field(default_factory=Records)
@@ -121,13 +123,13 @@ def make_context(call_id: str, turn: int) -> ToolContext:
 
 
 def use(*calls: tuple[str, Any], text: str | None = None, **options: Any) -> Reply:
-    """A reply with calls. Their ids are derived from the reply, so that a run can be compared with its repeat."""
+    """Return a reply with tool calls. The call IDs depend only on the reply, so that a test can compare two runs."""
     named = [fake_openai.call(name, given, f"c{at}_{name}"[:40]) for at, (name, given) in enumerate(calls)]
     return fake_openai.calls(named, text, **options)
 
 
 def by_turn(*replies: Reply | str) -> Callable[[Body], Reply]:
-    """A script with one reply for each turn, whoever asks; the last one stays."""
+    """Return a script with one reply per turn. The last reply repeats."""
 
     def answer(body: Body) -> Reply:
         reply = replies[min(turn_of(body), len(replies)) - 1]
@@ -137,7 +139,9 @@ def by_turn(*replies: Reply | str) -> Callable[[Body], Reply]:
 
 
 def facts(turn: int = 1, of: int = 30, *, finish: bool = False) -> str:
-    """What stands at the end of a request to an agent whose text is its answer; ``finish``: it has that tool."""
+    """Return the end of a request to an agent whose text is its answer. ``finish`` adds the hint for agents with the
+    tool `finish`.
+    """
     how = ANSWER.format(to="the incoming thread")
     return f"Turn {turn} of {of}.\n{how}{f' {OR_FINISH}' if finish else ''}"
 
@@ -156,7 +160,7 @@ def tools_of(body: Body) -> list[str]:
 
 
 def results_of(body: Body) -> list[str]:
-    """The results of calls in a request."""
+    """Return the tool results in a request."""
     return [it["content"] for it in body["messages"] if it["role"] == "tool"]
 
 
@@ -169,7 +173,7 @@ def system_of(body: Body) -> str:
 
 @dataclass
 class Whole:
-    """A reaction that nothing interrupted: its end, its records, the requests that the provider got."""
+    """An uninterrupted reaction: its end, its records, and the requests to the provider."""
 
     end: Finish
     records: Records
@@ -183,10 +187,11 @@ def count_replies(records: Records) -> int:
 async def survives_kills(
     provider: Provider, make: Callable[[Model], Agent], *, answered: Callable[[Records], int] = count_replies
 ) -> Whole:
-    """Run a reaction, then again with its process killed after each record, and resumed by an agent made anew: nothing differs.
+    """Run a reaction once. Then kill its process after each record in turn, resume it with a new agent, and check
+    that nothing differs.
 
-    The end, what is recorded and each request are those of the run that nothing interrupted; no recorded reply is asked for again: records
-    stand for as many requests as ``answered`` says.
+    The end, the records and the requests must equal those of the uninterrupted run. A recorded reply is never
+    requested again: ``answered`` returns the number of requests that the records replace.
     """
     model = provider.model()
     first = Loop(make(model))

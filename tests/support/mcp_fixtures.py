@@ -1,7 +1,7 @@
-"""What the official conformance suite asks a server for beside its own tools: fixtures, added to our server for the suite alone.
+"""Fixtures of the official conformance suite, which only the suite's server adds.
 
-They stand beside our own tools on the same server, so that the suite judges how that carries calls, content of every kind,
-questions and what a host brings back. Their names, arguments and contents are the suite's.
+The fixtures share a server with the project's own tools, so that the suite tests that server's calls, content types,
+questions and answers from hosts. The suite defines the names, arguments and contents.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def ask_model(text: str) -> CreateMessageRequest:
 
 
 def ask(state: str | None, **fields: tuple[str, str, str]) -> InputRequiredResult:
-    """Ask by one form for each name: its message, its field, and that one's type."""
+    """Ask with one form per name. ``fields`` maps a name to the message, the field's name and the field's type."""
     return InputRequiredResult(
         input_requests={
             name: ElicitRequest(
@@ -182,7 +182,7 @@ def add_fixtures(server: MCPServer[Any]) -> None:
 
 
 def add_contents(server: MCPServer[Any]) -> None:
-    """Tools that give content of every kind."""
+    """Add tools that return every type of content."""
 
     @server.tool(description=FIXTURE)
     async def test_image_content() -> Asked:
@@ -208,7 +208,7 @@ def add_contents(server: MCPServer[Any]) -> None:
     async def test_tool_with_progress(context: Context[Any, Any]) -> Asked:
         for done in (0, 50, 100):
             await context.report_progress(done, 100)
-            await asyncio.sleep(0.05)  # the suite's own pace
+            await asyncio.sleep(0.05)  # the suite's own delay
         return say("Done.")
 
     @server.tool(name="json_schema_2020_12_tool", description=FIXTURE)
@@ -221,7 +221,7 @@ def add_contents(server: MCPServer[Any]) -> None:
 
 
 def add_questions(server: MCPServer[Any]) -> None:
-    """Tools and a prompt that ask a host's model, its roots, or its person."""
+    """Add tools and a prompt that ask a host's model, roots or user."""
 
     @server.tool(description=FIXTURE)
     async def test_input_required_result_sampling(context: Context[Any, Any]) -> Asked:

@@ -1,4 +1,6 @@
-"""An MCP server of the SDK, over stdio, or over HTTP: ``python mcp_sdk_shop.py [PORT]``. It can change what it offers, and die."""
+"""An MCP server made with the SDK, over stdio or HTTP: ``python mcp_sdk_shop.py [PORT]``. It can change its tools and
+instructions, and crash.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""An MCP server over stdio, in pages of one item: ``python mcp_shop.py``. It can order, show progress, fail, hang and die.
+"""An MCP server over stdio that lists one item per page: ``python mcp_shop.py``. Its tools order, show progress,
+fail, hang and crash.
 
-``SHOP_ABOUT`` names a file with its instructions; ``SHOP_ORDERS`` one that receives the orders. The SDK is not used: its
-imports take most of a second in each process. `mcp_sdk_shop.py` is a server of the SDK.
+``SHOP_ABOUT`` names a file with the server's instructions. ``SHOP_ORDERS`` names a file to which orders are appended.
+The server does not use the SDK, whose imports take most of a second in each process. `mcp_sdk_shop.py` is a server
+that uses the SDK.
 """
 
 from __future__ import annotations

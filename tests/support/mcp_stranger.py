@@ -1,7 +1,7 @@
-"""An MCP server over stdio that offers what a JSON file says: ``python mcp_stranger.py FILE``.
+"""An MCP server over stdio whose content is defined by a JSON file: ``python mcp_stranger.py FILE``.
 
-The file has ``instructions``, ``tools`` as the protocol has them, and the ``results`` of calls by the name of the tool.
-Each call is written to ``FILE.calls``. The SDK is not used: its imports take most of a second in each process.
+The file has ``instructions``, ``tools`` in the protocol's format, and ``results`` of calls by tool name. Each call is
+appended to ``FILE.calls``. The server does not use the SDK, whose imports take most of a second in each process.
 """
 
 from __future__ import annotations

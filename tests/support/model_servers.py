@@ -1,7 +1,7 @@
-"""Stand-ins for the model servers that people use, each as strict as the real one: it refuses in the real one's words.
+"""Stand-ins for real model servers. Each is as strict as the real one, and refuses with the same error messages.
 
-Each class names the public source of its rules. They tell one story of ten turns with tools (`STORY`), each in the shapes
-of its server: ids, indexes, parts of content, reasons, thinking. ``refused`` holds what a server refused.
+Each class names the public source of its rules. All play the same story of ten turns with tools (`STORY`), in the
+format of their server: IDs, indexes, content parts, finish reasons, thinking. ``refused`` holds the refused requests.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ THOUGHT = "a secret thought of turn"
 
 @dataclass(frozen=True)
 class Said:
-    """What the model says in a turn. ``is_cut``: it reached its limit."""
+    """Content of one turn of the model. ``is_cut`` means that the reply reached the length limit."""
 
     turn: int
     text: str = ""
@@ -50,8 +50,9 @@ STORY: Sequence[Said] = (
 
 
 class ModelServer(FakeOpenAI):
-    """OpenAI's API: https://platform.openai.com/docs/api-reference/chat/create, with a bound for ids of calls
-    (https://github.com/vercel/ai/issues/5171)."""
+    """OpenAI's API (https://platform.openai.com/docs/api-reference/chat/create), with a maximum length of call IDs
+    (https://github.com/vercel/ai/issues/5171).
+    """
 
     kind = "openai"
     model = "gpt-4o-mini"
@@ -63,16 +64,16 @@ class ModelServer(FakeOpenAI):
     def __init__(self, story: Sequence[Said] = STORY, *, down_from: int = 0) -> None:
         super().__init__(self._answer)
         self._story = story
-        self._down_from = down_from  # the turn from which on the server is down; 0: never
-        self._gave: set[int] = set()  # the turns whose calls this server made
+        self._down_from = down_from  # the first turn in which the server is down, 0 for never
+        self._gave: set[int] = set()  # turns whose tool calls this server created
         self.refused: list[str] = []
         self.up: set[int] | None = None
-        """The turns in which the server is up; None means all."""
+        """Turns in which the server is up. None means all."""
 
-    # --- what it refuses
+    # --- refused requests
 
     def check(self, body: Body) -> None:
-        """Raise `Refusal` for what the server does not take."""
+        """Raise `Refusal` for a request that the server does not accept."""
         ids = [it["id"] for it in _list_calls(body)] if self.kind in ("openai", "azure") else []
         if too_long := next((it for it in ids if len(it) > 40), ""):
             raise Refusal(
@@ -98,7 +99,7 @@ class ModelServer(FakeOpenAI):
     def write_refusal(self, refusal: Refusal) -> Reply:
         return error(400, refusal.message, code=refusal.code, param=refusal.param)
 
-    # --- what it says
+    # --- replies
 
     def _answer(self, body: Body) -> Reply:
         turn = 1 + sum(it["role"] == "assistant" for it in body["messages"])
@@ -119,7 +120,7 @@ class ModelServer(FakeOpenAI):
         return Reply(body="".join(f"data: {it}\n\n" for it in events), headers={"content-type": "text/event-stream"})
 
     def _say_as_json(self, said: Said) -> Said:
-        """A model without tool calls writes one step as JSON; of several calls the first."""
+        """Write one step as JSON, for a model without tool calls. Only the first call is written."""
         if said.is_cut:
             return said
         step: Body = {"answer": said.text}
@@ -147,7 +148,9 @@ class ModelServer(FakeOpenAI):
         return json.dumps(arguments, ensure_ascii=False)
 
     def write_chunks(self, said: Said) -> Iterator[Body]:
-        """The pieces of a stream, as OpenAI sends them: the id and the name in a call's first piece, its index in all."""
+        """Yield the chunks of a stream as OpenAI sends them. A call's first chunk holds its ID and name, and all its
+        chunks hold its index.
+        """
         yield self.chunk({"role": "assistant", "content": ""})
         for piece in split(said.text):
             yield self.chunk({"content": piece})
@@ -188,13 +191,13 @@ def _list_calls(body: Body) -> Sequence[Body]:
 
 
 def _current_turn(messages: Sequence[Body]) -> Sequence[Body]:
-    """The messages since the last one of a user."""
+    """Return the messages since the last one of the user."""
     places = [at for at, it in enumerate(messages) if it["role"] == "user"]
     return messages[places[-1] :] if places else messages
 
 
 class AzureServer(ModelServer):
-    """Azure: OpenAI's rules; a stream begins with a piece about filters, without choices.
+    """Azure: OpenAI's rules, but a stream starts with a chunk about content filters that has no choices.
 
     https://learn.microsoft.com/azure/foundry/openai/concepts/content-streaming,
     https://learn.microsoft.com/answers/questions/1533887/does-streaming-work-with-tool-calls-yet-on-azureop
@@ -213,9 +216,10 @@ class AzureServer(ModelServer):
 
 
 class MistralServer(ModelServer):
-    """Mistral's API: order https://github.com/avante-corp/avante.nvim/issues/2562, ids
-    https://github.com/langchain-ai/langchain/pull/24668, no other fields https://github.com/charmbracelet/crush/issues/1590 and
-    https://github.com/avante-corp/avante.nvim/issues/2347, parts https://github.com/langchain4j/langchain4j/pull/4474.
+    """Mistral's API. Sources: message order https://github.com/avante-corp/avante.nvim/issues/2562, call IDs
+    https://github.com/langchain-ai/langchain/pull/24668, unknown fields
+    https://github.com/charmbracelet/crush/issues/1590 and https://github.com/avante-corp/avante.nvim/issues/2347,
+    content parts https://github.com/langchain4j/langchain4j/pull/4474.
     """
 
     kind = "mistral"
@@ -270,7 +274,7 @@ class MistralServer(ModelServer):
         return {**super().write_message(said), "content": self.write_content(said, said.text)}
 
     def write_chunks(self, said: Said) -> Iterator[Body]:
-        """Whole calls in one piece, with the reason."""
+        """Yield each tool call whole in one chunk, together with the finish reason."""
         yield self.chunk({"role": "assistant", "content": ""})
         yield self.chunk(
             {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": f"{THOUGHT} {said.turn}"}]}]}
@@ -288,7 +292,7 @@ class MistralServer(ModelServer):
 
 
 class ThinkingServer(ModelServer):
-    """A server that wants the thinking of its replies back with their calls."""
+    """A server that requires the thinking of an earlier reply together with its tool calls."""
 
     field = "reasoning_content"
 
@@ -306,7 +310,9 @@ class ThinkingServer(ModelServer):
         yield from chunks
 
     def own_turn(self, message: Body) -> Said | None:
-        """The turn in which this server made the calls of a message; None if it did not."""
+        """Return the turn in which this server created the calls of a message, or None if another server created
+        them.
+        """
         made = message.get("tool_calls") or ()
         ids = [it["id"] for it in made]
         given = [it for it in self._story if it.calls and it.turn in self._gave]
@@ -326,14 +332,16 @@ class ThinkingServer(ModelServer):
             raise Refusal(f"not the thinking of turn {own.turn}: {given!r}")
 
     is_exact = True
-    """Whether a blank in place of its thinking is refused. The real servers take one."""
+    """Whether a blank is refused as a substitute for the thinking. The real servers accept a blank."""
 
     def say_missing(self, place: int) -> str:
         raise NotImplementedError
 
 
 class DeepSeekServer(ThinkingServer):
-    """DeepSeek: https://api-docs.deepseek.com/guides/thinking_mode, https://github.com/continuedev/continue/issues/10193"""
+    """DeepSeek. Sources: https://api-docs.deepseek.com/guides/thinking_mode,
+    https://github.com/continuedev/continue/issues/10193
+    """
 
     kind = "deepseek"
     model = "deepseek-reasoner"
@@ -349,9 +357,10 @@ class DeepSeekServer(ThinkingServer):
 
 
 class KimiServer(ThinkingServer):
-    """Kimi: https://github.com/continuedev/continue/issues/11711; its ids name the function
-    (https://github.com/vybestack/llxprt-code/issues/713), and a stream has its usage in the choice
-    (https://github.com/earendil-works/pi/issues/2017)."""
+    """Kimi (https://github.com/continuedev/continue/issues/11711). Its call IDs contain the function's name
+    (https://github.com/vybestack/llxprt-code/issues/713), and its streams report usage inside the choice
+    (https://github.com/earendil-works/pi/issues/2017).
+    """
 
     kind = "kimi"
     model = "kimi-k2-thinking"
@@ -360,7 +369,7 @@ class KimiServer(ThinkingServer):
         for chunk in super().write_chunks(said):
             if chunk["choices"] and chunk["choices"][0]["finish_reason"]:
                 chunk["choices"][0]["usage"] = USAGE
-            if chunk["choices"]:  # none with usage alone
+            if chunk["choices"]:  # no chunk with usage only
                 yield chunk
 
     def say_missing(self, place: int) -> str:
@@ -372,8 +381,9 @@ class KimiServer(ThinkingServer):
 
 
 class GeminiServer(ModelServer):
-    """Gemini's OpenAI endpoint: signatures https://ai.google.dev/gemini-api/docs/thought-signatures, pieces without an index
-    https://github.com/open-webui/computer/issues/224, errors in a list https://github.com/FuzzAnything/PromptFuzz/issues/42.
+    """Gemini's OpenAI endpoint. Sources: thought signatures https://ai.google.dev/gemini-api/docs/thought-signatures,
+    chunks without an index https://github.com/open-webui/computer/issues/224, errors as a list
+    https://github.com/FuzzAnything/PromptFuzz/issues/42.
     """
 
     kind = "gemini"
@@ -426,8 +436,8 @@ class GeminiServer(ModelServer):
 
 
 class BedrockServer(ThinkingServer):
-    """Claude on Bedrock through LiteLLM: thinking blocks https://github.com/BerriAI/litellm/issues/15601, tools that are named
-    in the last turn too https://github.com/BerriAI/litellm/issues/40735, and no blank text
+    """Claude on Bedrock through LiteLLM. Sources: thinking blocks https://github.com/BerriAI/litellm/issues/15601,
+    tools required in the last turn too https://github.com/BerriAI/litellm/issues/40735, no blank text
     https://github.com/OpenHands/OpenHands/issues/5339.
     """
 
@@ -467,7 +477,7 @@ class BedrockServer(ThinkingServer):
         super().check(body)
 
     def check_thought(self, place: int, message: Body, own: Said | None) -> None:
-        if own is not None:  # LiteLLM leaves thinking out where another model made the call
+        if own is not None:  # LiteLLM drops the thinking if another model created the call
             super().check_thought(place, message, own)
 
     def say_missing(self, place: int) -> str:
@@ -481,8 +491,9 @@ class BedrockServer(ThinkingServer):
 
 
 class OllamaServer(ModelServer):
-    """Ollama: whole calls in one piece, an index of 0 for each, an empty reason in pieces
-    (https://github.com/ollama/ollama/issues/4357, https://github.com/ollama/ollama/issues/15457), thinking as `reasoning`.
+    """Ollama. Each call is one chunk with index 0, chunks have an empty finish reason
+    (https://github.com/ollama/ollama/issues/4357, https://github.com/ollama/ollama/issues/15457), and the thinking
+    field is `reasoning`.
     """
 
     kind = "ollama"
@@ -503,8 +514,9 @@ class OllamaServer(ModelServer):
 
 
 class VllmServer(ModelServer):
-    """vLLM and its relatives: streams that end with [DONE] and no reason (https://github.com/waybarrios/vllm-mlx/issues/628), the
-    index in a call's first piece only, both spellings of thinking. Arguments of earlier calls are read
+    """vLLM and compatible servers. Streams end with [DONE] but without a finish reason
+    (https://github.com/waybarrios/vllm-mlx/issues/628), only a call's first chunk has the index, and both names of
+    the thinking field occur. The server parses the arguments of earlier calls
     (https://github.com/vllm-project/vllm/issues/43995).
     """
 
@@ -530,7 +542,7 @@ class VllmServer(ModelServer):
         return super().reason_of(said)
 
     def chunk(self, delta: Body, reason: str | None = None) -> Body:
-        self.has_stream_reason = reason == self.cut_reason  # a limit is reported, an end is not
+        self.has_stream_reason = reason == self.cut_reason  # the stream reports a reached limit, but not a normal end
         return super().chunk(delta, reason)
 
     def write_chunks(self, said: Said) -> Iterator[Body]:
@@ -550,9 +562,10 @@ class VllmServer(ModelServer):
 
 
 class LlamaCppServer(ModelServer):
-    """llama.cpp with a chat template of Mistral's: roles alternate, which a template refuses as an error of the server
-    (https://github.com/ggml-org/llama.cpp/issues/19851); no ids, arguments as an object, no [DONE], thinking between tags.
-    Arguments of earlier calls are read (https://github.com/OpenHands/software-agent-sdk/issues/2887).
+    """llama.cpp with a Mistral chat template. Roles must alternate, otherwise the template fails with a server error
+    (https://github.com/ggml-org/llama.cpp/issues/19851). Calls have no IDs and their arguments are an object. Streams
+    have no [DONE], and thinking is between tags. The server parses the arguments of earlier calls
+    (https://github.com/OpenHands/software-agent-sdk/issues/2887).
     """
 
     kind = "llama.cpp"
@@ -581,7 +594,7 @@ class LlamaCppServer(ModelServer):
         return error(500, refusal.message)
 
     def _send_said(self, said: Said, body: Body) -> Reply:
-        """Without a parser for it, thinking stands in the text."""
+        """Send thinking as part of the text, because the server runs without a parser for it."""
         if said.text and "response_format" not in body:
             said = replace(said, text=f"<think>\n{THOUGHT} {said.turn}\n</think>\n\n{said.text}")
         return super()._send_said(said, body)

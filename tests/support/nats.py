@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 class NatsServer:
-    """One server on a folder and a port of its own; killed and started again it finds what it had stored."""
+    """One NATS server with its own folder and port. After a kill and a restart, it still has its data."""
 
     def __init__(
         self, folder: Path, port: int | None = None, cluster: str = "", sync: str = "always", text: str = ""
@@ -47,11 +47,13 @@ class NatsServer:
         return f"nats://{self.hosts}/{stream}"
 
     def shown_url(self, stream: str) -> str:
-        """The same, with the port where it shows how it syncs."""
+        """Return the URL of a log with the server's monitoring port, through which a node checks how the server
+        syncs.
+        """
         return f"{self.url(stream)}?monitor={self.monitor}"
 
     async def write(self, stream: str, data: bytes) -> None:
-        """Append to a log as somebody who knows nothing of it."""
+        """Append to a log without the project's client, as a foreign program does."""
         async with await nats.connect(f"nats://{self.hosts}") as client:
             await client.jetstream().publish(f"roundelay.{stream}.log", data)
 
@@ -68,18 +70,18 @@ class NatsServer:
         await self.change(stream, max_bytes=max_bytes)
 
     async def change(self, stream: str, **fields: Any) -> None:
-        """Have a log kept in another way."""
+        """Change the configuration of a log's stream."""
         async with await nats.connect(f"nats://{self.hosts}") as client:
             config = (await client.jetstream().stream_info(stream)).config
             await client.jetstream().update_stream(config.evolve(**fields))
 
     async def make_another(self, name: str) -> None:
-        """What bears the name of a log, and is none."""
+        """Create a stream with the name of a log and other subjects, which is not a log."""
         async with await nats.connect(f"nats://{self.hosts}") as client:
             await client.jetstream().add_stream(name=name, subjects=[f"{name}.*"])
 
     async def start(self, *before: str) -> None:
-        """``before`` are words of a command that runs it."""
+        """Start the server. ``before`` is a command prefix that runs the server."""
         self.folder.mkdir(parents=True, exist_ok=True)
         config = self.folder / "server.conf"
         own = self._text or f'jetstream {{ store_dir: "{self.folder}/store", sync_interval: {self.sync} }}'
@@ -114,7 +116,7 @@ class NatsServer:
 
 @contextlib.asynccontextmanager
 async def nats_server(folder: Path, *, sync: str = "always", text: str = "") -> AsyncIterator[NatsServer]:
-    """``text`` is what its file says of JetStream and of users."""
+    """Run one server. ``text`` is the part of its configuration file about JetStream and users."""
     server = NatsServer(folder, sync=sync, text=text)
     await server.start()
     try:
@@ -126,7 +128,7 @@ async def nats_server(folder: Path, *, sync: str = "always", text: str = "") -> 
 
 @contextlib.asynccontextmanager
 async def nats_servers(folder: Path, count: int = 3) -> AsyncIterator[list[NatsServer]]:
-    """Several servers of one cluster, once they have chosen who of them decides."""
+    """Run the servers of one cluster. On entry, they have elected a leader."""
     ports = [free_port() for _ in range(count)]
     routes = ", ".join(f'"nats-route://127.0.0.1:{port}"' for port in ports)
     servers = [
@@ -148,7 +150,7 @@ async def nats_servers(folder: Path, count: int = 3) -> AsyncIterator[list[NatsS
 async def run_together(
     servers: Sequence[NatsServer], before: Callable[[NatsServer], Sequence[str]] = lambda _: ()
 ) -> AsyncIterator[None]:
-    """Run these; at the end they are killed and their folders stay."""
+    """Run these servers. At the end, kill them and keep their folders."""
     try:
         await asyncio.gather(*(server.start(*before(server)) for server in servers))
         yield
@@ -157,7 +159,7 @@ async def run_together(
 
 
 async def wait_until_chosen(urls: list[str]) -> None:
-    """Wait until the servers at these addresses take a stream that all of them keep."""
+    """Wait until the servers at these addresses can create a stream with a replica on each server."""
     client = None
     async with asyncio.timeout(60):
         while True:
@@ -170,7 +172,7 @@ async def wait_until_chosen(urls: list[str]) -> None:
 
 
 class Cable:
-    """Between a node and its server; while it is cut nothing passes, and neither side hears of that."""
+    """Connection between a node and its server. While it is cut, no data passes, and neither side gets an error."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -186,7 +188,7 @@ class Cable:
 
     @contextlib.asynccontextmanager
     async def laid(self) -> AsyncIterator[int]:
-        """The port of its end."""
+        """Accept connections, and yield the port."""
         server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
         try:
             yield server.sockets[0].getsockname()[1]

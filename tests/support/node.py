@@ -1,7 +1,8 @@
-"""Nodes for tests: one inside the test's own event loop (fast), and one as a real process (killable).
+"""Nodes for tests: in the test's own event loop (fast), or as a real process that a test can kill.
 
-Both give the same `Node`: its `url`, its `owner_token`, and sessions that speak plain frames. A node remembers the
-tokens of the agents that joined through it, so that an agent comes back by its id alone, also after a restart.
+Both provide the same `Node` with a `url`, an `owner_token` and sessions that exchange plain frames. A node object
+stores the tokens of the agents that joined through it. An agent can therefore join again with its ID alone, even
+after a restart.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _URL = re.compile(r"ws://[^\s'\"]+")
 
 
 class Node:
-    """A running node as its visitors see it."""
+    """A running node, seen from outside."""
 
     def __init__(self, url: str, owner_token: str) -> None:
         self.url = url
@@ -43,11 +44,11 @@ class Node:
 
     @property
     def origin(self) -> str:
-        """What a browser says of the page that this node shows (`Origin`)."""
+        """Return the `Origin` header that a browser sends for the page of this node."""
         return "http" + self.url.removeprefix("ws").rstrip("/")
 
     async def connect(self, **options: Any) -> WireSession:
-        """A connection that has not said `hello` yet; `options` are those of `WireSession.open`."""
+        """Open a connection without a `hello`. `options` are those of `WireSession.open`."""
         session = await WireSession.open(self.url, **options)
         self.sessions.append(session)
         return session
@@ -58,18 +59,20 @@ class Node:
         return session
 
     async def agent(self, agent_id: str, **hello: Any) -> WireSession:
-        """A session of this agent, with the token of its first one."""
+        """Join as this agent, with the same token each time."""
         return await self.join(agent_id, kind="agent", token=self.token_of(agent_id), **hello)
 
     async def person(self, agent_id: str, **hello: Any) -> WireSession:
-        """A session of a person who sits at this machine: with the owner's token, so an operator too."""
+        """Join as a person at this machine. The person uses the owner's token and is therefore an operator."""
         return await self.join(agent_id, kind="human", token=self.owner_token, **hello)
 
     async def service(self, agent_id: str, **hello: Any) -> WireSession:
         return await self.join(agent_id, kind="service", token=self.owner_token, **hello)
 
     async def invite(self, host: WireSession, agent_id: str, *, kind: str = "human", **made: Any) -> WireSession:
-        """A session of somebody for whom `host`, an operator, makes a new token; without ``operator=True`` it is none."""
+        """Join with a new token that `host`, an operator, creates. The participant is an operator only with
+        ``operator=True``.
+        """
         token = self.tokens[agent_id] = make_token()
         digest = hashlib.sha256(token.encode()).hexdigest()
         args = {"agent_id": agent_id, "kind": kind, "token_hash": digest, **made}
@@ -98,8 +101,9 @@ async def running_node(
     rights: Mapping[str, Any] | None = None,
     **fields: Any,
 ) -> AsyncIterator[Node]:
-    """A node in this event loop, on a free port of the loopback; its sessions are closed before it. ``fields``: further
-    ones of its configuration."""
+    """Run a node in this event loop, on a free port of loopback. At the end, close its sessions and then the node.
+    ``fields`` are further fields of its configuration.
+    """
     with tempfile.TemporaryDirectory() as folder:
         config = NodeConfig.model_validate(
             {
@@ -127,7 +131,7 @@ async def running_node(
 
 
 class ProcessNode(Node):
-    """`roundelay up` as a process of its own, which can be killed and started again on the same database."""
+    """`roundelay up` as a separate process. A test can kill it and start it again on the same database."""
 
     def __init__(
         self, db: Path, durability: Durability, limits: Mapping[str, int], env: Mapping[str, str] | None = None
@@ -135,9 +139,9 @@ class ProcessNode(Node):
         super().__init__(url="", owner_token="")
         self.db = db
         self.keeps_port = False
-        """Whether it comes back where it was: for those who are not told where it is."""
+        """Whether the node uses the same port after a restart, for clients that do not learn a new address."""
         self.printed = ""
-        """What the processes said that have ended."""
+        """Output of the processes that have ended."""
         self._env = env
         self._durability = durability
         self._limits = dict(limits)
@@ -153,7 +157,7 @@ class ProcessNode(Node):
         limits: Mapping[str, int] | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Self:
-        """``env`` is added to what the process inherits."""
+        """Start the node. ``env`` is added to the inherited environment."""
         node = cls(db, durability, limits or {}, env)
         await node._spawn()
         return node
@@ -164,14 +168,14 @@ class ProcessNode(Node):
         return self._process.pid
 
     async def kill9(self) -> None:
-        """Ends the process as a crash does; its sessions find their connections lost."""
+        """Kill the process, as in a crash. Its sessions lose their connections."""
         assert self._process is not None
         self._process.kill()
         await self._process.wait()
         await self._forget()
 
     async def stop(self) -> int:
-        """Asks the process to stop (SIGTERM) and returns its exit code; does nothing when it has ended."""
+        """Stop the process with SIGTERM, and return its exit code. Do nothing if it has already ended."""
         if self._process is None:
             return 0
         if self._process.returncode is None:
@@ -188,7 +192,7 @@ class ProcessNode(Node):
         return code
 
     async def restart(self) -> None:
-        """Starts the node again on its database; it may have another port. Stops it first if it runs."""
+        """Start the node again on its database, and stop it first if it runs. The port may change."""
         await self.stop()
         await self._spawn()
 
@@ -196,7 +200,7 @@ class ProcessNode(Node):
         command = ["up"]
         if self._limits:
             config = self.db.with_suffix(".yaml")
-            config.write_text(json.dumps({"limits": self._limits}))  # JSON is YAML too
+            config.write_text(json.dumps({"limits": self._limits}))  # YAML parsers accept JSON
             command.append(str(config))
         port = self.url.rstrip("/").rpartition(":")[2] if self.keeps_port else "0"
         command += ["--host", "127.0.0.1", "--port", port, "--db", str(self.db), "--durability", self._durability]
@@ -216,7 +220,7 @@ class ProcessNode(Node):
             self._process.kill()
             await self._process.wait()
             raise AssertionError(f"no ready line within {START_TIMEOUT_S} s: {''.join(seen)}") from None
-        self._output = asyncio.create_task(self._process.stdout.read())  # a full pipe would stop the node
+        self._output = asyncio.create_task(self._process.stdout.read())  # a full pipe would block the node
         self.url = found.group(0)
         self.owner_token = self.db.with_name(self.db.name + ".owner").read_text().strip()
 
@@ -235,7 +239,7 @@ async def node_process(
     limits: Mapping[str, int] | None = None,
     env: Mapping[str, str] | None = None,
 ) -> AsyncIterator[ProcessNode]:
-    """A `ProcessNode` that is stopped at the end, whatever the test did to it."""
+    """Run a `ProcessNode`. It is always stopped at the end."""
     node = await ProcessNode.start(db, durability=durability, limits=limits, env=env)
     try:
         yield node

@@ -1,4 +1,4 @@
-"""What is dear to make and only read afterwards: made once for a run of the tests, however many processes that is spread over."""
+"""Create an expensive, read-only fixture once per test run, also with several pytest-xdist workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 
 
 def make_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """The folder that ``make`` has filled. One process of pytest-xdist makes it while the others wait; if it fails, the next one tries."""
+    """Return the folder that ``make`` has filled. One pytest-xdist worker creates it while the others wait. If it
+    fails, the next worker tries.
+    """
     root = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         root = root.parent

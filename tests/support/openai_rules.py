@@ -1,6 +1,7 @@
-"""What OpenAI's chat completions refuse, in the words of the real API.
+"""The requests that OpenAI's chat completions API refuses, with the API's own error messages.
 
-`find_refusal` judges the body of a request. The fake server (`fake_openai`) answers with what it finds; tests may ask it directly.
+`find_refusal` checks the body of a request. The fake server (`fake_openai`) returns the result as its answer. Tests
+may also call it directly.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Body = dict[str, Any]
 
 
 class Refusal(Exception):
-    """Why a request is refused: the fields of the API's error object."""
+    """Reason for a refused request, with the fields of the API's error object."""
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -23,7 +24,7 @@ class Refusal(Exception):
 
 
 def find_refusal(body: Body) -> Refusal | None:
-    """Give the refusal that the real API would answer this request with, or None."""
+    """Return the error that the real API would answer to this request, or None."""
     try:
         _check_parameters(body)
         _check_messages(body.get("messages"))
@@ -71,7 +72,7 @@ def _check_messages(messages: Any) -> None:
             asked: Body = next((earlier for earlier in reversed(messages[:index]) if earlier.get("role") != "tool"), {})
             if not asked.get("tool_calls"):
                 sentence = "messages with role 'tool' must be a response to a preceeding message with 'tool_calls'."
-                raise Refusal(f"Invalid parameter: {sentence}", f"{place}.role")  # its spelling is the API's
+                raise Refusal(f"Invalid parameter: {sentence}", f"{place}.role")  # the API's own spelling
             if call_id not in open_calls:
                 raise Refusal(
                     f"Invalid parameter: 'tool_call_id' of '{call_id}' not found in 'tool_calls' of previous message.",

@@ -1,4 +1,4 @@
-"""The page's modules without a page: an expression is run by node, and what it asks of a hub is answered here."""
+"""Run the modules of the web page in node without a page. Python functions answer their calls to a hub."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ Call = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 
 
 async def run_module(imports: str, work: str, given: object = None, call: Call | None = None) -> Any:
-    """Give what ``work`` gives, a function of ``(given, call)`` in JavaScript, as JSON. What it calls is asked of
-    ``call``, whose errors it is told as the page is."""
+    """Run ``work``, a JavaScript function of ``(given, call)``, and return its result as JSON. Its calls run the
+    Python function ``call``, whose errors reach the JavaScript code as they reach the page.
+    """
     script = imports + _SCRIPT % work
     process = await asyncio.create_subprocess_exec(
         NODE, "--input-type=module", "-e", script, cwd=PAGE,

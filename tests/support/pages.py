@@ -1,4 +1,4 @@
-"""The documents as tests read them."""
+"""Read the pages of the documentation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A real PostgreSQL server on loopback, for tests of the shared log; as it is installed on the machine."""
+"""A real PostgreSQL server on loopback, for tests of the shared log. It uses the PostgreSQL installation of the
+machine.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ TEMPLATE = "template"
 
 @functools.cache
 def make_template() -> Path:
-    """What a server keeps that was made now, and never ran; each of them begins with a copy."""
+    """Create the data folder of a new server that has never run. Each test server starts with a copy."""
     folder = Path(tempfile.mkdtemp(prefix="roundelay-pg-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     os.chmod(folder, 0o755)
@@ -47,7 +49,7 @@ def make_template() -> Path:
 
 
 def find_programs() -> Path:
-    """Where the server's programs are. Skips the test where there are none."""
+    """Return the folder of the server's programs. Skip the test if PostgreSQL is not installed."""
     found = [it for it in Path("/usr/lib/postgresql").glob("*/bin/initdb") if int(it.parts[-3]) >= OLDEST]
     folders = [it.parent for it in sorted(found, key=lambda it: int(it.parts[-3]))]
     beside = shutil.which("initdb")
@@ -57,7 +59,7 @@ def find_programs() -> Path:
 
 
 def as_whom() -> dict[str, Any]:
-    """The server refuses to run as root."""
+    """Return the user for subprocesses, because PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     try:
@@ -74,7 +76,7 @@ def kill_children(pid: int) -> None:
 
 
 class PostgresServer:
-    """One server on a folder and a port of its own; killed and started again it finds what it had stored."""
+    """One PostgreSQL server with its own folder and port. After a kill and a restart, it still has its data."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
         self.programs = find_programs()
@@ -88,13 +90,13 @@ class PostgresServer:
         return f"127.0.0.1:{self.port}"
 
     def url(self, network: str, *, user: str = USER, password: str = PASSWORD, port: int | None = None) -> str:
-        """The address of a log; more options of it may stand behind the network's name, after a ``?``."""
+        """Return the URL of a log. ``network`` may contain more options after a ``?``."""
         network, _, more = network.partition("?")
         host = f"127.0.0.1:{port or self.port}"
         return f"postgres://{user}:{password}@{host}/{DATABASE}?network={network}" + (f"&{more}" if more else "")
 
     def make(self) -> None:
-        """The server's folder, with one database, as its superuser owns it."""
+        """Create the server's folder with one database, owned by its superuser."""
         if self.folder.name != TEMPLATE:
             shutil.copytree(make_template(), self.folder / "data")
             for path in (self.folder, *self.folder.rglob("*")):
@@ -110,7 +112,7 @@ class PostgresServer:
         subprocess.run([*made, str(self.folder / "data"), "postgres"], input=sql, check=True, **QUIET, **as_whom())
 
     def take(self, path: Path) -> None:
-        """Have a copy of a file that nobody else may read."""
+        """Copy a file to the server's folder, so that only the server's user can read it."""
         copied = Path(shutil.copy(path, self.folder))
         copied.chmod(0o600)
         self.give(copied)
@@ -134,7 +136,7 @@ class PostgresServer:
         await asyncio.to_thread(other._run, "pg_basebackup", "-R", "-d", source, PGPASSWORD=PASSWORD)
 
     async def start(self, *, is_ready: bytes = b"ready to accept", before: Sequence[str] = ()) -> None:
-        """``before`` stands before the command, which has to become the server."""
+        """Start the server. ``before`` is a command prefix that must become the server process."""
         options = [it for name, value in self.settings.items() for it in ("-c", f"{name}={value}")]
         self._process = await asyncio.create_subprocess_exec(
             *(
@@ -159,11 +161,11 @@ class PostgresServer:
         self._draining = asyncio.create_task(self._drain(self._process.stderr))
 
     async def kill9(self) -> None:
-        """All its processes at once, so that what they share in memory is gone."""
+        """Kill all processes of the server at once, so that their shared memory is lost."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGSTOP)  # it starts none meanwhile
+                process.send_signal(signal.SIGSTOP)  # a stopped process cannot start new children
                 kill_children(process.pid)
                 process.kill()
             await process.wait()
@@ -172,7 +174,7 @@ class PostgresServer:
     async def stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.send_signal(signal.SIGINT)  # what it calls fast
+            process.send_signal(signal.SIGINT)  # the server's "fast" shutdown
             await process.wait()
             await self._draining
 
@@ -181,7 +183,7 @@ class PostgresServer:
             pass
 
     async def connect(self, database: str = DATABASE) -> asyncpg.Connection[asyncpg.Record]:
-        """As its superuser."""
+        """Connect as the superuser."""
         made: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
             host="127.0.0.1", port=self.port, user=USER, password=PASSWORD, database=database, ssl=False
         )
@@ -195,7 +197,7 @@ class PostgresServer:
             await connection.close()
 
     async def write(self, network: str, data: bytes) -> None:
-        """Append to a log as somebody who knows nothing of it."""
+        """Append to a log without the project's client, as a foreign program does."""
         await self.execute(
             f"INSERT INTO roundelay_{network} SELECT max(position) + 1, $1, max(total) FROM roundelay_{network}", data
         )
@@ -211,13 +213,13 @@ class PostgresServer:
         await self.execute(f"ALTER TABLE roundelay_{network} DROP CONSTRAINT max_bytes, {bound}")
 
     async def make_another(self, name: str) -> None:
-        """What bears the name of a log, and is none."""
+        """Create a table with the name of a log and other columns, which is not a log."""
         await self.execute(f"CREATE TABLE roundelay_{name} (id bigint PRIMARY KEY, item text)")
 
 
 @contextlib.asynccontextmanager
 async def postgres_server(**settings: str) -> AsyncIterator[PostgresServer]:
-    # no folder of pytest's, into which the server's own user may not go
+    # Do not use pytest's folder, because the server's own user has no access to it.
     folder = Path(tempfile.mkdtemp(prefix="roundelay-pg-"))
     os.chmod(folder, 0o755)
     server = PostgresServer(folder / "primary", **settings)

@@ -1,6 +1,8 @@
-"""What a test of real processes needs: the provider, the processes of hub, agents and person, and the evidence that they leave behind.
+"""Helpers for tests with real processes: a provider, the processes of hub, agents and person, and functions that read
+their output and the ledger.
 
-The provider is `FakeOpenAI` in the test's own loop: what it was asked is evidence too, and a test can hold its replies back.
+The provider is `FakeOpenAI` in the test's own event loop. A test can therefore read its requests and hold back its
+replies.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ channels: [dev]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a request was for; the whole conversation is in ``body``."""
+    """The agent, incoming text and turn of one request to the provider."""
 
     agent_id: str
     incoming: str
@@ -46,14 +48,16 @@ class Asked:
     def read(cls, body: dict[str, Any]) -> Self:
         messages = body["messages"]
         agent_id = re.findall(r'(?:Your id in this network is|As) "([a-z]+)"', messages[0]["content"])[0]
-        # The lean prompt has no element around the text.
+        # A lean prompt has no `<content>` element around the text.
         shown = r"<incoming_message [^>]*>\s*(?:<content>)?(.*?)(?:</content>|</incoming_message>)"
         incoming = re.findall(shown, messages[1]["content"])[0]
         return cls(agent_id, incoming, 1 + sum(message["role"] == "assistant" for message in messages))
 
 
 class Provider(FakeOpenAI):
-    """The model of every agent. What it says is computed from what it is asked; it says nothing while ``answers`` is clear."""
+    """The model of every agent. Its replies depend only on the request. While ``answers`` is clear, it holds its
+    replies back.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__(self._answer, api_key=API_KEY, **options)
@@ -65,12 +69,12 @@ class Provider(FakeOpenAI):
         return [Asked.read(body) for body in self.requests]
 
     async def until_asked(self, asked: Asked, times: int = 1) -> None:
-        """Return when this was asked so many times."""
+        """Return when this request has arrived ``times`` times."""
         while self.asked.count(asked) < times:
             await self.until_requests(len(self.requests) + 1)
 
     async def until_requests(self, count: int) -> None:
-        """Return when so many requests have come."""
+        """Return when ``count`` requests have arrived."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 await self.wait_for_requests(count)
@@ -78,7 +82,9 @@ class Provider(FakeOpenAI):
             raise AssertionError(f"{count} requests were awaited, and these came: {self.asked}") from None
 
     def refusals(self) -> list[int]:
-        """What it answered to requests that it did not take; 0, an answer that was not waited for, is none."""
+        """Return the error statuses that the provider answered. Status 0 is excluded: it is an answer that the client
+        did not wait for.
+        """
         return [item.status for item in self.received if item.status not in (0, 200)]
 
     def _answer(self, body: dict[str, Any]) -> Reply:
@@ -92,7 +98,7 @@ class Provider(FakeOpenAI):
 
 
 class Hub:
-    """`roundelay up` on a port and database of its own; after a kill it is started again with the same command."""
+    """`roundelay up` on its own port and database. After a kill, `start` runs the same command again."""
 
     def __init__(self, folder: Path) -> None:
         self.url = ""
@@ -121,7 +127,7 @@ class Hub:
         await self.start()
 
     async def end(self) -> None:
-        """Stop it in good order, if it runs; it must have had nothing to complain about."""
+        """Stop the hub with a signal if it runs, and check that it wrote no errors."""
         if self._process is not None and self._process.process.returncode is None:
             await self._process.stop()
             assert self._process.errors == []
@@ -143,7 +149,9 @@ async def hub_up(folder: Path) -> AsyncIterator[Hub]:
 async def agent_run(
     folder: Path, hub: Hub, provider: Provider, agent_id: str, *, stream: bool, more: str = ""
 ) -> AsyncIterator[Command]:
-    """An agent in a process of its own, ready; ended by whoever has it, else killed."""
+    """Run an agent as a separate process. On entry, it is ready. It is killed at the end if the test has not ended
+    it.
+    """
     file = folder / f"{agent_id}.yaml"
     stream_word = "true" if stream else "false"
     file.write_text(
@@ -156,18 +164,20 @@ async def agent_run(
 
 @asynccontextmanager
 async def chatting(hub: Hub) -> AsyncIterator[Command]:
-    """Mia in the conversation, by a pipe that stays open."""
+    """Run a chat of the person mia, with a pipe as input that stays open."""
     async with command("chat", "--as", "mia", "--url", hub.url) as chat:
         await chat.line("^. You are mia in the network")
         yield chat
 
 
-# -- the evidence
+# -- results
 
 
 @dataclass(frozen=True)
 class Said:
-    """One message as the tests expect it. ``thread`` of a reply thread is the text that it answers: seqs differ from run to run."""
+    """One message as the tests expect it. Seqs differ between runs, so ``thread`` names a reply thread by the text of
+    its first message.
+    """
 
     sender: str
     to: str
@@ -176,7 +186,7 @@ class Said:
 
 
 async def read_ledger(url: str) -> dict[str, list[BaseMessage]]:
-    """Every thread of the network with its messages, as an operator reads them."""
+    """Return every thread of the network with its messages, as an operator reads them."""
     found: dict[str, list[BaseMessage]] = {}
     async with NetworkClient("auditor", url, kind="service") as auditor:
         for thread in (await auditor.call("network.list_threads", {"limit": 500}))["threads"]:
@@ -187,7 +197,7 @@ async def read_ledger(url: str) -> dict[str, list[BaseMessage]]:
 
 
 def describe(threads: dict[str, list[BaseMessage]]) -> list[Said]:
-    """The ledger's messages in its order."""
+    """Return the messages of all threads in ledger order."""
     messages = sorted((it for thread in threads.values() for it in thread), key=lambda it: it.seq)
     assert len({it.seq for it in messages}) == len(messages)
     texts = {it.seq: it.text for it in messages}
@@ -199,13 +209,13 @@ def describe(threads: dict[str, list[BaseMessage]]) -> list[Said]:
 
 
 def seen(chat: Command) -> list[tuple[int, str, str]]:
-    """The messages on the person's screen: seq, sender, text."""
+    """Return the messages on the person's screen as (seq, sender, text)."""
     found = (re.match(r"\d\d:\d\d:\d\d #(\d+) (\S+) → [^:]*(?::[^:]*)*?: (.*)$", line) for line in chat.lines)
     return [(int(it[1]), it[2], it[3]) for it in found if it is not None]
 
 
 async def until_seen(chat: Command, texts: Iterable[str]) -> None:
-    """Wait until all of these are on the screen."""
+    """Wait until all these texts are on the person's screen."""
     wanted = set(texts)
     while not wanted <= {text for _, _, text in seen(chat)}:
         await chat.line(r"^\d\d:\d\d:\d\d #\d+ ")
@@ -216,7 +226,7 @@ def is_ascending(numbers: Sequence[int]) -> bool:
 
 
 async def read_records(url: str, agent_id: str, trigger: str) -> list[dict[str, Any]]:
-    """The records of an agent's reaction to the message with this text."""
+    """Return the records of an agent's reaction to the message with this text."""
     ledger = await read_ledger(url)
     [seq] = [it.seq for messages in ledger.values() for it in messages if it.text == trigger]
     async with NetworkClient("auditor", url, kind="service") as auditor:

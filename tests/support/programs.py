@@ -1,4 +1,6 @@
-"""Programs of the documents and the examples, run in the test's process: a new process would cost half a second each."""
+"""Run programs of the documentation and the examples in the test's process. A new process would cost half a second
+for each.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def run_program(text: str, name: str) -> str:
 
 
 def read_output(program: Path) -> str | None:
-    """Return what a program prints by its own docstring, or None if the docstring does not say."""
+    """Return the output that a program's docstring promises, or None if the docstring promises none."""
     docstring = ast.get_docstring(ast.parse(program.read_text(encoding="utf-8"))) or ""
     shown = re.search(r"^It prints:\n\n((?: {4}.*\n|\n)+)", f"{docstring}\n", re.MULTILINE)
     return strip_lines(re.sub(r"^ {4}", "", shown[1], flags=re.MULTILINE)) if shown else None

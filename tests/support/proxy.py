@@ -1,9 +1,11 @@
-"""A TCP proxy that breaks connections by plan: from a seed come scripts of faults, and each connection through it takes the next script.
+"""A TCP proxy that breaks connections. A seed determines scripts of faults, and each new connection uses the next
+script.
 
-A fault fires when so many bytes have gone one way. ``split`` passes bytes on one by one, ``stall`` passes nothing for a while. Then the
-connection ends: by ``reset`` (RST to both sides), by ``cut`` (exactly so many bytes, then FIN to both), or ``half_open``: nothing more is
-passed on, and one side or both never hear of it. Every fault that fires is written to ``log``. After the last script the proxy only
-passes on.
+A fault fires after a number of bytes in one direction. ``split`` forwards bytes one by one, and ``stall`` forwards
+nothing for a while. Then one of three faults ends the connection. ``reset`` sends an RST to both sides. ``cut``
+forwards an exact number of bytes, and then sends a FIN to both sides. ``half_open`` forwards nothing more, and at
+least one side is not notified. ``log`` lists the faults that have fired. After the last script, the proxy forwards
+everything.
 """
 
 from __future__ import annotations
@@ -31,15 +33,15 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens once ``at_byte`` bytes have gone in ``direction`` ("up" is to the hub)."""
+    """A fault that fires after ``at_byte`` bytes in ``direction``. The direction "up" leads to the hub."""
 
     kind: Kind
     direction: Direction
     at_byte: int
     length: float = 0.0
-    """Of a split in bytes, of a stall in seconds."""
+    """Length of a split in bytes, or of a stall in seconds."""
     told: Side = "neither"
-    """The side of a half-open connection that hears of its end."""
+    """Side of a half-open connection that is notified of its end."""
 
 
 Script = tuple[Fault, ...]
@@ -47,7 +49,7 @@ Script = tuple[Fault, ...]
 
 @dataclass(frozen=True)
 class Fired:
-    """A line of the log: which connection, and after how many bytes."""
+    """A line of the proxy's log: the fault, the connection, and the number of bytes before."""
 
     connection: int
     fault: Fault
@@ -55,9 +57,10 @@ class Fired:
 
 
 def plan_faults(seed: int, endings: int, *, up_bytes: int, down_bytes: int, stall_s: float) -> list[Script]:
-    """So many scripts, each of which ends its connection; every second has a split before it, and every third a stall.
+    """Return ``endings`` scripts, each of which ends its connection. Every second script also has a split, and every
+    third a stall.
 
-    A fifth end within the handshake or the hello, the others before so many bytes have gone up or down.
+    One fifth of the scripts end the connection within the handshake or the hello, the others after more bytes.
     """
     random = Random(seed)
     return [_plan_script(random, up_bytes, down_bytes, stall_s) for _ in range(endings)]
@@ -79,7 +82,9 @@ def _plan_script(random: Random, up_bytes: int, down_bytes: int, stall_s: float)
 
 
 class ChaosProxy:
-    """Stands before a hub. ``planned`` and ``fired`` count faults by kind; ``is_exhausted`` is set when every script has run."""
+    """A proxy in front of a hub. ``planned`` and ``fired`` count faults by kind. ``is_exhausted`` is set after the
+    last script.
+    """
 
     def __init__(self, target_url: str, scripts: Sequence[Script]) -> None:
         target = urlsplit(target_url)
@@ -94,7 +99,7 @@ class ChaosProxy:
         self._scripts = iter(scripts)
         self._running = len(scripts)
         self._open: set[asyncio.StreamWriter] = set()
-        self._readers: list[asyncio.StreamReader] = []  # asyncio cuts a connection whose reader is collected
+        self._readers: list[asyncio.StreamReader] = []  # asyncio closes a connection whose reader is garbage-collected
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         if not scripts:
@@ -120,7 +125,7 @@ class ChaosProxy:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """End every connection, those too that were never to hear of it."""
+        """End every connection, including half-open ones."""
         if self._server is not None:
             self._server.close()
         for task in list(self._tasks):
@@ -128,7 +133,7 @@ class ChaosProxy:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for writer in list(self._open):
             self._abort(writer)
-        await asyncio.sleep(0)  # the transports' ends are called
+        await asyncio.sleep(0)  # lets the callbacks of closed transports run
 
     async def _serve(
         self, number: int, script: Script | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -140,7 +145,7 @@ class ChaosProxy:
             passing = _Passing(self, number, script or (), {"client": writer, "hub": hub_writer})
             await passing.run(reader, hub_reader)
         except OSError:
-            self._abort(writer)  # the hub is not there
+            self._abort(writer)  # the hub does not accept connections
         finally:
             if script is not None:
                 self._running -= 1
@@ -160,7 +165,7 @@ class ChaosProxy:
 
 
 class _Passing:
-    """One connection, from both sides."""
+    """One connection through the proxy."""
 
     def __init__(
         self, proxy: ChaosProxy, number: int, script: Script, writers: dict[Side, asyncio.StreamWriter]
@@ -188,7 +193,7 @@ class _Passing:
     async def _pump(
         self, direction: Direction, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> Fault | None:
-        """Pass on until one side ends (None) or a fault ends the connection (that fault)."""
+        """Forward data until one side ends (return None) or a fault ends the connection (return the fault)."""
         passed, split_left, data = 0, 0, b""
         try:
             while True:
@@ -214,7 +219,7 @@ class _Passing:
                 writer.write(data[:size])
                 await writer.drain()
                 if split_left:
-                    await asyncio.sleep(0)  # so that the byte is a segment of its own
+                    await asyncio.sleep(0)  # so that each byte is a separate TCP segment
                 passed, data = passed + size, data[size:]
         except ConnectionError:
             return None
@@ -244,7 +249,7 @@ class _Passing:
 
 @asynccontextmanager
 async def chaos_proxy(target_url: str, scripts: Sequence[Script]) -> AsyncIterator[ChaosProxy]:
-    """A `ChaosProxy` that runs for the length of an ``async with``."""
+    """Run a `ChaosProxy` until the context ends."""
     proxy = ChaosProxy(target_url, scripts)
     await proxy.start()
     try:

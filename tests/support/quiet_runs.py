@@ -1,7 +1,9 @@
-"""Random conversations on a hub stepped by hand, and an oracle that says from the ledger what is open in each of them.
+"""Random conversations on a stepped hub, and an oracle that derives the open items of each conversation from the
+ledger.
 
-Agents start and finish reactions, ask each other, hand over, wait for approvals, acknowledge, fail, and are killed. People
-create and end tasks and timers of the included mods. The hub is killed too, and its commits fail. Nothing here calls the rules of `network.core.quiet`.
+Agents start and finish reactions, ask each other, hand over, wait for approvals, acknowledge, fail, and are killed.
+People create and end tasks and timers of the included mods. The hub is killed too, and its commits fail. The oracle
+never calls the rules of `network.core.quiet`.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from tests.support.stepped_hub import SteppedHub
 PEOPLE, REACTORS, PROGRAM = ("mia", "tom"), ("bob", "cat", "dan"), "coder"
 LIMITS = {"sends_per_s": 1_000_000, "root_messages_per_s": 1_000_000, "max_root_messages": 1_000_000, "max_hops": 1000}
 Item = tuple[str, str, int]
-"""Kind, participant, and the seq of the message that the item is about. Tasks and timers have no participant here."""
+"""Kind, participant, and the seq of the message that the item is about. The participant of a task or timer is empty."""
 ENDED = ("done", "failed", "cancelled")
 
 
 class Errands(Mod):
-    """Opens and closes items, as a mod with tasks or timers does."""
+    """Mod that opens and closes items, as a mod with tasks or timers does."""
 
     id = "errands"
 
@@ -45,7 +47,7 @@ class Errands(Mod):
 
 
 class QuietRun:
-    """One random run. `step` lets somebody do something, `drain` lets everybody finish."""
+    """One random run. `step` lets one random participant act, and `drain` lets all participants finish."""
 
     def __init__(self, seed: int) -> None:
         self.rng = Random(seed)
@@ -59,7 +61,7 @@ class QuietRun:
         self.errands: dict[tuple[int, str], tuple[int, str]] = {}
         """Message of each open item, and who opened it, by root and key."""
         self.tasks: dict[int, tuple[int, str, str]] = {}
-        """Message, creator and state of each task, as the answers to the calls say."""
+        """Message, creator and state of each task, according to the results of the calls."""
         self.timers: dict[int, tuple[int, str]] = {}
         """Message and recipient of each timer that was not cancelled."""
         self.restored: dict[tuple[str, int], int] = {}
@@ -91,7 +93,7 @@ class QuietRun:
         self.read()
 
     def read(self) -> None:
-        """Let everybody read what the hub has written."""
+        """Process the frames that the hub has written to all sessions."""
         for name, (connection, _) in list(self.sessions.items()):
             for frame in connection.take_frames():
                 if frame["type"] == "deliver" and name in REACTORS and frame["message"]["sender_id"] != name:
@@ -133,7 +135,7 @@ class QuietRun:
         answer = self.give(name, frame)
         return answer is not None and answer["type"] == "stored"
 
-    # --- what happens
+    # --- random events
 
     def step(self) -> None:
         rng = self.rng
@@ -146,7 +148,7 @@ class QuietRun:
             + [self.kill, self.kill_hub, self.fail_commit, self.restore, self.restore, self.remove]
         )  # fmt: skip
         happening = rng.choice(happens)
-        # The outcome of a failed commit is unknown, and no row says what became of these.
+        # After a failed commit, no row shows whether these calls took effect, so the oracle could not know.
         if self.hub.ledger.failing is None or happening not in (
             self.errand,
             self.task,
@@ -157,7 +159,7 @@ class QuietRun:
             happening()
 
     def write(self) -> None:
-        """A person, or a program, begins a conversation or goes on with one."""
+        """Let a person or a program start a conversation or continue one."""
         who = self.rng.choice((*PEOPLE, PROGRAM))
         more = self._cause()
         if self.rng.random() < 0.3:
@@ -167,7 +169,7 @@ class QuietRun:
 
     def _cause(self) -> dict[str, Any]:
         head = self.hub.hub.state.head
-        # A cause that the sender may not read is refused, and nothing happens.
+        # The hub refuses a cause that the sender may not read, without any effect.
         return {"cause": self.rng.randint(max(1, head - 10), head)} if self.rng.random() < 0.4 and head else {}
 
     def start(self) -> None:
@@ -226,7 +228,8 @@ class QuietRun:
             seq = self.rng.choice(self.inbox[name])
             only = self.rng.random() < 0.5
             self.give(name, {"type": "ack", "seq": seq, "only": only})
-            # An acknowledgement of everything may have been on its way before a repeated delivery, and leaves that out.
+            # An ack up to a seq may have been sent before a repeated delivery, so the hub leaves repeated messages
+            # open.
             left = [it for it in self.inbox[name] if it != seq]
             self.inbox[name] = left if only else [it for it in left if it > seq or (name, it) in self.repeated]
 
@@ -244,7 +247,7 @@ class QuietRun:
                 self.read()
 
     def answer(self) -> None:
-        """A person or the program answers something, in one of the ways that count."""
+        """Let a person or the program answer a question by reply, by cause, or by a message to the same place."""
         who = self.rng.choice((*PEOPLE, PROGRAM))
         asked = sorted(seq for kind, name, seq in self.expected().get(None, set()) if (kind, name) == ("question", who))
         if not asked:
@@ -255,7 +258,9 @@ class QuietRun:
         self.send(who, to, **named)
 
     def choose_message(self, who: str) -> int:
-        """Return one of the newest messages that a person may read. Without any, the person writes one. 1 is no message."""
+        """Return one of the newest messages that the participant may read. If there is none, the participant writes
+        one. Return 1, which is no message, if the hub refuses it.
+        """
         messages = [json.loads(it.data) for it in self.rows() if it.type == "message"]
         places = "broadcast", f"agent:{who}"
         seqs = [it["seq"] for it in messages if it["sender_id"] == who or it["to"] in places]
@@ -277,7 +282,7 @@ class QuietRun:
                 self.errands.pop((self.message(seq)["root"], key), None)
 
     def task(self) -> None:
-        """A person creates a task, or somebody ends it or begins it again."""
+        """Let a person create a task, or let somebody end or reopen a task."""
         rng = self.rng
         if not self.tasks or rng.random() < 0.3:
             who = rng.choice(PEOPLE)
@@ -301,7 +306,7 @@ class QuietRun:
             self.tasks[number] = seq, creator, answer["value"]["state"]
 
     def timer(self) -> None:
-        """A person creates a timer that is due within three seconds, or cancels it."""
+        """Let a person create a timer that is due within three seconds, or cancel a timer."""
         rng = self.rng
         if not self.timers or rng.random() < 0.6:
             who = rng.choice(PEOPLE)
@@ -317,7 +322,7 @@ class QuietRun:
                 del self.timers[number]
 
     def wait(self) -> None:
-        """Time passes: ack cursors are stored, and failed messages come again."""
+        """Let time pass, so that the hub stores ack cursors and redelivers failed messages."""
         self.hub.loop.step(self.rng.choice((0.1, 0.6, 2.0)))
         self.read()
 
@@ -369,7 +374,9 @@ class QuietRun:
         return message
 
     def expected(self) -> dict[int | None, set[Item]]:
-        """What is open by root, and under None everywhere, from the rows, the stored cursors and what a mod was asked."""
+        """Return the open items by root, from the rows, the stored cursors and the calls to mods. The key None holds
+        all open items.
+        """
         rows = self.rows()
         messages = {it.seq: json.loads(it.data) for it in rows if it.type == "message"}
         registered = {json.loads(it.data)["agent_id"]: it.seq for it in rows if it.type == "registered"}
@@ -409,7 +416,7 @@ class QuietRun:
                     if not handled:
                         open_items.add((message["root"], ("delivery", name, seq)))
                 elif message["sender_id"] in self.removed:
-                    continue  # nobody needs the answer
+                    continue  # the answer is not required any more
                 elif self._is_asked(message, name) and not self._is_answered(messages, message, name):
                     open_items.add((message["root"], ("question", name, seq)))
         for (root, _), (seq, _) in self.errands.items():
@@ -455,7 +462,7 @@ class QuietRun:
             head, rows, expected = self.hub.hub.state.head, self.rows(), self.expected()
             if self.hub.hub.state.head == head == max((it.seq for it in rows), default=0):
                 break
-            # A timer was due while the oracle read the rows, and its commit is not among them.
+            # A timer fired while the oracle read the rows, so its commit is not among them.
             self.hub.loop.step()
         state = self.hub.hub.state
         roots = {it.head.root for it in rows if it.head is not None}
@@ -473,7 +480,7 @@ class QuietRun:
         return len(expected) - 1
 
     def drain(self) -> None:
-        """Everybody comes back and finishes what is theirs."""
+        """Let all participants join again and finish their open items."""
         self.hub.ledger.failing = None
         for _ in range(60):
             for name in (*PEOPLE, PROGRAM, *REACTORS):

@@ -1,5 +1,4 @@
-"""A network with a random past: people and agents in direct threads, channels that change, broadcasts and replies, on a hub stepped
-by hand."""
+"""A network with a random history on a stepped hub: direct threads, changing channels, broadcasts and replies."""
 
 from __future__ import annotations
 
@@ -25,7 +24,9 @@ LIMITS = {
 
 
 class RandomNetwork:
-    """``rng`` decides who does what in `step`; ``conversations`` is how many each two may have."""
+    """A network whose ``rng`` selects the participant and the action of each `step`. ``conversations`` limits the
+    direct threads per pair.
+    """
 
     def __init__(self, rng: Random, path: Path | None = None, conversations: int = 1) -> None:
         self.stepped = SteppedHub(LIMITS, path)
@@ -43,7 +44,7 @@ class RandomNetwork:
 
     def join(self, agent_id: str, kind: str = "") -> None:
         connection, session = self.stepped.connect()
-        connection.peer = Peer(is_trusted=True, administers=False)  # people are no operators
+        connection.peer = Peer(is_trusted=True, administers=False)  # people are not operators
         kind = kind or ("human" if agent_id in PEOPLE else "agent")
         hello = {"type": "hello", "protocol": 1, "agent_id": agent_id, "kind": kind}
         self.stepped.receive(session, hello)
@@ -52,7 +53,7 @@ class RandomNetwork:
         self._sessions[agent_id] = (connection, session)
 
     def perform(self, agent_id: str, frame: dict[str, Any]) -> dict[str, Any]:
-        """Send a frame, and give its answer."""
+        """Send a frame, and return its answer."""
         self._number += 1
         name = "call_id" if frame["type"] == "call" else "message_id"
         connection, session = self._sessions[agent_id]
@@ -68,7 +69,7 @@ class RandomNetwork:
         return self.perform(agent_id, {"type": "call", "op": op, "args": args})
 
     def perform_record(self, agent_id: str, frame: dict[str, Any]) -> dict[str, Any]:
-        """Store a record, and give the answer."""
+        """Store a record, and return the answer."""
         connection, session = self._sessions[agent_id]
         connection.take_frames()
         self.stepped.receive(session, {"type": "record", **frame})
@@ -84,7 +85,7 @@ class RandomNetwork:
         )
 
     def readable(self, agent_id: str) -> list[int]:
-        """Seqs of what somebody reads, by the calls of a client."""
+        """Return the seqs that a participant can read through a client's calls."""
         seqs: list[int] = []
         listed = self.call(agent_id, "network.list_threads", limit=500)["value"]["threads"]
         for thread in listed:
@@ -93,13 +94,14 @@ class RandomNetwork:
         return sorted(seqs)
 
     def step(self) -> None:
-        """Let somebody do something."""
+        """Let one random participant act."""
         rng, who = self.rng, self.rng.choice(list(self._sessions))
         dice = rng.random()
         more: dict[str, Any] = {}
         known = self.hub.state.head
         if dice < 0.75:
-            if rng.random() < 0.5 and known > 5:  # of what it may not read it is refused, and nothing happens
+            # the hub refuses a cause that the sender may not read, without any effect
+            if rng.random() < 0.5 and known > 5:
                 more["cause"] = rng.randint(max(1, known - 12), known)
             place = rng.random()
             if place < 0.6:
@@ -128,7 +130,7 @@ class RandomNetwork:
             self.join(EVERYBODY[-1])
 
     def reading(self, agent_id: str, hub: Hub | None = None) -> Reading:
-        """What a reading operation of somebody is given."""
+        """Return the context that a read operation of this participant gets."""
         return Reading(Origin("", agent_id, "human" if agent_id in PEOPLE else "agent"), (hub or self.hub).view)
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""Recorded runs, for tests: a network in this process that writes a ledger's file, and what is changed in one afterwards."""
+"""Recorded runs for tests: a network in this process that writes a ledger file, and a function that changes a
+recording.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ Talk = Callable[[Network, dict[str, Person]], Awaitable[None]]
 async def record(
     path: Path, runners: Sequence[AgentRunner], talk: Talk, *, people: Sequence[str] = ("mia",), **options: Any
 ) -> Recording:
-    """Run agents and people on a network of its own until the talk is over; gives what the file holds."""
+    """Run agents and people on a new network until ``talk`` returns, and return the recording."""
     async with Network.open(path, **options) as network:
         persons = {name: await Person.join(network, name) for name in people}
         async with running(network, *runners):
@@ -31,7 +33,7 @@ async def record(
 
 
 async def written(network: Network, predicate: Callable[[Row], bool]) -> Row:
-    """The first row of the log for which this holds, once it is there."""
+    """Return the first row of the log that satisfies the predicate, and wait for it if necessary."""
     seen = 0
     while True:
         for row in await network.hub.ledger.rows(seen, 500):
@@ -42,7 +44,7 @@ async def written(network: Network, predicate: Callable[[Row], bool]) -> Row:
 
 
 def edit(recording: Recording, change: Callable[[Row, dict[str, Any]], dict[str, Any] | None]) -> Recording:
-    """A recording with other bodies: ``change`` gives a row's new one, or None to leave it."""
+    """Return a recording with changed row bodies. ``change`` returns a row's new body, or None to keep the old one."""
     rows = []
     for row in recording.rows:
         body = change(row, json.loads(row.data))

@@ -1,5 +1,6 @@
-"""A run with all kinds of work in it: a question to another agent, an agent inside of a call, an approval that changes the
-call, a handoff, an answer that reviewers send back."""
+"""A run with all kinds of work: a question to another agent, an agent called as a tool, an approval that edits the
+call, a handoff, and an answer that reviewers send back.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def work(request: ModelRequest) -> Any:
 
 @dataclass
 class Run:
-    """A run that is over on a network which is up: who looks at it, and its messages by their texts."""
+    """A finished run on a network that is still open, with the seqs of its messages by text."""
 
     network: Network
     db: Path

@@ -1,4 +1,6 @@
-"""A team of agents that ask each other, the last one's model in the test's hands, and a person who watches."""
+"""A team of three agents that call each other, and a person who watches. The test controls the model of the last
+agent.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.support.agents import Person, make_runner, running
 
 
 class Stepped:
-    """A model that streams what the test says, when it says so."""
+    """A model that streams text under the control of the test."""
 
     name = "stepped"
 
@@ -45,7 +47,7 @@ def dig(context: ToolContext) -> str:
 
 
 def asks(name: str, **arguments: str) -> Any:
-    """A script that makes one call, and gives its result as the answer."""
+    """Return a script that makes one call, and answers with its result."""
     return lambda request: (
         next((it.content for it in request.messages[::-1] if type(it).__name__ == "ToolMessage"), None)
         or call(name, **arguments)
@@ -54,7 +56,9 @@ def asks(name: str, **arguments: str) -> Any:
 
 @dataclass
 class Team:
-    """Guide asks supervisor, who asks researcher, whose model the test drives. Mia watches what comes from guide."""
+    """A team in which guide calls supervisor, and supervisor calls researcher. The test controls researcher's model.
+    Mia watches guide.
+    """
 
     network: Network
     model: Stepped
@@ -63,7 +67,7 @@ class Team:
     events: list[Event] = field(default_factory=list)
 
     async def signal(self, kind: str, *, by: str = "guide", **wanted: object) -> dict[str, Any]:
-        """The next signal of a kind that says this."""
+        """Return the next signal of this kind whose body contains ``wanted``."""
         async for event in self.mia.client.events():
             if isinstance(event, Signal):
                 self.view.handle_event(event)

@@ -1,4 +1,6 @@
-"""The shipped scenarios run with many seeds, for tests of determinism: ``python -m tests.support.scenarios FIRST COUNT`` prints a digest of each ledger."""
+"""Run the shipped scenarios with many seeds, for tests of determinism. ``python -m tests.support.scenarios FIRST
+COUNT`` prints a digest of each ledger.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,23 @@ FAULTS = {"drops": 3, "agent_kills": 2, "hub_restarts": 1, "model_failures": 0.0
 
 
 def read_plain(path: Path) -> dict[str, Any]:
-    """A scenario as plain values, to be changed."""
+    """Load a scenario as plain values that a test can change."""
     value = load_yaml(path).plain()
     assert isinstance(value, dict)
     return dict(value)
 
 
 def with_faults(path: Path) -> Scenario:
-    """A shipped scenario whose connections, agents and hub are lost now and then; only its ledger is looked at."""
+    """Return a shipped scenario with random losses of connections, agents and the hub. Tests compare only its ledger."""
     plain = read_plain(path)
     steps = [step for step in plain["steps"] if not {"kill", "restart"} & step.keys()]
     return make_scenario({**plain, "faults": FAULTS, "limits": {}, "steps": _patient(steps)}, path)
 
 
 def _patient(steps: list[Any]) -> list[Any]:
-    """Nothing is waited for but that everything is done: a fault may make a message come late or not at all. One that
-    later steps speak of is waited for all the same, for as long as it takes."""
+    """Replace waits for messages, because a fault may delay or lose them. A wait for idle becomes long, and a wait
+    for a message that later steps refer to may take an hour.
+    """
     kept: list[Any] = []
     for step in steps:
         if "save" in step and "wait" in step:

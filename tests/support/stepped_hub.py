@@ -1,7 +1,7 @@
-"""A hub stepped by hand: an event loop whose time is a number and that stops when nothing is left to do, and connections without sockets.
+"""A hub that a test advances step by step. Its event loop has a simulated clock and stops when nothing is left to do,
+and its connections have no sockets.
 
-Everything that the hub does between two steps is finished when `SteppedLoop.step` returns, so a test is a sequence of facts, the same
-in every run.
+When `SteppedLoop.step` returns, the hub has finished all work of the step. A test is therefore deterministic.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ THREAD_TIMEOUT_S = 10.0
 
 
 class _Selector(selectors.DefaultSelector):
-    """Never waits for a timer: it moves the loop's time to it, as far as the step goes, and then stops the loop."""
+    """Selector that never waits for a timer. It advances the loop's clock to the timer, up to the end of the step,
+    and then stops the loop.
+    """
 
     loop: SteppedLoop
 
@@ -53,7 +55,9 @@ class _Selector(selectors.DefaultSelector):
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):
-    """`time` goes on only in `step`. ``in_threads`` counts calls that run elsewhere: while there are any, the loop waits for them."""
+    """Event loop whose `time` advances only in `step`. ``in_threads`` counts calls that run in threads. The loop
+    waits while the count is not zero.
+    """
 
     def __init__(self, now: float = 0.0) -> None:
         self.now = self.until = now
@@ -66,13 +70,15 @@ class SteppedLoop(asyncio.SelectorEventLoop):
         return self.now
 
     def step(self, seconds: float = 0.0) -> None:
-        """Run until nothing is left to do before ``seconds`` have passed."""
+        """Run until nothing is left to do within the next ``seconds`` of simulated time."""
         self.until = self.now + seconds
         self.run_forever()
 
 
 class StubConnection:
-    """A connection whose other end is the test: `frames` holds what the hub wrote, `closed` the code it ended with."""
+    """A connection whose other end is the test. `frames` holds the frames that the hub wrote, and `closed` the close
+    code.
+    """
 
     def __init__(self) -> None:
         self.peer = Peer(is_trusted=True)
@@ -104,7 +110,7 @@ class StubConnection:
 
 
 class _Seen:
-    """A ledger that tells its loop when a call of it runs in a thread, and that fails an `append` when it is told to."""
+    """Ledger that counts its calls in threads on the loop, and that fails the next `append` on request."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -136,7 +142,7 @@ class _Seen:
 
 
 class SteppedHub:
-    """One hub after another over one ledger, which is in memory, or a file if ``path`` is given."""
+    """A hub that can be restarted on the same ledger. The ledger is a file if ``path`` is given, else in memory."""
 
     def __init__(self, limits: Mapping[str, int], path: Path | None = None, mods: Sequence[Mod] = ()) -> None:
         self._limits = Limits(**limits)
@@ -170,7 +176,7 @@ class SteppedHub:
         return int(self.loop.now * 1000)
 
     def run(self, awaitable: Any) -> Any:
-        """The result of something that needs no time."""
+        """Return the result of an awaitable that needs no simulated time."""
         self.loop.until = self.loop.now
         return self.loop.run_until_complete(awaitable)
 
@@ -182,11 +188,13 @@ class SteppedHub:
         self.hub.receive(session, json.dumps(frame).encode())
 
     def fail_commit(self, when: Literal["before", "after"]) -> None:
-        """Let the next `append` fail: its outcome is unknown to the hub."""
+        """Let the next `append` fail before or after its write. The hub cannot know which."""
         self.ledger.failing = when
 
     def crash(self) -> None:
-        """End the hub as `kill -9` does, after what is on its way to the ledger; start another on the same ledger."""
+        """End the hub as `kill -9` does, after the pending writes to the ledger. Start another hub on the same
+        ledger.
+        """
         self._end_loop()
         closing = SteppedLoop(self.loop.now)
         closing.run_until_complete(self.ledger.close())
@@ -194,7 +202,7 @@ class SteppedHub:
         self._start(self.loop.now)
 
     def restart(self) -> None:
-        """Stop the hub cleanly, start another on the same ledger."""
+        """Stop the hub cleanly, and start another on the same ledger."""
         self.close()
         self._start(self.loop.now)
 

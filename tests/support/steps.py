@@ -1,6 +1,7 @@
-"""How much work something is, counted and not timed: the instructions that Python executes, and the memory that it takes meanwhile.
+"""Measure work without a clock: executed bytecode instructions and peak memory.
 
-Both are the same in every run, on every machine. A copy of a whole table is one instruction, so it shows in the memory alone.
+Both are the same in every run on every machine. A copy of a whole table is one instruction, so only the memory shows
+it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from typing import Any
 
 
 def count_steps(work: Callable[[], object]) -> int:
-    """The instructions of this thread until ``work`` returns.
+    """Count the bytecode instructions that this thread executes in ``work``.
 
-    The garbage collector rests meanwhile: the finalizers and callbacks of a collection would be counted with the work.
+    Garbage collection is disabled meanwhile. Otherwise, the finalizers and callbacks of a collection would count too.
     """
     steps = 0
 
@@ -40,7 +41,7 @@ def count_steps(work: Callable[[], object]) -> int:
 
 
 def count_bytes(work: Callable[[], object]) -> int:
-    """The most memory that ``work`` takes beyond what is there before."""
+    """Return the peak memory that ``work`` allocates, in bytes."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()

@@ -1,4 +1,4 @@
-"""`roundelay chat` on a pseudo-terminal, as a person has it."""
+"""`roundelay chat` on a pseudo-terminal, as a person uses it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.forks import Forked, start_roundelay
 
 
 class Terminal:
-    """A chat on a pseudo-terminal. ``raw`` is everything that it wrote there, ``screen`` what stands on the screen."""
+    """A chat on a pseudo-terminal. ``raw`` is its whole output, and ``screen`` is the visible text."""
 
     def __init__(self, descriptor: int, process: asyncio.subprocess.Process | Forked, columns: int) -> None:
         self.process = process
@@ -29,21 +29,19 @@ class Terminal:
         self._screen = pyte.Screen(columns, 24)
         self._stream = pyte.Stream(self._screen)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._seen = [
-            ""
-        ]  # what stood on the screen since the last wait, newest last: it may be gone again when one looks
+        self._seen = [""]  # screens since the last wait, oldest first; a screen may change before the test looks
         self._descriptor = descriptor
         self._news = asyncio.Event()
         asyncio.get_running_loop().add_reader(descriptor, self._read)
 
     @property
     def screen(self) -> str:
-        """Its lines, without what is blank at their ends and below them."""
+        """Return the lines on the screen, without trailing blanks and trailing empty lines."""
         return "\n".join(line.rstrip() for line in self._screen.display).rstrip("\n")
 
     @property
     def cursor(self) -> tuple[str, int]:
-        """The line in which the cursor stands, and its column."""
+        """Return the line with the cursor, and the cursor's column."""
         return self._screen.display[self._screen.cursor.y].rstrip(), self._screen.cursor.x
 
     def type(self, keys: str | bytes) -> None:
@@ -54,14 +52,14 @@ class Terminal:
         fcntl.ioctl(self._descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         self.process.send_signal(
             signal.SIGWINCH
-        )  # the kernel sends it to those whose terminal it is; this chat only writes there
+        )  # the kernel signals only processes that this terminal controls, and the chat is not one of them
 
     def is_as_before(self) -> bool:
-        """Whether the terminal echoes and waits for whole lines, as a shell wants it."""
+        """Whether the terminal echoes and reads whole lines, as a shell expects."""
         return bool(termios.tcgetattr(self._descriptor)[3] & (termios.ECHO | termios.ICANON))
 
     async def shows(self, pattern: str) -> str:
-        """Wait until the pattern stands on the screen, or has stood there since the last such wait; gives the screen as it was."""
+        """Wait until the pattern is on the screen, or was on it since the last call. Return that screen."""
         try:
             async with asyncio.timeout(20):
                 while not (found := [at for at, screen in enumerate(self._seen) if re.search(pattern, screen)]):
@@ -73,7 +71,7 @@ class Terminal:
         return self._seen[0]
 
     async def told(self, text: str) -> None:
-        """Wait until the command has written this, control characters included."""
+        """Wait until the command has written this text, including control characters."""
         async with asyncio.timeout(20):
             while text not in self.raw:
                 self._news.clear()
@@ -96,7 +94,7 @@ class Terminal:
 
 @asynccontextmanager
 async def at_terminal(*flags: str, person: str = "mia", columns: int = 60) -> AsyncIterator[Terminal]:
-    """A chat on a node that is up here, or at ``--url``, until the block ends."""
+    """Run a chat on a node that is up, or at ``--url``, until the context ends."""
     async with command_at_terminal("chat", "--as", person, *flags, shows="Ctrl-D leaves", columns=columns) as terminal:
         yield terminal
 
@@ -105,7 +103,9 @@ async def at_terminal(*flags: str, person: str = "mia", columns: int = 60) -> As
 async def command_at_terminal(
     *arguments: str, shows: str, columns: int = 60, cwd: Path | None = None, **environment: str
 ) -> AsyncIterator[Terminal]:
-    """A command at a terminal, from when it shows this until the block ends. ``environment`` is added to this one's."""
+    """Run a command on a pseudo-terminal. On entry, its screen shows the text ``shows``. ``environment`` is added to
+    the inherited environment.
+    """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     env = {**os.environ, "TERM": "xterm", **environment}

@@ -1,4 +1,4 @@
-"""An agent in a process of its own whose spans are printed, one JSON object a line: ``python traced_agent.py URL``."""
+"""An agent as a separate process that prints its spans, one JSON object per line: ``python traced_agent.py URL``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The TypeScript client as a program has it: built, and installed as a package beside the programs that use it."""
+"""The TypeScript client as users get it: built, and installed as a package next to the programs that use it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINE_TIMEOUT_S = 60.0
 
 
 def use_client(factory: pytest.TempPathFactory) -> Path:
-    """A folder with the tests' programs and the client's examples, in which ``roundelay-client`` is installed."""
+    """Return a folder with the test programs and the client's examples, in which ``roundelay-client`` is installed."""
     return make_once(factory, "typescript", _install)
 
 
@@ -41,14 +41,14 @@ def _install(folder: Path) -> None:
 
 
 def copy_programs(folder: Path) -> None:
-    """Beside the installed package: a program is one of TypeScript's modules, which node runs as it is."""
+    """Copy the programs next to the installed package. They are TypeScript modules, which node can run directly."""
     (folder / "package.json").write_text('{"type": "module", "private": true}')
     for path in [*PROGRAMS.glob("*.ts"), *(CLIENT / "examples").glob("*.ts")]:
         shutil.copy(path, folder)
 
 
 class Program:
-    """One process of a program that speaks lines of JSON, or of text."""
+    """A running program that exchanges lines of JSON or text."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -63,11 +63,11 @@ class Program:
         self.process.stdin.write(json.dumps(command).encode() + b"\n")
 
     def named(self, name: str) -> list[Any]:
-        """What was said under this name, in its order."""
+        """Return the values that the program printed under this name, in order."""
         return [line[name] for line in self.lines if name in line]
 
     async def heard(self, name: str, count: int = 1) -> list[Any]:
-        """Wait until so much was said under a name."""
+        """Wait until the program has printed ``count`` values under this name."""
         async with asyncio.timeout(LINE_TIMEOUT_S):
             while len(found := self.named(name)) < count:
                 assert not self._reading.done(), f"the program has ended: {self.errors}"
@@ -80,7 +80,7 @@ class Program:
         await self.wait()
 
     async def wait(self) -> int:
-        """Its exit code; everything that it said has been read then."""
+        """Wait for the end of the program and of its output. Return its exit code."""
         async with asyncio.timeout(LINE_TIMEOUT_S):
             await self._reading
             return await self.process.wait()

@@ -1,8 +1,9 @@
-"""The libraries in ``web/page/vendor``, taken as they are from the npm registry: ``python -m tests.support.vendoring``.
+"""Download the libraries in ``web/page/vendor`` unchanged from the npm registry: ``python -m
+tests.support.vendoring``.
 
-``vendored.json`` says of each file where it is from, and under which bare names the page and the libraries themselves import it; the
-page's import map is made of that. A newer version: change it in `LIBRARIES`, run this with npm on PATH (which registry is asked is npm's
-own setting), read the changes of the library, and commit what has changed.
+``vendored.json`` records the source of each file and its bare import name, from which the page's import map is made.
+To update a library, change its version in `LIBRARIES` and run this program with npm on PATH. npm's own settings
+select the registry. Read the library's changes before you commit the result.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def main() -> None:
 
 
 def _take(library: Library, work: Path) -> dict[str, str]:
-    """Write the file and its licence, and give what ``vendored.json`` says of it. npm holds the archive against its integrity."""
+    """Write the file and its license, and return its entry for ``vendored.json``. npm verifies the archive's
+    integrity hash.
+    """
     command = ("npm", "pack", "--json", "--pack-destination", str(work), f"{library.package}@{library.version}")
     printed = subprocess.run(command, check=True, capture_output=True, text=True, cwd=work).stdout
     [packed] = json.loads(printed)

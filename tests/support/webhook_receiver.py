@@ -1,6 +1,7 @@
-"""Whoever takes webhooks, as an outsider writes it: the official library judges every request, then it is kept and answered.
+"""A webhook receiver as an outsider writes it. The official library verifies every request before the receiver stores
+and answers it.
 
-In a test it is a `Receiver`; run as a program (PORT FILE SECRET) it appends what it has taken to a file, and can be killed.
+Tests use the class `Receiver`. As a program (PORT FILE SECRET), it appends the requests to a file, and can be killed.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from standardwebhooks import Webhook
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 Take = Callable[[str, dict[str, Any]], int | None]
-"""Given the id and the body: the status to answer, None for no answer at all."""
+"""Callback that gets the ID and body of a request, and returns the status to answer. None means no answer."""
 Judge = Callable[[bytes, dict[str, str]], Any]
-"""Given a body and its headers: raises where they do not prove what they have to."""
+"""Callback that gets the body and headers of a request, and raises if the signature is invalid."""
 
 
 class Receiver:
-    """Takes posts on one port. What it has got stands in `got`, (webhook-id, body), whatever it answered."""
+    """Server for POST requests on one port. `got` lists each verified request as (webhook-id, body), whatever the
+    answer was.
+    """
 
     def __init__(self, secret: str = SECRET, judge: Judge | None = None, id_header: str = "webhook-id") -> None:
         self.got: list[tuple[str, dict[str, Any]]] = []
@@ -67,7 +70,7 @@ class Receiver:
                 first, *lines = head.decode().split("\r\n")[:-2]
                 headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
                 body = await reader.readexactly(int(headers["content-length"]))
-                self._judge(body, headers)  # raises for what is not signed, or too old
+                self._judge(body, headers)  # raises for a request with an invalid signature or an old timestamp
                 assert first.startswith("POST /hook")
                 status = await self._take(headers, json.loads(body))
                 if status is None:

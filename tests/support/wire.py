@@ -1,7 +1,7 @@
-"""A raw client of the wire protocol, for tests that judge a hub by what is on the wire.
+"""A raw client of the wire protocol, for tests that judge a hub by its frames.
 
-It is written from `docs/protocol.md` alone: plain `websockets`, plain `json`, and nothing of the project's own
-client, so that a mistake which hub and client share still shows. It never retries, acks or reconnects by itself.
+It is written from `docs/protocol.md` alone with plain `websockets` and `json`. It does not use the project's own
+client, so that mistakes which hub and client share become visible. It never retries, acks or reconnects on its own.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _numbers = itertools.count(1)
 
 
 class Frame(dict[str, Any]):
-    """One decoded frame of the hub; `raw` is its text as it came."""
+    """One decoded frame of the hub. `raw` is its original text."""
 
     raw: str
 
@@ -39,12 +39,12 @@ class Frame(dict[str, Any]):
 
 
 def make_token() -> str:
-    """A token as a client makes it: 32 random bytes, base64url."""
+    """Return a new token as a client makes it: 32 random bytes in base64url."""
     return secrets.token_urlsafe(32)
 
 
 def new_id(prefix: str = "id") -> str:
-    """An id that no other frame of this test run has."""
+    """Return an ID that is unique in this test run."""
     return f"{prefix}-{next(_numbers)}"
 
 
@@ -56,7 +56,9 @@ def hello_frame(agent_id: str, *, kind: str = "agent", token: str | None = None,
 
 
 class WireSession:
-    """One connection, before or after its `hello`. Frames that nobody asked for yet wait in `unread`, in order."""
+    """One connection, before or after its `hello`. `unread` holds the frames that the test has not read yet, in
+    order.
+    """
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -73,7 +75,9 @@ class WireSession:
         max_queue: int | None = None,
         receive_buffer_bytes: int | None = None,
     ) -> Self:
-        """Connects without a `hello`. `max_queue` and `receive_buffer_bytes` make a reader that can be slow."""
+        """Open a connection without a `hello`. Small values of `max_queue` and `receive_buffer_bytes` simulate a slow
+        reader.
+        """
         sock = None
         if receive_buffer_bytes is not None:
             sock = await _connect_with_small_buffer(url, receive_buffer_bytes)
@@ -100,14 +104,16 @@ class WireSession:
         await self.socket.send(json.dumps(frame))
 
     async def send_raw(self, raw: str | bytes | list[bytes], *, text: bool = True) -> None:
-        """Exactly these bytes as one text message (`text=False`: a binary one); a list goes out as fragments."""
+        """Send exactly these bytes as one text message, or as a binary one with `text=False`. A list is sent as
+        fragments.
+        """
         data: Any = raw
         if isinstance(raw, str):
             data = raw.encode("utf-8", "surrogatepass")
         await self.socket.send(data, text=text)
 
     async def hello(self, agent_id: str, *, kind: str = "agent", token: str | None = None, **fields: Any) -> Frame:
-        """Says hello and returns `welcome`; anything else fails the test."""
+        """Send `hello` and return `welcome`. Any other answer fails the test."""
         await self.send_frame(hello_frame(agent_id, kind=kind, token=token, **fields))
         first = await self.next_frame()
         assert first["type"] == "welcome", first
@@ -115,19 +121,19 @@ class WireSession:
         return first
 
     async def submit(self, to: str, content: Any, **fields: Any) -> Frame:
-        """Sends a message and returns its answer, whichever it is."""
+        """Send a message and return its answer, which may be an error."""
         message_id = fields.pop("message_id", None) or new_id("m")
         await self.send_frame({"type": "send", "message_id": message_id, "to": to, "content": content, **fields})
         return await self.answer(message_id)
 
     async def send(self, to: str, content: Any, **fields: Any) -> Frame:
-        """Sends a message and returns its `stored`."""
+        """Send a message and return its `stored` frame."""
         answer = await self.submit(to, content, **fields)
         assert answer["type"] == "stored", answer
         return answer
 
     async def refused(self, code: str, to: str, content: Any = "refused", **fields: Any) -> Frame:
-        """Sends a message and returns the `error`, which must have this code."""
+        """Send a message and return its `error` frame, which must have this code."""
         return expect_error(await self.submit(to, content, **fields), code)
 
     async def submit_call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Frame:
@@ -136,7 +142,7 @@ class WireSession:
         return await self.answer(call_id)
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
-        """Calls an operation and returns the value of its `result`."""
+        """Call an operation and return the value of its `result`."""
         answer = await self.submit_call(op, args, call_id=call_id)
         assert answer["type"] == "result", answer
         return answer["value"]
@@ -155,13 +161,13 @@ class WireSession:
         return await self.answer(record_id)
 
     async def record(self, reaction: str, kind: str, body: Mapping[str, Any], *, record_id: str | None = None) -> Frame:
-        """Journals a turn record and returns its `stored`."""
+        """Write a record of a reaction and return its `stored` frame."""
         answer = await self.submit_record(reaction, kind, body, record_id=record_id)
         assert answer["type"] == "stored", answer
         return answer
 
     async def submit_batch(self, *frames: Mapping[str, Any], batch_id: str | None = None) -> Frame:
-        """Sends messages and records in one frame and returns its answer, whichever it is."""
+        """Send messages and records in one frame and return its answer, which may be an error."""
         batch_id = batch_id or new_id("b")
         await self.send_frame({"type": "batch", "batch_id": batch_id, "frames": frames})
         return await self.answer(batch_id)
@@ -176,19 +182,19 @@ class WireSession:
         await self.send_frame(frame)
 
     async def settle(self) -> None:
-        """Returns when the hub has taken in everything that this session sent before."""
+        """Return when the hub has processed everything that this session has sent."""
         await self.call("network.info")
 
     # -- in
 
     async def next_frame(self) -> Frame:
-        """The next frame in order of arrival."""
+        """Return the next frame in order of arrival."""
         if self.unread:
             return self.unread.pop(0)
         return await self._receive()
 
     async def expect(self, type_: str, **fields: Any) -> Frame:
-        """The first frame of this type with these fields; the frames before it stay unread."""
+        """Return the first frame of this type with these fields. The frames before it stay unread."""
         for index, frame in enumerate(self.unread):
             if _matches(frame, type_, fields):
                 return self.unread.pop(index)
@@ -199,7 +205,7 @@ class WireSession:
             self.unread.append(frame)
 
     async def answer(self, request_id: str) -> Frame:
-        """The `stored`, `result` or `error` that holds this message_id, call_id or record_id."""
+        """Return the `stored`, `result` or `error` frame with this message_id, call_id or record_id."""
         for index, frame in enumerate(self.unread):
             if _answers(frame, request_id):
                 return self.unread.pop(index)
@@ -210,18 +216,18 @@ class WireSession:
             self.unread.append(frame)
 
     async def delivery(self) -> Frame:
-        """The next `deliver` frame in order."""
+        """Return the next `deliver` frame."""
         return await self.expect("deliver")
 
     async def message(self, content: Any) -> dict[str, Any]:
-        """The message of the next delivery, which must have this content."""
+        """Return the message of the next delivery, which must have this content."""
         frame = await self.delivery()
         assert frame["message"]["content"] == content, frame
         message: dict[str, Any] = frame["message"]
         return message
 
     async def deliveries_until(self, marker: Any) -> list[Frame]:
-        """The deliveries before the one whose content is `marker`, which is taken too."""
+        """Return the deliveries before the one with the content `marker`, which is removed too."""
         before: list[Frame] = []
         while True:
             frame = await self.delivery()
@@ -233,7 +239,7 @@ class WireSession:
         return [frame["message"]["content"] for frame in await self.deliveries_until(marker)]
 
     async def rest(self) -> list[Frame]:
-        """Every frame up to the close of the connection by the hub."""
+        """Return all frames until the hub closes the connection."""
         while True:
             try:
                 self.unread.append(await self._next_from_socket())
@@ -242,7 +248,7 @@ class WireSession:
                 return frames
 
     async def closed(self) -> int:
-        """The code with which the hub closes this connection."""
+        """Wait until the hub closes the connection, and return the close code."""
         while True:
             try:
                 self.unread.append(await self._next_from_socket())
@@ -252,12 +258,12 @@ class WireSession:
     # -- end
 
     async def bye(self) -> None:
-        """Leaves as a client should, and returns when the hub has closed with 1000."""
+        """Send `bye`, and wait until the hub has closed the connection with code 1000."""
         await self.send_frame({"type": "bye"})
         assert await self.closed() == 1000
 
     async def drop(self) -> None:
-        """Loses the connection without a word, as a killed process does."""
+        """Drop the connection without a close frame, as a killed process does."""
         self.socket.transport.abort()
         await self.socket.wait_closed()
 
@@ -280,7 +286,7 @@ class WireSession:
 
 
 def expect_error(frame: Frame, code: str) -> Frame:
-    """Checks the shape that every `error` has, and its code."""
+    """Check an `error` frame: the fields that every error has, and the code."""
     assert frame["type"] == "error", frame
     assert frame["code"] == code, frame
     assert isinstance(frame["message"], str)
@@ -296,7 +302,7 @@ def contents(messages: Iterable[Mapping[str, Any]]) -> list[Any]:
 
 
 async def get_http(url: str, path: str) -> tuple[int, str]:
-    """One plain HTTP request to the WebSocket port: its status and body."""
+    """Send a plain HTTP request to the WebSocket port. Return status and body."""
     answer = await ask_http(url, "GET", path)
     return answer.status, answer.body
 
@@ -310,8 +316,9 @@ class HttpAnswer(NamedTuple):
 async def ask_http(
     url: str, method: str, path: str, body: bytes = b"", *, headers: Mapping[str, str] | None = None
 ) -> HttpAnswer:
-    """One plain HTTP request of any method to the WebSocket port, sent in two pieces; all of its answer. ``headers``
-    come in the place of those of the same name."""
+    """Send a plain HTTP request in two parts to the WebSocket port, and return the whole answer. ``headers`` replace
+    the default headers of the same name.
+    """
     host, port = _host_and_port(url)
     reader, writer = await asyncio.open_connection(host, port)
     said = {"Host": f"{host}:{port}", "Connection": "close", **(headers or {})}

@@ -1,7 +1,7 @@
-"""Gives a Python process the fallbacks of `roundelay.network.platforms`, as on a system that has none of Linux's extras.
+"""Make a Python process use the fallbacks of `roundelay.network.platforms`, as on a system without Linux features.
 
-With this folder first on PYTHONPATH, Python imports it at its start, in a test's processes too: no /proc, no boot id, no
-locks of a descriptor, no send queues, no signal handlers of the event loop, no uvloop, no read-only file systems.
+With this folder first on PYTHONPATH, every Python process imports this module at its start. The module removes /proc,
+the boot ID, descriptor locks, send queues, signal handlers of the event loop, uvloop and read-only file systems.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ asyncio.unix_events._UnixSelectorEventLoop.add_signal_handler = refuse_signal_ha
 
 try:
     from roundelay.network import platforms
-except ImportError:  # a Python without the project's dependencies, pip's build for example
+except ImportError:  # a Python without the project's dependencies, for example during pip's build
     pass
 else:
 
