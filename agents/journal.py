@@ -142,6 +142,9 @@ class Journal:
     max_batch: int = 1
     """Maximum number of records in one batch, set by the hub. With 1, every record is stored at once and by itself."""
 
+    max_root_tokens: int | None = None
+    """Maximum number of tokens of a conversation, set by the hub. With None, the number is not limited."""
+
     store: Store | None = None
     """Middleware hook that returns the body of a record as it will be stored. With None, bodies are stored unchanged.
     """
@@ -505,4 +508,10 @@ def open_journal(client: NetworkClient, reaction: str) -> Journal:
     limits = client.welcome.limits
     limit = min(limits["max_record_bytes"], limits["max_frame_bytes"])  # a record is sent inside a frame
     # Use defaults: a hub of an earlier version sends neither a limit nor accepts batches.
-    return Journal(client, reaction, max_body_bytes=limit, max_batch=limits.get("max_batch", 1))
+    return Journal(
+        client,
+        reaction,
+        max_body_bytes=limit,
+        max_batch=limits.get("max_batch", 1),
+        max_root_tokens=limits.get("max_root_tokens"),
+    )

@@ -114,6 +114,18 @@ class ModelCaller:
         is_recorded = is_turn_request and self.sent is None
         if is_recorded:
             self.sent = (model, request)
+        send = partial(self._retry, model, is_turn_request=is_turn_request, is_recorded=is_recorded)
+        limit = self._run.journal.max_root_tokens
+        if limit is None or self._run.playback is not None:  # a replay makes no request
+            return await send(request)
+        from .features.budget import HubBudget  # only networks with such a budget pay for the import
+
+        around = self.make_around(request.turn, "budget", [], model)
+        return await HubBudget(limit).around_model(around, request, send)
+
+    async def _retry(
+        self, model: Model, request: ModelRequest, *, is_turn_request: bool, is_recorded: bool
+    ) -> ModelReply:
         policy, attempt = self._run.reaction.agent.policy, 0
         while True:
             attempt += 1

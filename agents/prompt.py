@@ -394,8 +394,9 @@ def render_standing(standing: Mapping[str, Any], now_ms: int) -> str:
     # The lines may contain text that a participant wrote, such as the title of a task.
     lines += [escape(sanitize_text(" ".join(line.split()))) for line in standing.get("lines", ())]
     if (left := standing.get("messages_left")) is not None:
-        used = f" It has used {standing['tokens_used']} tokens." if "tokens_used" in standing else ""
-        lines.insert(0, f"This conversation may have {left} more messages.{used}")
+        used = f" It has used {standing['tokens_used']:,} tokens." if "tokens_used" in standing else ""
+        tokens = f" and {standing['tokens_left']:,} tokens" if "tokens_left" in standing else ""
+        lines.insert(0, f"This conversation has {left:,} messages{tokens} left.{used}")
     # Whole lines only: half a sentence would mislead the model.
     while lines:
         text = "\n".join(["<standing>", *dict.fromkeys(lines), "</standing>"])

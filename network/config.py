@@ -89,6 +89,7 @@ class Limits(Settings):
     signals_per_s: _Count = 1_000
     max_hops: _Count = 256
     max_root_messages: _Count = 1024
+    max_root_tokens: _Count | None = None
     max_uncaused_answers: _Count = 10_000
     max_record_tokens: _Count = 10_000_000
     max_connections: _Count = 20_000

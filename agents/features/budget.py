@@ -144,7 +144,7 @@ class Budget(Middleware):
         for claim in claims:
             reserved = _RESERVED.get(claim.key, Decimal(0))
             if claim.spent + reserved + claim.needed > claim.limit:
-                raise ModelError(_describe_exceeded(claim, reserved), reason="budget")
+                raise ModelError(_describe_exceeded(claim, reserved) + self._advise(claim), reason="budget")
         _reserve(claims, 1)
         try:
             reply = await proceed(request)
@@ -157,6 +157,9 @@ class Budget(Middleware):
             reply = replace(reply, usage=Usage(expected.prompt_tokens, output_tokens))
         self._record_usage(around, reply)
         return reply
+
+    def _advise(self, claim: _Claim) -> str:
+        return ""
 
     async def _ask_hub(self, around: Around) -> Mapping[str, Any]:
         client = around.context.client
@@ -248,6 +251,32 @@ class Budget(Middleware):
                 used = self._convert(unit, reply.usage, 1, [reply.model], list_names(around.agent.model))
                 sums = {**sums, unit: sums.get(unit, Decimal(0)) + used}
         self._turns[around.reaction, around.path] = (around.state.turn, sums)
+
+
+class HubBudget(Budget):
+    """Stops a conversation that has used up the hub's budget of tokens (``limits.max_root_tokens``).
+
+    The tokens of all agents count in full: an operator who sets this budget wants no higher sum. One agent that reports
+    false usage can therefore stop a conversation, but `network.resume_root` grants the budget again.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(TokenLimits(root=limit), reserve=min(1000, limit // 2))
+
+    def _make_claim(self, around: Around, key: tuple[Unit, Scope], spent: Mapping[str, Any], expected: Usage) -> _Claim:
+        claim = super()._make_claim(around, key, spent, expected)
+        # Separate this reservation from that of the agent's own budget, or the two would count one request twice.
+        return replace(claim, key=("hub", *claim.key))
+
+    def _add_up_root(self, around: Around, unit: Unit, spent: Mapping[str, Any], limit: Decimal) -> tuple[Decimal, str]:
+        by_agent = {agent_id: self._add_up(around, unit, sums) for agent_id, sums in spent["by_agent"].items()}
+        most_by = max(by_agent, key=lambda agent_id: by_agent[agent_id], default="")
+        is_own = most_by == around.context.client.agent_id
+        return self._add_up(around, unit, spent["of_root"]), "" if is_own else most_by
+
+    def _advise(self, claim: _Claim) -> str:
+        root = claim.key[-1]
+        return f" Type /resume {root} in chat to continue, or raise limits.max_root_tokens in the node's file."
 
 
 def _reserve(claims: Iterable[_Claim], sign: Literal[1, -1]) -> None:

@@ -82,7 +82,7 @@ class Publisher:
         self._server = server
         self._after_hooks = tuple(mod for mod in rules.mods.values() if mod.overrides("after"))
         self._mod_infos = [mod.describe() for mod in rules.mods.values()]
-        self._limits = rules.limits.model_dump()
+        self._limits = rules.limits.model_dump(exclude_none=True)
 
     def publish(self, draft: State, outcomes: Sequence[tuple[Entry, Outcome]]) -> None:
         """Merge a batch into the committed state. Then send the messages and effects of each entry, in order."""

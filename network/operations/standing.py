@@ -13,9 +13,11 @@ from typing import Any, Protocol
 
 import msgspec
 
+from roundelay.network.config import Limits
 from roundelay.network.core.open_items import OpenDelivery
 from roundelay.network.core.rows import MessageHead
 from roundelay.network.core.tables import ConversationBudget, LookupRequest, OpenReaction, Question
+from roundelay.network.core.usage import total_usage
 
 from .reading import Reading
 
@@ -40,7 +42,7 @@ class PromptAdmission(Protocol):
 MAX_SHOWN = 3
 """Maximum number of entries in each part of a standing: owed answers, awaited participants, and sentences from mods."""
 LOW_SHARE = 4
-"""Divisor of the budget: a prompt shows the number of remaining messages when at most 1/4 of the budget is left."""
+"""Divisor of the budget: a prompt shows the rest when at most 1/4 of the messages or of the tokens is left."""
 
 
 async def describe_standing(reading: Reading, view: PromptAdmission) -> dict[str, Any]:
@@ -85,16 +87,28 @@ async def describe_standing(reading: Reading, view: PromptAdmission) -> dict[str
         found |= {"waits": waits[:MAX_SHOWN]} if waits else {}
     if not view.shows_own_thread_alone and (lines := _ask_mods(reading, trigger, view.required)):
         found["lines"] = lines
-    most = reading.hub.limits.max_root_messages
+    limits = reading.hub.limits
     # Read the budget only if it can be nearly used up. A conversation cannot have more messages than the log has rows
-    # since its root.
-    if trigger.seq - trigger.root >= most - most // LOW_SHARE:
+    # since its root. A few messages can use any number of tokens.
+    is_long = trigger.seq - trigger.root >= limits.max_root_messages - limits.max_root_messages // LOW_SHARE
+    if is_long or limits.max_root_tokens is not None:
         budget = await _find_budget(reading, trigger.root)
-        if budget is not None and (left := most + budget.extra_messages - budget.messages) <= most // LOW_SHARE:
-            found["messages_left"] = max(0, left)
-            tokens = sum(used.prompt_tokens + used.completion_tokens for used in budget.spent.values())
-            found |= {"tokens_used": tokens} if tokens else {}
+        found |= _describe_rest(budget, limits) if budget is not None else {}
     return found
+
+
+def _describe_rest(budget: ConversationBudget, limits: Limits) -> dict[str, int]:
+    """Return the rest of the budget if at most 1/`LOW_SHARE` of its messages or tokens is left."""
+    messages = limits.max_root_messages + budget.extra_messages - budget.messages
+    is_low = messages <= limits.max_root_messages // LOW_SHARE
+    used = total_usage(budget.spent)
+    tokens = used.prompt_tokens + used.completion_tokens
+    rest = {"tokens_used": tokens} if tokens else {}
+    if limits.max_root_tokens is not None:
+        left = limits.max_root_tokens * (1 + budget.resumed) - tokens
+        is_low = is_low or left <= limits.max_root_tokens // LOW_SHARE
+        rest = {"tokens_left": max(0, left)}
+    return {"messages_left": max(0, messages), **rest} if is_low else {}
 
 
 def _ask_mods(reading: Reading, trigger: MessageHead, listeners: frozenset[str]) -> list[str]:

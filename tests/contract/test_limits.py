@@ -33,7 +33,7 @@ async def test_a_limit_is_announced_and_reached(limit: str) -> None:
     limits, reach = REACHED[limit]
     async with running_node(limits=limits) as node:
         first = await node.agent("first")
-        assert first.welcome["limits"] == Limits(**limits).model_dump()
+        assert first.welcome["limits"] == Limits(**limits).model_dump(exclude_none=True)
         await first.bye()
         async with asyncio.timeout(20):
             await reach(node)
@@ -178,6 +178,20 @@ async def a_larger_conversation_is_stopped(node: Node) -> None:
     root = (await ann.send("broadcast", "root"))["seq"]
     await ann.send("broadcast", "second", cause=root)
     await ann.refused("loop_stopped", "broadcast", "third", cause=root)
+
+
+@reaches("max_root_tokens", 100)
+async def used_tokens_reduce_the_announced_rest(node: Node) -> None:
+    """The hub announces the rest. Agents refuse model calls beyond it (`tests/features/test_conversation_budget.py`)."""
+    ann, bob = await node.agent("ann"), await node.agent("bob", role="reactor")
+    seq = (await ann.send("agent:bob", "work"))["seq"]
+    assert "standing" not in await bob.call("network.window", {"trigger": seq})
+    await bob.record("r", "started", {"trigger": seq})
+    await bob.record("r", "model_reply", {"reply": {"usage": {"prompt_tokens": 90}, "model": "m"}})
+    assert (await bob.call("network.window", {"trigger": seq}))["standing"] == {
+        "messages_left": 1023,
+        "tokens_left": 10,
+    }
 
 
 @reaches("max_uncaused_answers", 1)

@@ -123,7 +123,7 @@ def test_budget_is_shown_near_its_end() -> None:
 
     prompts = simulate(main, limits=Limits(max_root_messages=12))
     assert ["<standing>" in prompt for prompt in prompts] == [False, False, False, False, True]
-    assert "This conversation may have 3 more messages. It has used " in prompts[-1]
+    assert "This conversation has 3 messages left. It has used " in prompts[-1]
 
 
 @pytest.mark.parametrize("count", [1, 3, 20])
@@ -131,7 +131,7 @@ def test_standing_stays_within_its_bytes(count: int) -> None:
     name = "a" * 64
     standing = {"owes": [{"to": f"{name[:60]}{n}", "seq": n, "since": 0} for n in range(count)], "messages_left": 3}
     text = render_standing(standing, 60_000)
-    assert text.startswith("<standing>\nThis conversation may have 3 more messages.\nYou owe ")
+    assert text.startswith("<standing>\nThis conversation has 3 messages left.\nYou owe ")
     assert text.endswith("\n</standing>")
     assert len(text.encode()) <= MAX_STANDING_BYTES
     assert render_standing({}, 0) == ""

@@ -9,7 +9,6 @@ from msgspec.json import schema as json_schema
 from msgspec.structs import fields
 
 from roundelay.network.asyncapi import asyncapi_document
-from roundelay.network.config import Limits
 from roundelay.network.frames import CLIENT_FRAMES, HUB_FRAMES
 from roundelay.network.operations import network_operations
 
@@ -80,9 +79,3 @@ def test_protocol_marks_the_operations_of_operators() -> None:
     rows = read_operations()
     marked = {op for op, row in rows.items() if row.endswith("Only for operators.")}
     assert marked == {operation.op for operation in network_operations() if operation.is_for_operators}
-
-
-def test_protocol_lists_every_limit_of_welcome() -> None:
-    page = (DOCS / "protocol/limits.md").read_text(encoding="utf-8")
-    section = page.partition("- `limits` in `welcome`:")[2].partition("\n\n")[0]
-    assert set(re.findall(r"`([a-z_]+)`", section)) == set(Limits.model_fields)
