@@ -1,4 +1,6 @@
-"""The command: what it says where it cannot run, and that nothing else loads what it needs."""
+"""Tests of the command `roundelay tui`: its errors where it cannot run, and that other commands do not load its
+dependencies.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ main(["tui"])
 
 def test_without_textual_it_says_what_to_install(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", WITHOUT], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2  # as of every other extra that is not there
+    assert done.returncode == 2  # the same exit code as for other missing extras
     assert "pip install 'roundelay[tui]'" in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -54,7 +56,7 @@ async def test_a_byte_that_is_no_text_does_not_end_the_screen(tmp_path: Path) ->
         announced_node(tmp_path),
         command_at_terminal("tui", "--as", "mia", "--to", "broadcast", shows="to broadcast") as it,
     ):
-        it.type(b"caf\xe9 noir")  # as a paste of Latin-1 brings it
+        it.type(b"caf\xe9 noir")  # a paste of Latin-1 text
         await it.shows("caf� noir")
         it.type("\r")
         await it.shows(r"mia → broadcast\s+.*caf� noir")
@@ -70,7 +72,7 @@ async def test_who_is_asked_to_end_leaves_the_terminal_as_it_was(tmp_path: Path)
         async with asyncio.timeout(20):
             assert await it.process.wait() == 143
         assert it.is_as_before()
-        await it.told("\x1b[?1049l")  # the screen that was there before is back
+        await it.told("\x1b[?1049l")  # the terminal has left the alternate screen
 
 
 @pytest.mark.parametrize("term", ["dumb", "unknown"])

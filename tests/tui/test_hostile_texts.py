@@ -1,4 +1,6 @@
-"""What participants write cannot drive the terminal, forge a line of ours, or be taken for markup, in any screen."""
+"""Tests of hostile texts on every screen: they cannot control the terminal, forge a line of the program, or be read
+as markup.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A thread of more messages than are ever shown: a bounded part of it is on the screen, and scrolling leads everywhere."""
+"""Tests of a thread with more messages than the screen shows: only a window of them is drawn, and scrolling reaches
+every message.
+"""
 
 from __future__ import annotations
 
@@ -50,5 +52,5 @@ async def test_a_long_thread_is_read_from_end_to_end_in_a_window() -> None:
                 most = max(most, len(screen.app.query(MessageBox)))
             last = f"message {MESSAGES}"
             await screen.until(lambda: screen.window.scroll_end(animate=False) or last in screen.text)
-            assert most <= MAX_SHOWN + 50  # while a page is being put in
+            assert most <= MAX_SHOWN + 50  # while a page is inserted
             assert len(screen.app.query(MessageBox)) <= MAX_SHOWN

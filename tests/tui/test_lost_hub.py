@@ -1,4 +1,6 @@
-"""A hub that is killed and returns under an open screen: it is told, the draft stays, and what was sent meanwhile arrives once."""
+"""Test of a hub that is killed and restarts while a screen is open: the screen reports the loss, keeps the draft, and
+sends each message once.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Screens of mods in the full-screen terminal: items are read, opened, made and changed without code of the mod."""
+"""Tests of mods' screens in the terminal UI: people read, open, create and change items without code of the mod."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_person_claims_a_task_and_reads_a_note_in_the_terminal() -> None
 
 
 class Odd(Mod):
-    """Returns values that no screen can show as it should."""
+    """Mod that returns values which a screen cannot display normally."""
 
     id = "odd"
     screens = (
@@ -67,7 +67,7 @@ class Odd(Mod):
 
     @operation("read")
     async def get(self, reading: Reading, *, name: str) -> Any:
-        """Return no item, or one with equal choices."""
+        """Return no item, or an item with equal choices."""
         return {"early": None, "late": {"choices": [{"name": "x"}, {"name": "x"}, {}]}}[name]
 
     @operation("change")

@@ -1,4 +1,6 @@
-"""A hub from before marks and the inbox were kept there: the screens show what there is, and say what is missing."""
+"""Test of a hub from before read states and the inbox: the screens show the available data, and report what is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ NEWER = ("network.mark", "network.inbox", "network.dismiss")
 
 
 class OlderHub(NetworkClient):
-    """A client whose hub does not know what is newer, and gives threads as it did."""
+    """Client of a hub without newer operations, which lists threads in the old format."""
 
     async def call(self, op: str, args: Mapping[str, Any] | None = None, *, call_id: str | None = None) -> Any:
         if op in NEWER:

@@ -1,4 +1,6 @@
-"""How the screens look: ten of them at two sizes of one terminal each, compared with the committed pictures (tests/support/full_screen.py says how to renew them)."""
+"""Tests that compare ten screens in two sizes with the committed pictures. tests/support/full_screen.py explains how
+to update the pictures.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ __all__ = ["utc"]
 
 SIZES = {"80x24": (80, 24), "120x40": (120, 40)}
 SCREENS = ("threads", "inbox", "agents", "cost", "search", "help", "why", "approval", "thread", "lost")
-"""In this order one person goes through them: what a thread shows is read from then on."""
+"""One person visits the screens in this order, so that a visited thread is read on the later screens."""
 
 
 @tool(once=True, needs_approval=True)
@@ -39,7 +41,9 @@ def script(request: ModelRequest) -> Action:
 
 @asynccontextmanager
 async def studio(size: tuple[int, int]) -> AsyncIterator[FullScreen]:
-    """A day in a studio: people, an agent that has answered, one that asks whether it may order."""
+    """Run a studio's network with people, an agent that has answered, and an agent that waits for approval of an
+    order.
+    """
     async with steady_network() as network:
         keeper = make_runner(
             "keeper", script, tools=[order], description="Keeps the store, and orders what is missing."
@@ -66,7 +70,7 @@ async def studio(size: tuple[int, int]) -> AsyncIterator[FullScreen]:
 
 
 async def go(screen: FullScreen, name: str) -> None:
-    """Go to one of the screens."""
+    """Open one of the screens."""
     match name:
         case "threads":
             await screen.shows("4 threads")
@@ -74,7 +78,7 @@ async def go(screen: FullScreen, name: str) -> None:
             screen.app.open_thread("channel:exhibition")
             await screen.shows("↳ 1 message")
             await screen.shows("ann: ")
-            await screen.shows("Threads 2")  # this one is read, and the one before
+            await screen.shows("Threads 2")  # this thread and the one before are read
         case "approval":
             screen.app.open_thread("direct:keeper~mia")
             await screen.until(lambda: screen.app.pane.name_here == "thread" and len(screen.boxes) == 4)
@@ -117,13 +121,13 @@ async def go(screen: FullScreen, name: str) -> None:
 
 
 async def go_back(screen: FullScreen) -> None:
-    """Go back to the threads, with which all begins."""
+    """Go back to the list of threads, the first screen."""
     while len(screen.app.screen_stack) > 1 or len(screen.app.stack) > 1:
         if screen.app.screen_stack[1:]:
             await screen.app.pop_screen()
         else:
             await screen.app.action_back()
-    await screen.shows("4 threads")  # also under what is put above it
+    await screen.shows("4 threads")  # wait also for the screen below a closed one
 
 
 @pytest.mark.usefixtures("utc")
@@ -135,7 +139,7 @@ async def test_a_screen_looks_as_it_was_looked_at(size: str, tmp_path: Path) -> 
             await go_back(screen)
             await go(screen, name)
             before, now = "", screen.text
-            while before != now:  # what is drawn once for all that comes meanwhile is drawn
+            while before != now:  # wait until updates that are drawn together are on the screen
                 await screen.pilot.pause(2 * DRAW_EVERY_S)
                 before, now = now, screen.text
             try:

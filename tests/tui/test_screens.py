@@ -1,4 +1,4 @@
-"""What a person sees and does at each screen of `roundelay tui`, with agents at work on the scripted model."""
+"""Tests of each screen of `roundelay tui`, used by a person while agents with scripted models work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pay(to: str, amount: int) -> str:
 
 @dataclass
 class Room:
-    """Mia at her screen, ann at another machine, and the agent bob."""
+    """Mia with a terminal, Ann at another machine, and the agent bob."""
 
     screen: FullScreen
     mia: NetworkClient
@@ -117,7 +117,7 @@ async def test_nothing_is_acknowledged_that_was_not_on_the_screen() -> None:
         await it.screen.press("enter")
         await it.screen.shows("text 0")
         await until_state(it.ann, seqs[0], "mia", "handled")
-        assert await state(it, seqs[-1]) == "delivered"  # below the screen
+        assert await state(it, seqs[-1]) == "delivered"  # scrolled out of view
         await it.screen.press("escape", "G")
         await it.screen.shows("text 39")
         await until_state(it.ann, seqs[-1], "mia", "handled")
@@ -358,7 +358,7 @@ async def test_saying_anew_stops_the_reaction_to_what_was_said(is_given_back: bo
         await it.screen.shows("to bob")
         await send(it, "think")
         await it.screen.shows("^ bob: Thinking…")
-        if is_given_back:  # then another reaction is in the place of the first
+        if is_given_back:  # then a second reaction has replaced the first
             await it.mia.call("network.take", {"thread_id": "direct:bob~mia"})
             await it.screen.shows_no("^ bob: Thinking…")
             await it.mia.call("network.give", {"thread_id": "direct:bob~mia"})
@@ -448,7 +448,7 @@ async def test_where_one_writes_can_be_read_without_the_focus() -> None:
 
 
 def contrast(style: Style | None) -> float:
-    """Between what stands there and what is behind it, as WCAG 2 counts it."""
+    """Return the contrast between text and background as WCAG 2 defines it."""
     assert style is not None
     assert style.color is not None
     assert style.bgcolor is not None

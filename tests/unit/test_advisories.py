@@ -1,4 +1,4 @@
-"""What `./dev test --full` makes of the report on the pinned packages: a hole fails it, a service that cannot be reached does not."""
+"""Tests of the vulnerability check in `./dev test --full`: a vulnerability fails it, an unreachable service does not."""
 
 from __future__ import annotations
 

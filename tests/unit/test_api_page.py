@@ -1,4 +1,4 @@
-"""docs/api.md is what the docstrings say, and holds every name that the documents import."""
+"""Tests of docs/api.md: it matches the docstrings, and describes every name that the documents import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE = (ROOT / "docs/api.md").read_text(encoding="utf-8")
 
 
 APART = {f"roundelay.adapters.{name}" for name in ("agentscope", "autogen", "openai_agents")}
-"""Their frameworks are not installed where the page is made; docs/adapters.md describes them."""
+"""Modules whose frameworks are not installed where the page is generated. docs/adapters.md describes them."""
 
 
 def test_the_page_is_what_the_docstrings_say() -> None:
@@ -23,7 +23,7 @@ def test_the_page_is_what_the_docstrings_say() -> None:
 
 
 def find_imports() -> set[str]:
-    """The names that readers of the documents and the examples import from Roundelay."""
+    """Return the names that the documents and the examples import from Roundelay."""
     sources = [it.read_text(encoding="utf-8") for it in (ROOT / "examples").rglob("*.py")]
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         if page.name != "api.md":

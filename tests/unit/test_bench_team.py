@@ -1,4 +1,6 @@
-"""`./dev bench team`: how it checks answers, compares systems and leaves peers out. What it measures is not judged here."""
+"""Tests of `./dev bench team`: how it checks answers, compares systems and leaves peers out. They do not check the
+measurements.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def _row(system: str, number: int, cpu_s: float, *wrong: str) -> dict[str, Any]:
 
 
 def test_a_ratio_compares_systems_within_a_round(tmp_path: Path) -> None:
-    """The machine is ten times as slow in the second round. A wrong answer and the floor are no best peer."""
+    """In the data, the machine is ten times slower in the second round. A system with a wrong answer and the floor
+    cannot be the best peer.
+    """
     rows = [
         _row("floor", 0, 0.1), _row("roundelay", 0, 3.0), _row("autogen", 0, 2.0), _row("agentscope", 0, 0.5, "7: no"),
         _row("floor", 1, 1.0), _row("roundelay", 1, 25.0), _row("autogen", 1, 50.0), _row("agentscope", 1, 20.0),

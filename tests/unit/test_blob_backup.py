@@ -1,4 +1,4 @@
-"""Backups and checks cover the contents of files."""
+"""Tests that backups and checks include the contents of files."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_missing_and_changed_contents_are_reported(tmp_path: Path) -> None
     assert [*check_blobs(db).damaged] == damaged
     assert status_of(db) == "failed"
     assert [*back_up(db, tmp_path / "copy.db").blobs.damaged] == damaged
-    async with Network.open(db, mods=["files"]) as network:  # the same content again repairs it
+    async with Network.open(db, mods=["files"]) as network:  # storing the same content again repairs it
         ann = await network.join("ann")
         await upload_file(ann, b"one")
         assert await download_file(ann, files[0]["file"]) == b"one"

@@ -1,4 +1,6 @@
-"""Templates over strangers' texts: what would compute without end or fill memory is refused, and the rest renders as ever."""
+"""Tests of templates that render strangers' texts: endless computations and huge results are refused, and ordinary
+templates render unchanged.
+"""
 
 from __future__ import annotations
 

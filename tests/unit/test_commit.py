@@ -1,5 +1,6 @@
-"""One batch: its entries see each other, nothing of it is answered or delivered before it is durable, and when its commit fails, repeats
-settle what happened."""
+"""Tests of a batch of entries: its entries see each other, nothing is answered or delivered before the commit, and
+repeats reveal the result of a failed commit.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ from roundelay.network.mod import Change, Mod, operation
 
 
 class MoodyLedger(MemoryLedger):
-    """A ledger whose `append` waits while ``is_free`` is clear, and fails once when ``fails`` says so: before or after it has stored."""
+    """Ledger whose `append` waits while ``is_free`` is clear. ``fails`` makes it fail once, before or after it has
+    stored the rows.
+    """
 
     def __init__(self) -> None:
         super().__init__(epoch="e", name="moody")
@@ -50,7 +53,7 @@ class MoodyLedger(MemoryLedger):
 
 
 class Place:
-    """A hub over a moody ledger, with ann and bob in it."""
+    """A hub over a moody ledger, with the participants ann and bob."""
 
     def __init__(self) -> None:
         self.ledger = MoodyLedger()
@@ -76,7 +79,7 @@ async def test_nothing_is_answered_or_delivered_before_the_commit_has_returned(p
     sending = asyncio.create_task(place.ann.send_text("bob", "hi"))
     await place.ledger.is_reached.wait()
     for client in (place.ann, place.bob):
-        await client.call("network.info")  # a read waits for no commit: whatever was written before it has arrived
+        await client.call("network.info")  # a read waits for no commit, so frames written before it have arrived
     assert (sending.done(), arriving.done()) == (False, False)
     place.ledger.is_free.set()
     assert (await sending).seq == (await arriving).seq
@@ -90,7 +93,7 @@ async def test_a_commit_that_failed_is_settled_by_the_senders_repeat(
     first_seq = (await place.ann.send_text("bob", "first")).seq
     place.ledger.fails = fails
     async with asyncio.timeout(5):
-        stored = await place.ann.send_text("bob", "second")  # the client meets 4503 and sends it again
+        stored = await place.ann.send_text("bob", "second")  # the client gets 4503 and sends the message again
     assert stored.duplicate is (fails == "after")
     last = await place.ann.send_text("bob", "last")
     assert [(await anext(heard)).text for _ in range(3)] == ["first", "second", "last"]
@@ -105,7 +108,7 @@ def hello(agent_id: str) -> bytes:
 
 
 async def find_frame(connection: LocalConnection, type_: str) -> dict[str, object]:
-    """The next frame of this type; those before it are passed over."""
+    """Return the next frame of this type, and skip the frames before."""
     async for data in connection.frames():
         frame: dict[str, object] = json.loads(data)
         if frame["type"] == type_:
@@ -114,7 +117,7 @@ async def find_frame(connection: LocalConnection, type_: str) -> dict[str, objec
 
 
 class PoisonedLedger(MemoryLedger):
-    """A ledger with a defect: what holds the word poison makes it raise, before or after it has stored that."""
+    """Ledger with a defect. Data that contain the word "poison" raise an error, before or after they are stored."""
 
     def __init__(self, when: str, error: Exception) -> None:
         super().__init__(epoch="e", name="poisoned")
@@ -185,11 +188,11 @@ async def test_what_an_older_reactor_sends_in_the_batch_of_a_newer_ones_hello_is
         assert (await find_frame(newer, "stored"))["duplicate"] is False
 
 
-# -- who is refused, and who is the cause of a defect
+# -- refused entries, and the entry that causes a defect
 
 
 class Asked(MemoryLedger):
-    """Notes which keys it was asked for."""
+    """Ledger that records the keys of its lookups."""
 
     def __init__(self) -> None:
         super().__init__(epoch="e")
@@ -202,7 +205,7 @@ class Asked(MemoryLedger):
 
 
 class Seen(Mod):
-    """Notes each message that it is shown, and does what an operation of it is told to."""
+    """Mod that records each message, and whose operation does what its argument says."""
 
     id = "seen"
 
@@ -214,7 +217,7 @@ class Seen(Mod):
 
     @operation("change")
     def keep(self, change: Change, *, what: str) -> None:
-        """Keep something that cannot be kept."""
+        """Store something that cannot be stored."""
         match what:
             case "a key":
                 change.put("\ud800", 1)
@@ -336,7 +339,7 @@ async def test_what_cannot_be_stored_is_refused_alone_and_closes_nobodys_session
     await hub.start()
     try:
         ann, eve = await join(hub, "ann"), await join(hub, "eve")
-        async with hub.lock:  # one batch of all that follows
+        async with hub.lock:  # everything that follows is one batch
             await asyncio.sleep(0)
             say(ann, type="send", message_id="before", to="agent:eve", content=1)
             say(eve, type="call", call_id="c", op="seen.keep", args={"what": what})

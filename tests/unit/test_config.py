@@ -58,7 +58,7 @@ def write(tmp_path: Path):
 
 
 def refusal(path: Path, cls: type[BaseModel] = Team) -> str:
-    """The sentence for a wrong file, without the directory."""
+    """Return the error for an invalid file, without the directory."""
     with pytest.raises(ConfigError) as caught:
         bind(cls, load_yaml(path))
     return str(caught.value).replace(f"{path.parent}/", "")

@@ -1,4 +1,4 @@
-"""The hash of an agent's configuration: what changes it, and that nothing else does."""
+"""Tests of the configuration hash of an agent: the changes that affect it, and the changes that do not."""
 
 from __future__ import annotations
 

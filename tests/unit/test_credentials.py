@@ -1,4 +1,6 @@
-"""Secrets: read without what is around them, refused where no header can carry them, hidden wherever they are quoted."""
+"""Tests of secrets: white space around them is removed, invalid header characters are refused, and secrets are hidden
+in every quote.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ async def test_a_key_is_sent_without_what_is_around_it(form: str, way: str, monk
         assert (await model.complete(ASK)).text == "ok"
 
 
-@pytest.mark.parametrize("written", [it for it in UNSENDABLE if "\x00" not in it])  # no variable can hold that
+# no environment variable can hold a NUL
+@pytest.mark.parametrize("written", [it for it in UNSENDABLE if "\x00" not in it])
 @pytest.mark.parametrize("variable", ["TEAM_KEY", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID"])
 def test_a_key_that_no_header_can_carry_is_refused_and_not_quoted(
     written: str, variable: str, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""What one session's outbox does with redeliveries, and what a hub does for a session that is gone before it is welcome."""
+"""Tests of a session's outbox with redeliveries, and of a session that ends before its welcome."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def frame(seq: int) -> bytes:
 
 @pytest.fixture
 def outbox() -> Outbox:
-    """Live, with a window of four and a queue of five frames."""
+    """Return a live outbox with a window of four messages and a queue of five frames."""
     outbox = Outbox(max_unacked=4, max_bytes=50)
     outbox.is_behind = False
     return outbox
@@ -39,7 +39,7 @@ def test_a_redelivery_goes_before_what_is_queued(outbox: Outbox) -> None:
 
 
 def test_a_redelivery_that_the_session_has_not_had_comes_in_its_order(outbox: Outbox) -> None:
-    for seq in (1, 3):  # 2 waited for its next attempt
+    for seq in (1, 3):  # 2 waits for its next attempt
         outbox.push((seq, frame(seq), True))
     outbox.push_redelivery(2, frame(2))
     assert outbox.take_frames(1000) == [frame(1), frame(2), frame(3)]
@@ -88,7 +88,7 @@ def test_a_newer_reactor_that_is_gone_before_its_welcome_supersedes_the_older(hu
 
 
 def test_what_is_queued_for_one_session_is_in_no_other() -> None:
-    """Sessions to which nothing was delivered share an empty queue; each gets its own with its first delivery."""
+    """Sessions without deliveries share an empty queue. Each session gets its own queue with its first delivery."""
     quiet, redelivered, pushed = (Outbox(10, 1000) for _ in range(3))
     pushed.push((1, b"one", True))
     redelivered.push_redelivery(1, b"again")
@@ -98,4 +98,4 @@ def test_what_is_queued_for_one_session_is_in_no_other() -> None:
         [b"again"],
         [b"one"],
     )
-    assert quiet._queue is Outbox(10, 1000)._queue  # an empty deque of its own would take 760 bytes
+    assert quiet._queue is Outbox(10, 1000)._queue  # a separate empty deque would take 760 bytes

@@ -1,4 +1,6 @@
-"""What the demo's agents find in a question, compute and say: computed from the words, bounded, the same whoever answers first."""
+"""Tests of the demo's agents: their results depend only on the words of a question, are bounded, and are the same in
+whatever order they answer.
+"""
 
 from __future__ import annotations
 

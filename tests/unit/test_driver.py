@@ -1,6 +1,7 @@
-"""The driver against real tools, a scripted model and the real journal: what is run, what is recorded and what is never done twice.
+"""Tests of the driver with real tools, a scripted model and the real journal: what it runs, what it records, and what
+it never repeats.
 
-The hub is a double that keeps records in memory (`Records`); the runner's tests use a real one.
+The hub is a double that keeps records in memory (`Records`). Tests of the runner use a real hub.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ TRIGGER = DirectMessage(
 
 
 class Panic(BaseException):
-    """What extensions in other languages raise when they fail."""
+    """Base exception that extensions in other languages raise when they fail."""
 
 
 class Killed(BaseException):
-    """Stands for the end of the process at this point."""
+    """The process ended at this point."""
 
 
 @dataclass
@@ -69,7 +70,9 @@ class StoredDouble:
 
 @dataclass
 class Records:
-    """The hub's records of one reaction. ``fail_at`` raises before the n-th write, ``kill_after`` once the n-th is kept."""
+    """The hub's records of one reaction. ``fail_at`` raises before that write, and ``kill_after`` ends the process
+    after that write.
+    """
 
     kept: dict[str, dict[str, Any]] = field(default_factory=dict)
     fail_at: int = 0
@@ -105,7 +108,7 @@ class Records:
 
 @dataclass
 class Run:
-    """One drive of reaction "r1"; a second one on the same records is a restart."""
+    """One run of reaction "r1". A second run with the same records is a restart."""
 
     script: Script
     tools: Sequence[Tool] = ()
@@ -139,7 +142,7 @@ class Run:
         return Driver(reaction, journal=journal, make_context=make_context, on_event=self.events.append)
 
     def told(self) -> list[str]:
-        """The tool results that the model saw last."""
+        """Return the tool results in the last request to the model."""
         return [message.content for message in self.requests[-1].messages if isinstance(message, ToolMessage)]
 
 
@@ -148,7 +151,7 @@ def make_context(call_id: str, turn: int) -> ToolContext:
 
 
 def turns(*answers: Any) -> Script:
-    """A script of one answer for each turn."""
+    """Return a script with one answer for each turn."""
     return lambda request: answers[request.turn - 1]
 
 
@@ -383,7 +386,7 @@ async def test_lone_surrogates_of_a_model_reach_neither_journal_nor_tools() -> N
 
 
 async def test_lone_surrogates_and_floods_in_arguments_are_answered() -> None:
-    """JSON escapes make surrogates of plain ASCII, and the answer to a wrong argument quotes it."""
+    """JSON escapes produce surrogates from plain ASCII, and the answer to an invalid argument quotes the argument."""
     wrong = ToolCall("c1", "add", '{"a": "\\ud800", "b": "' + "x" * 100_000 + '"}')
     run = Run(
         turns(ModelReply(None, (wrong,)), ModelReply(None, (ToolCall("c2", "finish", '{"reason": "\\udfff"}'),))), [add]
@@ -395,19 +398,19 @@ async def test_lone_surrogates_and_floods_in_arguments_are_answered() -> None:
     assert len(result["content"]) < 3000
 
 
-# --- going on after a restart
+# --- continuing after a restart
 
 
 @dataclass
 class World:
-    """What tools did, outside of the process."""
+    """Effects of tools outside of the process."""
 
     effects: list[str] = field(default_factory=list)
 
     def tools(self) -> list[Tool]:
         @tool(idempotent=True)
         async def note(context: ToolContext, text: str) -> str:
-            """Keep a note, once for each call id."""
+            """Store a note once per call ID."""
             if context.call_id not in self.effects:
                 self.effects.append(context.call_id)
             return f"noted {text}"
@@ -432,7 +435,7 @@ async def count_writes() -> int:
 
 async def test_killed_after_any_record_a_reaction_ends_the_same_and_does_nothing_twice() -> None:
     writes = await count_writes()
-    assert writes == 11  # started, 3 replies, 3 starts, 4 results, without the finished that the runner writes
+    assert writes == 11  # started, 3 replies, 3 starts, 4 results; the runner writes finished
     for last in range(1, writes + 1):
         world = World()
         first = Run(SCRIPT, world.tools(), Records(kill_after=last))
@@ -499,7 +502,7 @@ async def test_records_are_read_back_as_they_were_written() -> None:
     assert end == Finish("finished", "ok", turns=3, usage=Usage(5, 2))
 
 
-# --- losing the hub, being cancelled
+# --- lost hubs and cancellation
 
 
 async def test_a_lost_hub_leaves_the_reaction_open() -> None:

@@ -1,4 +1,4 @@
-"""Due times of mods, in virtual time: each is reached once, across kills, and decided in `apply`."""
+"""Tests of mods' due times in simulated time: each fires once, even across kills, and `apply` decides it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MINUTE = 60_000
 
 
 class Alarm(Mod):
-    """Sends a message when a time has come."""
+    """Mod that sends a message at a due time."""
 
     id = "alarm"
 
@@ -164,7 +164,7 @@ def test_hook_learns_how_long_the_watched_participant_was_absent() -> None:
         present, left, restarted = (content["absent_ms"] for content in heard(simulation))
         assert present == 0
         assert 29_000 <= left <= 32_000
-        assert 29_000 <= restarted <= 32_000  # counted from the restart, not from the departure
+        assert 29_000 <= restarted <= 32_000  # counted from the restart, not from the disconnect
 
     simulate(main, mods=[Alarm()])
 

@@ -1,5 +1,6 @@
-"""Exactly-once handling where deliveries do not come in one row: dead letters taken back, attempts begun by somebody else, another
-history. Kills are in tests/crash/test_exactly_once.py."""
+"""Tests of exactly-once handling where deliveries come out of order: restored dead letters, attempts that another
+process began, a replaced history. tests/crash/test_exactly_once.py covers kills.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from roundelay.network.hub.local import LocalConnection, LocalTransport
 
 
 class Shop:
-    """A handler that keeps what it handled in its database, and fails while ``is_broken``."""
+    """Handler that records handled messages in its database, and fails while ``is_broken``."""
 
     def __init__(self, database: Path) -> None:
         self.database = database
@@ -35,12 +36,12 @@ class Shop:
             raise ValueError("broken")
 
     async def run_of(self, text: str) -> None:
-        """Wait until the handler was run for this message; it may not have been committed."""
+        """Wait until the handler has run for this message. Its transaction may not be committed yet."""
         while await self.runs.get() != text:
             pass
 
     async def settle(self, mia: NetworkClient) -> None:
-        """Let everything that was sent before be committed."""
+        """Wait until the handling of all earlier messages is committed."""
         for text in ("settled", "settled"):
             await mia.send_text("shop", text)
             await self.run_of(text)
@@ -69,7 +70,7 @@ async def network(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Network]:
 
 
 async def until_handled(mia: NetworkClient, stored: Stored) -> None:
-    """Wait until a message is handled, and that is committed. Each question is a round trip: nothing is polled in one go."""
+    """Poll until the handling of a message is committed. Each poll is a round trip, so the event loop keeps running."""
     while True:
         status = await mia.call("network.message_status", {"seq": stored.seq})
         if status["recipients"][0]["state"] == "handled":
@@ -156,7 +157,7 @@ async def test_what_waited_for_another_attempt_at_the_first_start_is_handled(
             if not is_restarted:
                 await until_handled(mia, refused)
         async with shop.open(network):
-            await until_handled(mia, refused)  # it may be already: which of the two comes first is not promised
+            await until_handled(mia, refused)  # it may be handled already: the order of the two is not guaranteed
             await shop.settle(mia)
     assert sorted(shop.orders()) == ["new", "refused before", "settled"]
 

@@ -1,4 +1,4 @@
-"""Without its extra, each optional module names the extra and the command that adds it."""
+"""Tests of optional modules without their extras: the error names the extra and the command that installs it."""
 
 from __future__ import annotations
 

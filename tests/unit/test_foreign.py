@@ -1,4 +1,4 @@
-"""Code that is not ours runs apart: its ends and its threads are bounded, whatever it does."""
+"""Tests of isolated calls of foreign code: their ends and threads are bounded, whatever the code does."""
 
 from __future__ import annotations
 
@@ -91,6 +91,6 @@ async def test_threads_of_sync_tools_are_bounded_and_handed_on_in_order(monkeypa
     assert results[:2] + results[3:] == [0, 1, 3, 4]
     assert isinstance(results[2], asyncio.CancelledError)
     assert sorted(begun) == [0, 1, 3, 4]
-    async with asyncio.timeout(5):  # all places are free again
+    async with asyncio.timeout(5):  # all threads are free again
         again = [threads.run_in_thread(lambda n=n: work(n), "work") for n in range(4)]  # type: ignore[misc]
         assert await asyncio.gather(*again) == [0, 1, 2, 3]

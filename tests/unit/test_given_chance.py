@@ -1,4 +1,6 @@
-"""Time and chance come in as arguments, which replay and simulation hang on: what runs in a network reads neither by itself."""
+"""Tests that the network code never reads time or chance directly. Both are arguments, because replay and simulation
+depend on them.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {"random", "secrets", "time", "uuid", "now()", "today()", "utcnow()"}
-# Where they come from, and what touches nothing that is stored or sent.
+# Modules that provide time and chance, or whose values are neither stored nor sent.
 ALLOWED = {
     "network/clock.py": {"secrets", "time"},
-    "network/platforms.py": {"time"},  # the time since the machine or the process started
-    "network/core/joining.py": {"secrets"},  # tokens, made once and kept
+    "network/platforms.py": {"time"},  # the time since the start of the machine or process
+    "network/core/joining.py": {"secrets"},  # tokens are created once and stored
     "network/client/client.py": {"random"},  # the default of `jitter`
-    "network/hub/batch_writer.py": {"time"},  # how long a commit took, for the metrics
+    "network/hub/batch_writer.py": {"time"},  # the duration of a commit, for the metrics
     "agents/models/provider_errors.py": {"time"},  # a provider's date in `retry-after`
     "agents/models/local.py": {"secrets"},  # the key of a server on this machine
 }
@@ -30,7 +32,7 @@ def find_sources(source: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
             yield (node.module or "").partition(".")[0]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and not node.args:
-            yield f"{node.func.attr}()"  # datetime.now() and its like; datetime.fromtimestamp(...) only converts
+            yield f"{node.func.attr}()"  # datetime.now() and similar; datetime.fromtimestamp(...) only converts
 
 
 @pytest.mark.parametrize("file", FILES, ids=str)

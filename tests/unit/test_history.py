@@ -1,4 +1,4 @@
-"""A history that was cut, filtered or compacted is still one that a provider accepts."""
+"""Tests that a shortened, filtered or compacted history is still valid for a provider."""
 
 from __future__ import annotations
 

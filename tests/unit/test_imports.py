@@ -1,4 +1,4 @@
-"""The import directions of the architecture, read from the source of every product file."""
+"""Tests of the architecture's import directions in the source of every product file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.support.pages import read_pages
 
 ROOT = Path(__file__).parents[2]
 
-# Folder -> what it may import of ours (docs: "Import directions"). Its own modules it imports relatively, a folder inside of it absolutely.
+# The project's modules that each folder may import (docs: "Import directions"). A file imports its own folder
+# relatively, and a subfolder of it absolutely.
 ALLOWED = {
     "templates": set[str](),
     "network": set[str](),
@@ -26,13 +27,15 @@ ALLOWED = {
     "adapters": {"roundelay.network", "roundelay.agents", "roundelay.interop.a2a.parts"},
     "roundelay": {"roundelay"},
 }
-# What the OpenAI Agents SDK is imported as is the name of a folder here too.
+# The OpenAI Agents SDK is imported as `agents`, which is also the name of a folder here.
 NO_FOLDER = {Path("adapters/openai_agents.py"): "from agents import"}
 FILES = [path.relative_to(ROOT) for folder in ALLOWED for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def list_imports(source: str, parents: int) -> Iterator[tuple[int, str]]:
-    """Line and module of each import, nested ones too; a relative one is ``.``, or ``..`` where it leaves the folder."""
+    """Yield the line and module of each import, including nested ones. A relative import is ``.``, or ``..`` if it
+    leaves the folder.
+    """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -45,7 +48,7 @@ def list_imports(source: str, parents: int) -> Iterator[tuple[int, str]]:
 
 
 def find_breaches(folder: str, source: str, parents: int = 1) -> list[str]:
-    """What a file of ``folder``, ``parents`` folders deep in it, imports and may not."""
+    """Return the forbidden imports of a file in ``folder``, ``parents`` levels deep."""
     breaches = []
     allowed_here = {*ALLOWED[folder], *([f"roundelay.{folder}"] if parents > 1 else [])}
     for line, module in list_imports(source, parents):
@@ -73,7 +76,7 @@ def test_file_imports_only_what_its_folder_may(file: Path) -> None:
     ("folder", "source"),
     [
         ("network", "from roundelay.agents import runner"),
-        ("network", "from roundelay.network import errors"),  # its own modules are relative
+        ("network", "from roundelay.network import errors"),  # a folder imports its own modules relatively
         ("network", "import roundelay"),
         ("network", "from roundelay import agents"),
         ("network", "from ..mods import channels"),
@@ -142,14 +145,14 @@ def test_every_module_has_a_docstring_and_every_folder_a_line_in_the_design() ->
     assert [path for path in packages if not re.search(rf"\b{path.name}/", page)] == []
 
 
-# Inside the network each wing stands on those before it; the client on the contract alone.
+# Each wing of the network imports only the wings before it. The client imports only the contract.
 WINGS = ("contract", "core", "ledger", "cluster", "operations", "hub")
 FACES = {"roundelay.network.mod", "roundelay.network.visibility"}
-"""Public import paths that stand in the contract's place and show names of the core."""
+"""Public import paths that count as part of the contract, although they export names of the core."""
 
 
 def name_module(file: Path) -> str:
-    """The name under which a product file is imported."""
+    """Return the import name of a product file."""
     parts = [*file.with_suffix("").parts]
     return ".".join((["roundelay"] if parts[0] != "roundelay" else []) + parts).removesuffix(".__init__")
 
@@ -158,7 +161,7 @@ MODULES = {name_module(file): file for file in FILES}
 
 
 def list_imported(name: str, source: str, *, is_package: bool) -> set[str]:
-    """The modules of ours that a module imports: at its top, within functions, and for types alone."""
+    """Return the project's modules that a module imports: at the top, inside functions, and for types only."""
     found = set()
     package = name.split(".") if is_package else name.split(".")[:-1]
     for node in ast.walk(ast.parse(source)):
@@ -174,7 +177,7 @@ def list_imported(name: str, source: str, *, is_package: bool) -> set[str]:
 
 @pytest.fixture(scope="module")
 def imports() -> dict[str, set[str]]:
-    """What each module imports; not read where these tests are collected and run elsewhere."""
+    """Return the imports of each module. A fixture, so that the files are read only where these tests run."""
     return {
         name: list_imported(name, (ROOT / file).read_text(encoding="utf-8"), is_package=file.stem == "__init__")
         for name, file in MODULES.items()
@@ -182,7 +185,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def find_wing(module: str) -> str | None:
-    """The wing of the network that a module is in; None for one of another folder."""
+    """Return the wing of the network that contains a module, or None for a module of another folder."""
     if module != "roundelay.network" and not module.startswith("roundelay.network."):
         return None
     parts = module.split(".")
@@ -190,7 +193,7 @@ def find_wing(module: str) -> str | None:
 
 
 def may_stand_on(wing: str, other: str) -> bool:
-    """Whether modules of one wing may import those of another."""
+    """Whether modules of one wing may import modules of another."""
     if wing == other or other == "contract":
         return True
     return wing != "client" and other != "client" and WINGS.index(other) < WINGS.index(wing)
@@ -208,7 +211,7 @@ def find_wing_breaches(imports: dict[str, set[str]]) -> list[str]:
 
 
 def find_circles(imports: dict[str, set[str]]) -> list[set[str]]:
-    """The sets of modules each of which is reached from each (Tarjan's strongly connected components)."""
+    """Return the sets of modules that import each other in a circle (Tarjan's strongly connected components)."""
     numbers: dict[str, int] = {}
     lowest: dict[str, int] = {}
     path: list[str] = []
@@ -263,7 +266,7 @@ def test_modules_import_each_other_in_no_circle_but_those_that_are_left(imports:
 
 
 def name_part(module: str) -> str:
-    """The folder of roundelay/ that a module is in; itself for a module of another folder, or beside them."""
+    """Return the subfolder of roundelay/ that contains a module, or the module's own name elsewhere."""
     file = MODULES[module]
     return str(file.parent) if file.parts[0] == "roundelay" and len(file.parts) > 2 else module
 
@@ -273,7 +276,7 @@ def test_folders_of_roundelay_import_each_other_in_no_circle(imports: dict[str, 
     for module, imported in imports.items():
         part = name_part(module)
         folders.setdefault(part, set()).update({name_part(it) for it in imported} - {part})
-    # The package's root, app and what stands beside them offer names of many folders: folders alone count here.
+    # Count folders only: the package's root and its top-level modules export names of many folders.
     known = {it for it in folders if "/" in it}
     assert find_circles({it: imported & known for it, imported in folders.items() if it in known}) == []
 

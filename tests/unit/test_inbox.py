@@ -1,4 +1,4 @@
-"""What wakes an agent, and the order of its reactions."""
+"""Tests of the triggers that wake an agent, and of the order of its reactions."""
 
 from __future__ import annotations
 
@@ -208,13 +208,13 @@ def test_of_one_pairs_conversations_a_place_is_left_for_others() -> None:
     inbox.offer(make_message(6, sender_id="mia", thread_id="direct:bob~mia:tea"))
     assert [it and it.seq for it in (inbox.next_message(), inbox.next_message())] == [6, None]
     assert first is not None
-    inbox.pause("r", first.thread_id)  # who only waits for others holds no place
+    inbox.pause("r", first.thread_id)  # a reaction that only waits for others does not count
     assert [it and it.seq for it in (inbox.next_message(), inbox.next_message())] == [3, None]
 
 
 @given(st.lists(st.one_of(st.tuples(st.integers(1, 12), st.integers(0, 3)), st.none()), max_size=60), st.integers(1, 3))
 def test_every_message_reacts_once_in_its_threads_order(steps: list[tuple[int, int] | None], max_parallel: int) -> None:
-    """A step offers message (seq, thread); None ends the oldest running reaction."""
+    """A step offers a message (seq, thread). None ends the oldest running reaction."""
     inbox = Inbox("bob", max_parallel=max_parallel)
     offered: dict[str, list[int]] = {}
     begun: dict[str, list[int]] = {}
@@ -283,7 +283,7 @@ def test_a_reaction_that_waits_in_two_calls_gives_one_place() -> None:
         inbox.pause("r1", "direct:bob~p1")
     assert inbox.next_message() is not None
     assert inbox.next_message() is None
-    inbox.resume("r1")  # the other call waits on
+    inbox.resume("r1")  # the other call still waits
     assert inbox.at_work == 1
     inbox.resume("r1")
     assert inbox.at_work == 2
@@ -347,7 +347,7 @@ def test_a_question_is_not_read_in_another_reaction() -> None:
 
 
 def test_a_wait_that_outlives_its_reaction_changes_no_other() -> None:
-    """Code that swallows its cancellation is left behind, and may end whenever it likes."""
+    """Code that swallows its cancellation keeps running, and may end at any later time."""
     inbox = Inbox("bob")
     first, second = make_message(1), make_message(2)
     inbox.offer(first)

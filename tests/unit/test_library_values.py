@@ -1,4 +1,4 @@
-"""Values of libraries on their way into JSON: subclasses of text, numbers, mappings and lists go as what they are."""
+"""Tests of library values in JSON: subclasses of strings, numbers, mappings and lists are encoded as their base type."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.loops import Loop, by_turn, results_of, use
 
 
 class Text(str):
-    """As `TextAccessor` of langchain-core."""
+    """String subclass like langchain-core's `TextAccessor`."""
 
     __slots__ = ()
 

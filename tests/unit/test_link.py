@@ -1,4 +1,4 @@
-"""A client's link lets go of every connection that came to nothing, and of every request that no connection survives."""
+"""Tests of a client's link: it releases every failed connection, and every request that no connection survives."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CutConnection(LocalConnection):
 
 
 class CutTransport:
-    """Its connections of these numbers, counted from 0, are cut."""
+    """Transport whose connections with these numbers (counted from 0) are cut."""
 
     def __init__(self, hub: Hub, cut: set[int]) -> None:
         self.connections: list[CutConnection] = []
@@ -76,7 +76,7 @@ async def test_every_connection_that_came_to_nothing_is_let_go_on_the_way_back(r
 
 
 class PutOffConnection(LocalConnection):
-    """A connection of a hub that takes no more new ids for a moment."""
+    """A connection to a hub that temporarily refuses new IDs."""
 
     async def frames(self) -> AsyncIterator[bytes]:
         yield b'{"type":"error","code":"rate_limited","message":"More than 1 a minute.","retry_after_ms":2}'
@@ -84,7 +84,7 @@ class PutOffConnection(LocalConnection):
 
 
 class PutOffTransport(LocalTransport):
-    """Its connections of these numbers, counted from 0, are put off."""
+    """Transport whose connections with these numbers (counted from 0) are refused temporarily."""
 
     def __init__(self, hub: Hub, put_off: set[int]) -> None:
         super().__init__(hub)
@@ -110,7 +110,7 @@ async def test_a_client_whose_registration_is_put_off_comes_again() -> None:
 
 
 class WeakConnection(LocalConnection):
-    """A connection that the hub ends at each frame in which a word is found."""
+    """A connection that the hub closes at each frame that contains a given word."""
 
     def send(self, data: bytes) -> None:
         if b"poison" in data:
@@ -124,7 +124,7 @@ class WeakTransport(LocalTransport):
 
 
 async def pauses(client: NetworkClient) -> list[float]:
-    """How long the client waited before each try to come back, until it stops trying."""
+    """Return the delays before each reconnect, until the client stops trying."""
     return [event.delay_s async for event in client.events() if isinstance(event, Reconnecting)]
 
 
@@ -138,7 +138,7 @@ async def test_a_message_that_the_hub_would_not_take_is_refused_here_and_holds_n
             await ann.send("agent:ann", "x" * 4096)
         with pytest.raises(TooLarge):
             await ann.call("channels.post", {"name": "dev", "text": "x" * 4096})
-        await ann.signal("delta", {"text": "x" * 4096}, to="broadcast")  # may be dropped, as signals may
+        await ann.signal("delta", {"text": "x" * 4096}, to="broadcast")  # the hub may drop signals
         session = ann.welcome.session_id
         assert (await ann.send("agent:ann", "small")).seq > 0
         assert ann.welcome.session_id == session
@@ -183,7 +183,7 @@ async def test_a_request_for_which_the_hub_ends_three_connections_is_given_up_an
             with pytest.raises(InternalError, match="ended 3 connections"):
                 await poison
             assert stored.seq > 0
-        # each wait is twice the one before: a session that ended at once is no reason to hurry
+        # Each delay doubles: a session that ended at once is no reason to retry faster.
         assert await waits == [0.05, 0.1, 0.2]
 
 

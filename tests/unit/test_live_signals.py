@@ -1,4 +1,6 @@
-"""What chat makes of signals that hostile, loud or careless agents send: lines of a terminal, and who is said to be at work."""
+"""Tests of `chat` with signals from hostile, loud or careless agents: the lines on the terminal, and the list of
+working agents.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def shown(under_way: LiveActivity, width: int = 100, rows: int = 8) -> list[str]
 
 
 def told(under_way: LiveActivity, signal: Signal) -> list[str]:
-    """What a reader without a screen is told of a signal."""
+    """Return the text that a reader without a screen gets for a signal."""
     return [describe_news(it) for it in under_way.handle_event(signal)]
 
 
@@ -64,7 +66,7 @@ def test_an_agent_that_begins_everything_hides_nobody_else() -> None:
 
 
 def test_a_decision_that_did_not_fit_leaves_the_request_waiting_whichever_is_known_first() -> None:
-    """Nobody but the agent that asked can say so."""
+    """Only the agent that asked can reject the decision."""
 
     for refused_first in (True, False):
         under_way = LiveActivity()
@@ -116,7 +118,7 @@ def test_the_end_of_one_reaction_leaves_the_calls_of_another() -> None:
     "text", [WIDE, ZALGO, ESCAPES, EMOJI, "word " * 300], ids=["wide", "zalgo", "escapes", "emoji", "words"]
 )
 def test_no_line_is_wider_than_the_terminal_whatever_stands_in_it(width: int, text: str) -> None:
-    """One that is would be broken by the terminal, and could not be drawn over."""
+    """The terminal would wrap a wider line, and the program could not redraw it."""
     names = [text[:64], "researcher-2"]
     for kind in ("text", "reasoning", "tool", "progress"):
         for by in ("bob", "a" * 64):
@@ -200,7 +202,7 @@ def test_one_signal_cannot_fill_the_screen_of_a_reader() -> None:
 
 
 def test_an_agent_that_numbers_no_calls_has_one_at_a_time() -> None:
-    """Programs in other languages may say no more than that."""
+    """Programs in other languages may omit the number of the call."""
     under_way = LiveActivity()
     body = {"reaction": "r", "tool": "dig", "active": True}
     for signal in (thinks(True), Signal("bob", "t", "tool", body)):
@@ -212,7 +214,7 @@ def test_an_agent_that_numbers_no_calls_has_one_at_a_time() -> None:
 
 
 def test_only_the_agent_that_asks_says_that_its_request_was_decided_elsewhere() -> None:
-    """Another one would take a request from every screen, and its approvers would never see it."""
+    """Otherwise another agent could remove a request from every screen, and its approvers would never see it."""
     under_way = LiveActivity("mia")
     under_way.handle_message(say(5, "bob", "May I?", 4, approval={"reaction": "r", "tool": "pay", "arguments": "{}"}))
     decided = {"request": 5, "is_approved": True, "by": ["mia"], "seq": 6, "at": 1}

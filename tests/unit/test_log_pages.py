@@ -1,4 +1,4 @@
-"""Pages of the log: a row that the hub's state does not include yet is left for the next page."""
+"""Test of pages of the log: a row that the hub's state does not include yet is left for the next page."""
 
 from __future__ import annotations
 

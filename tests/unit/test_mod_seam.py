@@ -1,4 +1,6 @@
-"""The seam for mods: what a hook or an operation sends has a cause, counts in its conversation's budget, and is sent once."""
+"""Tests of the interface for mods: a message from a hook or an operation has a cause, counts in its conversation's
+budget, and is sent once.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from roundelay.network.mod import AfterContext, Change, Mod, operation
 
 
 class Tasks(Mod):
-    """Answers in its own thread: after IO, from a hook, and in operations."""
+    """Mod that answers in its own thread: after IO, from a hook, and in operations."""
 
     id = "tasks"
 
@@ -54,12 +56,12 @@ class Tasks(Mod):
 
     @operation("change")
     def guess(self, change: Change, *, about: Annotated[int, Meta(ge=0, le=99)]) -> dict[str, int]:
-        """Answer about a message that nothing names as one."""
+        """Answer with a cause that is a plain integer and not marked as a message."""
         return {"seq": change.answer(change.origin.agent_id, "?", cause=about).seq}
 
 
 class Echo(Mod):
-    """Answers in the channel, in the commit of what it answers."""
+    """Mod that answers in the channel, in the same commit as the message."""
 
     id = "echo"
 
@@ -137,8 +139,8 @@ async def test_an_operation_sends_two_messages_the_second_in_answer_to_the_first
 async def test_what_a_mod_answers_counts_in_the_budget_and_the_stop_is_told() -> None:
     async with Network.open(mods=[Tasks()], limits=Limits(max_root_messages=4)) as network:
         ann = await network.join("ann")
-        root = (await ann.send("mod:tasks", "hi")).seq  # 1, answered: 2
-        last = (await ann.send("mod:tasks", "more", cause=root)).seq + 1  # 3, answered: 4
+        root = (await ann.send("mod:tasks", "hi")).seq  # message 1, and the answer is 2
+        last = (await ann.send("mod:tasks", "more", cause=root)).seq + 1  # message 3, and the answer is 4
         for _ in range(2):
             with pytest.raises(LoopStopped):
                 await ann.send("mod:tasks", "too much", cause=root)
@@ -152,18 +154,18 @@ async def test_what_a_mod_answers_counts_in_the_budget_and_the_stop_is_told() ->
 async def test_a_hook_that_exceeds_the_budget_refuses_the_message_and_the_readers_are_told_what_was_stored() -> None:
     async with Network.open(mods=[Tasks()], limits=Limits(max_root_messages=3)) as network:
         ann = await network.join("ann")
-        root = (await ann.send("mod:tasks", "hi")).seq  # 1, answered: 2
-        with pytest.raises(LoopStopped):  # would be 3, its answer 4
+        root = (await ann.send("mod:tasks", "hi")).seq  # message 1, and the answer is 2
+        with pytest.raises(LoopStopped):  # would be message 3, and its answer 4
             await ann.send("mod:tasks", "one more", cause=root)
         async with asyncio.timeout(5):
             async for event in ann.events():
                 if getattr(event, "kind", "") == "loop_stopped":
                     break
         assert event.body["seq"] == root + 1  # type: ignore[union-attr]
-        assert (await ann.call("network.info"))["head"] == root + 2  # that ann is told is stored
+        assert (await ann.call("network.info"))["head"] == root + 2  # the notice to ann is stored
         told = await ann.call("network.history", {"thread_id": "mod:network~ann"})
         assert [message["seq"] for message in told["messages"]] == [root + 2]
-        stored = await ann.send("agent:ann", "the last one", cause=root)  # what was refused used nothing up
+        stored = await ann.send("agent:ann", "the last one", cause=root)  # the refused message used nothing up
         assert stored.seq == root + 3
 
 
@@ -202,7 +204,7 @@ async def test_a_call_that_is_repeated_after_its_result_is_forgotten_stores_noth
             assert (await ann.call("network.info"))["head"] == head
             with pytest.raises(IdConflict):
                 await ann.call("channels.post", {"name": "dev", "text": "other"}, call_id="p")
-            # a message of a client's own under the same id is another thing
+            # A client's own message with the same ID is a different message.
             assert not (await ann.send("channel:dev", "mine", message_id="p")).duplicate
     assert again[1] == {**posted, "duplicate": True}
     assert again[2] == {"seq": noted["seq"], "thread_id": "mod:tasks~ann", "duplicate": True}
@@ -214,7 +216,9 @@ async def test_a_call_that_is_repeated_after_its_result_is_forgotten_stores_noth
 
 
 class Printing(Mod):
-    """Does its work in ``after``, once it is let; what an earlier life left undone is done with the next message (docs/mods.md)."""
+    """Mod that works in ``after`` once the test allows it. Unfinished work of an earlier process is done with the
+    next message (docs/mods.md).
+    """
 
     id = "printing"
 
@@ -234,7 +238,7 @@ class Printing(Mod):
         ]
         self.began.set()
         if not self._may_work:
-            await asyncio.Event().wait()  # the hub dies here
+            await asyncio.Event().wait()  # the hub ends here
         for seq in sorted({*left, message.seq} - set(self.printed)):
             self.printed.append(seq)
             context.submit({"seq": seq})
@@ -281,7 +285,7 @@ async def test_what_a_mod_sends_and_keeps_counts_for_whoever_it_is_for() -> None
             return use["messages"], use["bytes"]
 
         heard = ann.__aiter__()
-        await ann.send("mod:tasks", "please")  # counts with what the hook answers, and what comes after the IO
+        await ann.send("mod:tasks", "please")  # counts itself, the hook's answer, and the message after the IO
         assert [(await anext(heard)).content for _ in range(2)] == ["seen", "done"]
         assert (await used())[0] == 3
         before = await used()

@@ -1,4 +1,4 @@
-"""Requests to models as their server sees them: connections, headers, and what remains at the end."""
+"""Tests of requests to models as the server sees them: connections, headers, and resources that remain open."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ REPLY = json.dumps({"choices": [{"message": {"content": "ok"}, "finish_reason": 
 
 @dataclass
 class RawServer:
-    """Answers each request with `REPLY`. ``headers``: headers of each request, in lower case, with its body's size."""
+    """Server that answers each request with `REPLY`. ``headers`` holds the headers of each request in lower case, and
+    the size of its body.
+    """
 
     headers: list[dict[str, str]] = field(default_factory=list)
     connections: int = 0
     ended: int = 0
     has_ended: asyncio.Event = field(default_factory=asyncio.Event)
     closes: bool = False
-    """Whether a connection is closed after its first reply, without a header that announces it."""
+    """Whether the server closes a connection after its first reply without announcing it in a header."""
 
     extra_header: str = ""
     base_url: str = ""
@@ -126,7 +128,7 @@ async def test_a_connection_that_the_server_closed_is_not_used_again() -> None:
             assert (await model.complete(ASK)).text == "ok"
             await server.has_ended.wait()
             for _ in range(3):
-                await asyncio.sleep(0)  # the client's side of the event loop reads the end of the connection
+                await asyncio.sleep(0)  # the client's event loop reads the end of the connection
             assert server.connections == count
 
 
@@ -196,7 +198,7 @@ async def test_a_body_that_is_no_json_is_refused_before_it_is_sent() -> None:
 
 @asynccontextmanager
 async def forward_proxy() -> AsyncIterator[tuple[str, list[str]]]:
-    """A proxy that opens tunnels; its address, and the first lines of the requests with their credentials."""
+    """Run a proxy that opens tunnels. Yield its address, and the first lines of the requests with their credentials."""
     lines: list[str] = []
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

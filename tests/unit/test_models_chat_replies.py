@@ -1,4 +1,4 @@
-"""How replies and streams are read, in all the shapes in which servers send them. The sources stand beside the rows."""
+"""Tests of replies and streams in all formats that servers send. The source of a format is next to its row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Delta = dict[str, Any]
 
 
 def call(name: str | None = None, arguments: Any = None, **fields: Any) -> Delta:
-    """A call in a piece: without what is None."""
+    """Return a call in a chunk, without the fields that are None."""
     function = {"name": name, "arguments": arguments}
     return {**fields, "function": {key: it for key, it in function.items() if it is not None}}
 
@@ -101,7 +101,7 @@ def test_the_pieces_of_calls_are_put_together(deltas: list[Any], wanted: list[Ca
 
 @pytest.mark.parametrize("seed", range(50))
 def test_calls_cut_anywhere_are_the_same_calls(seed: int) -> None:
-    """Whatever of index, id and name a server repeats, calls that it tells apart by one of them stay apart."""
+    """Calls stay separate if the server distinguishes them by index or by ID, whichever fields it repeats."""
     chance = random.Random(seed)
     made = [(chance.choice(TOOLS), json.dumps({"n": chance.randrange(9**9)})) for _ in range(chance.randrange(1, 5))]
     has_index, has_id = chance.choice([(True, True), (True, False), (False, True)])
@@ -213,7 +213,7 @@ def test_a_plain_stop_does_not_hide_another_reason(reasons: list[str], wanted: s
 
 
 def test_usage_is_read_wherever_a_stream_has_it_and_never_shrinks() -> None:
-    """Kimi has it in the choice: https://github.com/earendil-works/pi/issues/2017"""
+    """Kimi sends usage inside the choice: https://github.com/earendil-works/pi/issues/2017"""
     counted, nothing = {"prompt_tokens": 5, "completion_tokens": 2}, {"prompt_tokens": 0, "completion_tokens": 0}
     in_choice = chunks_end({"delta": {"content": "a"}}, {"delta": {}, "finish_reason": "stop", "usage": counted})
     early = Draft()

@@ -1,4 +1,4 @@
-"""The fake server refuses what the real API refuses, and can be run as a process of its own."""
+"""Tests of the fake server: it refuses what the real API refuses, and runs as a separate process."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ async def test_a_reply_can_wait_for_the_test() -> None:
 
 
 def shout(body: dict[str, Any]) -> Reply:
-    """The script of the process below."""
+    """Script for the process in the test below."""
     return fake.text(str(body["messages"][-1]["content"]).upper())
 
 

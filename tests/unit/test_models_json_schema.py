@@ -1,4 +1,4 @@
-"""Steps as JSON objects, for servers without tool calls: what is sent, and how replies are read."""
+"""Tests of steps as JSON objects, for servers without tool calls: the requests, and the parsing of replies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def request_of(*messages: ChatMessage, tools: tuple[ToolSpec, ...] = TOOLS) -> M
 
 
 def body_of(request: ModelRequest) -> dict[str, object]:
-    """The request as `OpenAIModel` sends it, for the strict server to judge."""
+    """Return the request as `OpenAIModel` sends it, for a check by the strict server."""
     step = encode_steps(request)
     roles = {SystemMessage: "system", UserMessage: "user", AssistantMessage: "assistant"}
     shape = {"name": "step", "schema": step.schema, "strict": step.is_strict}

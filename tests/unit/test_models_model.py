@@ -1,4 +1,6 @@
-"""The model seam: replies survive the journal, usage adds up, ids are derived, no provider is loaded."""
+"""Tests of the model interface: replies survive the journal, usage adds up, IDs are derived, and no provider is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from roundelay.agents.recorded import Recorded
 
 
 def recorded(reply: object) -> ModelReply:
-    """The reply of turn 1 as a journal gives it back that holds this."""
+    """Return the reply of turn 1 as it is read back from the journal."""
     run = Recorded()
     run.add("model_reply", {"turn": 1, "agent": "ann", "reply": json.loads(json.dumps(reply))})
     return run.replies[1]

@@ -1,4 +1,6 @@
-"""The OpenAI-compatible model over the real SDK, against a server on loopback that is as strict as the real API."""
+"""Tests of the OpenAI-compatible model with the real SDK, against a server on loopback that is as strict as the real
+API.
+"""
 
 from __future__ import annotations
 
@@ -339,7 +341,7 @@ FAILURES: list[tuple[str, Callable[[], Reply], str, bool]] = [
 async def test_a_failure_is_one_model_error_and_one_request(
     answer: Callable[[], Reply], reason: str, retryable: bool, stream: bool
 ) -> None:
-    silence_s = 0.3 if reason == "timeout" else 20  # a busy machine is not taken for a silent server
+    silence_s = 0.3 if reason == "timeout" else 20  # a busy machine must not count as a silent server
     async with (
         FakeOpenAI([answer(), fake.text("fine")]) as server,
         model_for(server, stream=stream, silence_s=silence_s) as model,
@@ -551,10 +553,10 @@ async def test_without_tool_calls_the_closing_answer_is_plain_text() -> None:
 
 
 async def test_models_share_one_set_of_certificates() -> None:
-    """Each of its own costs 20 ms and 0.8 MB, and a process may hold hundreds of agents."""
+    """Each set costs 20 ms and 0.8 MB, and a process may hold hundreds of agents."""
 
     def loaded() -> set[int]:
-        # By `type`: isinstance would ask the SDK's lazy objects for their class, and they would load a client.
+        # Use `type`: isinstance would ask the SDK's lazy objects for their class, and these would load a client.
         return {id(it) for it in gc.get_objects() if issubclass(type(it), ssl.SSLContext)}
 
     async with FakeOpenAI(lambda body: fake.text("here")) as server:
@@ -566,7 +568,7 @@ async def test_models_share_one_set_of_certificates() -> None:
             assert loaded() == known
 
 
-# --- as other servers than OpenAI's send it
+# --- formats of servers other than OpenAI's
 
 
 def piece(delta: dict[str, object], reason: str | None = None) -> dict[str, object]:
@@ -587,7 +589,7 @@ async def test_a_stream_that_is_done_without_a_reason_is_a_reply_and_shown_once(
 
 @pytest.mark.parametrize("ends", ["usage", "open", "cut"])
 async def test_a_stream_with_a_reason_needs_no_done(ends: str) -> None:
-    """What comes after the reason is usage at most; a connection that stays open, or breaks, loses nothing any more."""
+    """Only usage can follow the finish reason, so a connection that stays open or breaks loses nothing."""
     chunks = [piece({"content": "Hello"}), piece({}, "stop")]
     usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
     body = "".join(f"data: {json.dumps(it)}\n\n" for it in [*chunks, *([usage] if ends == "usage" else [])])
@@ -697,7 +699,9 @@ async def test_a_reply_that_the_server_gave_up_on_is_asked_for_again(ended: str,
 
 @both_ways
 async def test_usage_that_a_server_does_not_want_to_be_asked_for_is_left_out(stream: bool) -> None:
-    """https://github.com/avante-corp/avante.nvim/issues/2347: once, and by itself for Mistral's address."""
+    """After one refusal, the model stops asking for usage. For Mistral's address, it never asks:
+    https://github.com/avante-corp/avante.nvim/issues/2347
+    """
     refused = fake.error(422, '{"detail":[{"type":"extra_forbidden","loc":["body","stream_options"]}]}')
     replies = [refused, fake.text("one"), fake.text("two")] if stream else [fake.text("one"), fake.text("two")]
     async with FakeOpenAI(replies) as server, model_for(server, stream=stream) as model:
@@ -795,7 +799,9 @@ async def test_a_mark_for_the_cache_stands_before_the_note_that_ends_a_result() 
 
 
 async def test_the_order_of_messages_is_one_that_every_server_takes() -> None:
-    """One system message, and first; a user begins and ends; no two neighbors of a role; images stay images."""
+    """One system message comes first, a user message is second and last, no two neighbors have the same role, and
+    images are kept.
+    """
     image = UserMessage("Look.", images=("https://a/b.png",))
     calls = AssistantMessage("Now.", (ToolCall("c1", "send", "{}"),))
     request = ModelRequest(
@@ -891,7 +897,7 @@ ADDRESSES: list[tuple[str, str]] = [
 @both_ways
 @pytest.mark.parametrize(("address", "path"), ADDRESSES)
 async def test_an_address_is_asked_at_the_path_that_it_means(address: str, path: str, stream: bool) -> None:
-    """Also with the whole path that documents of servers show, and with the query that Azure had."""
+    """Addresses may contain the whole path that a server's documentation shows, or the query that Azure used."""
     async with FakeOpenAI([fake.text("fine")]) as server:
         async with OpenAIModel("fake", base_url=address.format(url=server.base_url), stream=stream) as model:
             assert (await model.complete(ASK)).text == "fine"
@@ -963,7 +969,7 @@ REFUSED_INSIDE = {"error": {"code": "server_error", "type": "server_error", "mes
 
 @both_ways
 async def test_a_rule_is_learned_from_a_refusal_inside_of_a_reply(stream: bool) -> None:
-    """https://github.com/sterlp/eclipse-peon-ai/issues/75: the status is 200, since the stream has begun."""
+    """The status is 200 because the stream has already begun: https://github.com/sterlp/eclipse-peon-ai/issues/75"""
     refusal = in_events(REFUSED_INSIDE) if stream else Reply(body=REFUSED_INSIDE)
     async with FakeOpenAI([refusal, fake.text("fine")]) as server, model_for(server, stream=stream) as model:
         assert (await model.complete(AFTER_CALLS)).text == "fine"
@@ -998,7 +1004,7 @@ async def test_a_server_without_tool_calls_is_told_of_with_the_setting_for_it(st
 
 
 def test_no_text_that_is_sent_is_blank() -> None:
-    """Bedrock and Anthropic refuse white space alone: https://github.com/OpenHands/OpenHands/issues/5339"""
+    """Bedrock and Anthropic refuse texts of white space only: https://github.com/OpenHands/OpenHands/issues/5339"""
     call = ToolCall("c1", "send", "{}")
     image = "data:image/png;base64,QQ=="
     messages = (

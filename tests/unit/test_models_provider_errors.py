@@ -1,4 +1,4 @@
-"""What providers' errors mean, in their own words; where the words are from stands beside them."""
+"""Tests of the classification of providers' errors by their texts. The source of a text is next to its row."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ OTHERS: list[tuple[int, Any, ModelFailure]] = [
     (401, said("You exceeded your current quota."), "unauthorized"),
     (404, said("The model does not exist.", code="model_not_found"), "not_found"),
     (503, said("Overloaded.", code=503, status="UNAVAILABLE"), "server"),
-    # https://github.com/continuedev/continue/issues/10290: Google answers 400 for a wrong key.
+    # Google answers 400 for an invalid key: https://github.com/continuedev/continue/issues/10290
     (400, [{"error": {"code": 400, "message": "API key not valid. Please pass a valid API key.", "status": "INVALID_ARGUMENT"}}], "unauthorized"),
     (400, said("API key expired. Please renew the API key."), "unauthorized"),
     (400, said("The API key field of this tool call is missing."), "rejected"),
@@ -102,7 +102,7 @@ OTHERS: list[tuple[int, Any, ModelFailure]] = [
     (529, {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}, "server"),
     (502, "<html><head><title>502 Bad Gateway</title></head></html>", "server"),
     (500, "", "server"),
-    # Inside of a reply or a stream: the status is in the body, or only a name is.
+    # Errors inside a reply or a stream: the status is in the body, or only a name is.
     (200, said("Provider returned error", code=502), "server"),
     (200, said("Slow down", code=429), "rate_limited"),
     (200, said("Slow down", code="429"), "rate_limited"),

@@ -1,4 +1,4 @@
-"""Scripted models: callables, rules in YAML, and the prompt that both read."""
+"""Tests of scripted models: functions, rules in YAML, and the prompt that both read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def request_of(
     threads: dict[str, MessageThread] | None = None,
     tools: tuple[ToolSpec, ...] = (FINISH,),
 ) -> ModelRequest:
-    """A request as an agent makes it, by the real prompt template."""
+    """Return a request as an agent makes it, with the real prompt template."""
     prompt = ConversationPrompt().render(threads or {}, thread_id, message_of(text, sender, thread_id))
     return ModelRequest(
         (SystemMessage("You are echo."), UserMessage(f"{prompt}\n\nTurn 1 of 9."), *later),

@@ -1,4 +1,4 @@
-"""Tapes and prints: a tape plays what was recorded, and says where and what when it is asked something else."""
+"""Tests of tapes and fingerprints: a tape replays recorded replies, and reports where and how a request differs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,9 @@ EARLIER: tuple[dict[str, Any], ...] = (
         "settings": {"temperature": "6cd9459f"},
     },
 )  # fmt: skip
-"""Prints of `make_request()` and of `make_request(*turn_of())` as an earlier version wrote them into ledgers and tapes."""
+"""Fingerprints of `make_request()` and of `make_request(*turn_of())` that an earlier version wrote into ledgers and
+tapes.
+"""
 
 
 def test_the_same_request_has_no_drift() -> None:
@@ -195,7 +197,7 @@ def test_a_print_is_small_and_says_nothing_of_what_was_said() -> None:
 
 
 def tape_of(*requests: ModelRequest) -> list[TapedTurn]:
-    """A tape with a reply for each request; the reply is named by its place."""
+    """Return a tape with one reply for each request. The reply's text is its position."""
     return [
         TapedTurn.of(ModelReply(f"reply {n}"), run=it.reaction, turn=it.turn, request=fingerprint_request(MODEL, it))
         for n, it in enumerate(requests)

@@ -1,4 +1,4 @@
-"""What commands about nodes write and print: first files, log lines, what a hub at an address says."""
+"""Tests of files and output of commands about nodes: first files, log lines, and errors of a hub's address."""
 
 from __future__ import annotations
 

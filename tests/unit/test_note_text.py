@@ -1,4 +1,6 @@
-"""The text of notes: paragraphs keep their sources, versions can be undone, differences apply and end in time."""
+"""Tests of note texts: paragraphs keep their sources, versions can be undone, and diffs apply and finish in bounded
+time.
+"""
 
 from __future__ import annotations
 

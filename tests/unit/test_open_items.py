@@ -1,4 +1,4 @@
-"""Open items of conversations: mods, reactions and questions open and close them, and a restart keeps them."""
+"""Tests of open items: mods, reactions and questions open and close them, and a restart keeps them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roundelay.network.mod import Change, Mod, operation
 
 
 class Errands(Mod):
-    """Keeps one open item for each errand."""
+    """Mod that opens and closes an item for each errand."""
 
     id = "errands"
 
@@ -83,7 +83,7 @@ async def test_item_without_a_conversation_or_key_is_refused() -> None:
 
 
 def test_question_of_an_older_release_opens_nothing() -> None:
-    """Its root is unknown. The question itself stays in the inbox."""
+    """The question's root is unknown. The question itself stays in the inbox."""
     old = decode_value("question", b'{"sender_id":"bob","thread_id":"direct:ann~bob"}')
     state = State()
     state.apply_writes([TableWrite("question", f"ann/{7:016d}", old)])

@@ -1,4 +1,4 @@
-"""The pages of the command line and of operations name everything that there is, and nothing that there is not."""
+"""Tests that the pages about the command line and operations describe everything that exists, and nothing else."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTION = re.compile(r"--[a-z][a-z-]*")
 
 
 def find_commands(command: click.Command = cli, path: str = "roundelay") -> Iterator[tuple[str, click.Command]]:
-    """Every command that does something, with the words that call it."""
+    """Yield every executable command with the words that call it."""
     if isinstance(command, click.Group):
         if command.invoke_without_command:
             yield path, command
@@ -40,7 +40,7 @@ SECTIONS: dict[str, str] = dict(re.findall(r"^##+ (roundelay .+)\n((?:(?!^##?).*
 
 
 def find_section(path: str) -> str:
-    """The command's own section, or the section of its group."""
+    """Return the command's own section, or the section of its group."""
     return path if path in SECTIONS else path.rpartition(" ")[0]
 
 
@@ -73,7 +73,7 @@ def test_options_of_many_commands_are_options() -> None:
 
 
 def read_table(page: str) -> dict[str, list[str]]:
-    """The cells of a page's table by its first column; a row for several names counts for each."""
+    """Return the cells of a page's table by first column. A row with several names counts for each name."""
     text = (ROOT / f"docs/operations/{page}.md").read_text(encoding="utf-8")
     rows = [line.strip("| \n").split(" | ") for line in text.splitlines() if line.startswith("| `")]
     return {name: cells[1:] for cells in rows for name in re.findall(r"`([^`]+)`", cells[0])}

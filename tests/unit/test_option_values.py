@@ -1,4 +1,4 @@
-"""What an agent's file is refused, a program is refused too, by the same sentence: middleware made with wrong options."""
+"""Tests that Python code and an agent file get the same error for invalid middleware options."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 
 def refuse_in_file(name: str, options: dict[str, Any], folder: Path) -> str:
-    """What the file is told, without its place in the file."""
+    """Return the error for the file, without the position in the file."""
     file = folder / "bob.yaml"
     listed = json.dumps([{name: options}])
     file.write_text(f"id: bob\ninstruction: Help.\nmodel: {{rules: []}}\nmiddleware: {listed}\n", encoding="utf-8")
@@ -120,7 +120,7 @@ def test_wrong_options_are_refused_in_python_as_in_a_file(
 
 
 def test_a_budget_of_a_dict_is_a_budget() -> None:
-    """A dict was taken for no limit at all."""
+    """Earlier versions treated a dict as no limit."""
     made = [
         Budget(tokens={"day": 5000}, prices=Prices({"m": Price(input=1, output=2)})),
         Budget(tokens=TokenLimits(day=5000), prices=Prices({"m": {"input": 1, "output": 2}})),  # type: ignore[dict-item]

@@ -1,4 +1,4 @@
-"""What fails again and again is said once, and that it is over."""
+"""Tests of the repeated-error log: a repeated failure is logged once, and so is its end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roundelay.network.hub.repeated_errors import RepeatedErrorLog
 
 
 class Place:
-    """An outage under a clock that is set by hand."""
+    """A repeated-error log with a manual clock."""
 
     def __init__(self) -> None:
         self.now_s = 100.0

@@ -1,4 +1,6 @@
-"""Wrong proxies, certificates and addresses: one clear sentence that names the variable, and no second request."""
+"""Tests of invalid proxies, certificates and addresses: one clear error names the variable, and no second request is
+sent.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def refused(url: str = "https://models.example/v1") -> str:
-    """The sentence with which a model is refused when it is made."""
+    """Return the error for a model with this address."""
     with pytest.raises(ModelError) as caught:
         OpenAIModel("m", base_url=url, api_key="sk-test")
     assert (caught.value.reason, caught.value.retryable) == ("misconfigured", False)
@@ -38,7 +40,7 @@ def refused(url: str = "https://models.example/v1") -> str:
 async def proxy_that_answers(
     status: int, kind: str = "text/html", body: str = "<h1>no</h1>"
 ) -> AsyncIterator[tuple[str, list[str]]]:
-    """A proxy that passes nothing on; its address, and the first lines of what it was asked."""
+    """Run a proxy that forwards nothing. Yield its address, and the first lines of its requests."""
     asked: list[str] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -147,7 +149,7 @@ async def test_no_proxy_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_which_requests_go_through_a_proxy(
     exempt: str, url: str, is_used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same as `httpx2` decides."""
+    """The result equals the decision of `httpx2`."""
     import httpx2
 
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.example:3128")

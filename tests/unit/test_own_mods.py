@@ -1,4 +1,4 @@
-"""The mods that come along, on a hub in this process: what a search finds, who may change a channel."""
+"""Tests of the included mods on a hub in this process: search results, and the right to change a channel."""
 
 from __future__ import annotations
 

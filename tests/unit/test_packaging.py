@@ -1,4 +1,4 @@
-"""What is installed is what stands in the tree: wheel, source distribution, pins, start-up."""
+"""Tests that an installation matches the source tree: wheel, source distribution, pins and start-up."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ FOLDERS = {"roundelay": "roundelay"} | {
     for name in ("network", "agents", "mods", "templates", "web", "interop", "adapters", "docs")
 }
 
-# setuptools as pip and uv call it (PEP 517), without a download.
+# Call setuptools as pip and uv do (PEP 517), but without a download.
 BUILD_SDIST = "from setuptools import build_meta; build_meta.build_sdist('dist')"
 BUILD_WHEEL = "from setuptools import build_meta; build_meta.build_wheel('dist')"
 BUILD_EDITABLE = "from setuptools import build_meta; build_meta.build_editable('editable')"
 
 
 def run(*command: str, cwd: Path, **environment: str) -> str:
-    """Run a command of this interpreter's and give what it printed."""
+    """Run a command of this interpreter and return its output."""
     done = subprocess.run(
         [sys.executable, *command], cwd=cwd, env=os.environ | environment, capture_output=True, text=True, timeout=100
     )
@@ -49,7 +49,7 @@ def list_tree(folder: str) -> set[str]:
         for path in (ROOT / folder).rglob("*")
         if path.is_file()
         and path.suffix != ".pyc"
-        and path.parent.name != "pictures"  # of the documents, not of the package
+        and path.parent.name != "pictures"  # pictures of the documents are not part of the package
     }
 
 
@@ -60,7 +60,7 @@ LEFT_BEHIND = {
     "tests/.pytest_cache/v/cache/lastfailed", "docs/node_modules/a/b/c/d.md", "bench/roundelay-bench-1/node.db", "tests/.hypothesis/examples/x",
     "deploy/build/lib/x.py", "clients/typescript/.coverage",
 }  # fmt: skip
-"""What npm, builds, nodes and test runs leave in the folders of a clone; git ignores it."""
+"""Files that npm, builds, nodes and test runs leave in a clone's folders. git ignores them."""
 MAX_SDIST_BYTES = 8_000_000
 
 
@@ -91,14 +91,14 @@ def build_wheel(sdist: Path, unpacked: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The unpacked source distribution, built from a copy so that nothing is left in the tree."""
+    """The unpacked source distribution. It is built from a copy, so that the build leaves no files in the tree."""
     [top] = (make_once(tmp_path_factory, "sdist", build_sdist) / "unpacked").iterdir()
     return top
 
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The unpacked wheel, built from the source distribution alone, as an installer does it."""
+    """The unpacked wheel, built only from the source distribution, as an installer builds it."""
     return make_once(tmp_path_factory, "wheel", partial(build_wheel, sdist))
 
 
@@ -124,7 +124,7 @@ def test_the_wheel_says_that_it_is_typed_and_licensed(wheel: Path) -> None:
 
 
 def test_the_metadata_names_no_address_that_is_not_there(wheel: Path) -> None:
-    """There is no public page yet. What one wants to read comes along."""
+    """There is no public page yet. The wheel contains the documents instead."""
     [info] = wheel.glob("*.dist-info")
     head = (info / "METADATA").read_text(encoding="utf-8").partition("\n\n")[0]
     assert "://" not in head
@@ -159,7 +159,9 @@ def test_the_wheel_runs_as_a_module(wheel: Path, tmp_path: Path) -> None:
 
 
 class Clone(NamedTuple):
-    """A source tree, and an interpreter that has Roundelay's dependencies, and Roundelay in one of the ways or not at all."""
+    """A source tree, and an interpreter with Roundelay's dependencies. Roundelay itself is installed in one of
+    several ways, or not at all.
+    """
 
     root: Path
     python: Path
@@ -179,7 +181,7 @@ def clone(request: pytest.FixtureRequest, sdist: Path, wheel: Path, tmp_path_fac
         venv.create(home, symlinks=os.name != "nt")
         found = run_in(find_python(home), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=home)
         packages = Path(found.strip())
-        # As a line of a .pth: the dependencies are found, and what this interpreter knows of an editable Roundelay is not.
+        # A .pth line makes the dependencies importable, but not an editable Roundelay of this interpreter.
         (packages / "dependencies.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n", encoding="utf-8")
         if way == "wheel":
             shutil.copytree(wheel, packages, dirs_exist_ok=True)
@@ -216,7 +218,7 @@ for it in (*found, roundelay.web):
 @pytest.mark.full
 @pytest.mark.parametrize("way", ["-c", "-m", "script", "PYTHONPATH"])
 def test_a_python_that_is_started_in_a_clone_runs_the_clone(clone: Clone, tmp_path: Path, way: str) -> None:
-    """The folder `roundelay/` is found before what is installed; it lacks the folders that are packages of it."""
+    """Python finds the folder `roundelay/` before the installed package, but the folder lacks the subpackages."""
     match way:
         case "-m":
             assert "\nport: 8700\n" in run_in(clone.python, "-m", "roundelay", "config", "show", cwd=clone.root)
@@ -233,7 +235,7 @@ def test_a_python_that_is_started_in_a_clone_runs_the_clone(clone: Clone, tmp_pa
 
 
 def test_a_python_elsewhere_runs_what_is_installed(clone: Clone, tmp_path: Path) -> None:
-    """Of a wheel, that alone: what lies beside it is other people's."""
+    """With a wheel, Python must find nothing but the wheel: the neighboring folders belong to other packages."""
     if clone.way == "not installed":
         with pytest.raises(AssertionError, match="No module named 'roundelay'"):
             run_in(clone.python, "-c", WHERE, cwd=tmp_path)
@@ -253,7 +255,7 @@ def test_a_python_elsewhere_runs_what_is_installed(clone: Clone, tmp_path: Path)
 
 @pytest.mark.parametrize("clone", ["wheel"], indirect=True)
 def test_an_installed_wheel_runs_the_demo_and_serves_the_page(clone: Clone, tmp_path: Path) -> None:
-    """From an empty folder: nothing of the clone is needed."""
+    """The test runs in an empty folder, because the wheel must not need the clone."""
     assert "= 1000" in run_in(clone.python, "-m", "roundelay", "demo", "What is 2^10 - 24?", cwd=tmp_path)
     run_in(clone.python, "-m", "roundelay", "init", cwd=tmp_path)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -304,7 +306,9 @@ def test_constraints_pin_what_pyproject_asks_for() -> None:
 
 
 def read_pins(name: str) -> dict[str, tuple[str, list[str]]]:
-    """Return each pinned package of a file with its version and hashes. Markers differ: more packages ask for more."""
+    """Return each pinned package of a file with its version and hashes. Ignore markers, because more packages may
+    require a pin.
+    """
     text = (ROOT / name).read_text(encoding="utf-8")
     blocks = re.findall(r"^([a-z0-9-]+)==(\S+)((?:.*\\\n)*.*)", text, re.MULTILINE)
     return {package: (version, re.findall(r"sha256:\w+", rest)) for package, version, rest in blocks}
@@ -334,7 +338,7 @@ def test_dev_names_a_python_that_is_too_old_and_what_to_do(tmp_path: Path) -> No
     old = tmp_path / "python3.9"
     old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo Python 3.9.1\nexit 1\n', encoding="utf-8")
     old.chmod(0o755)
-    tools = tmp_path / "bin"  # a PATH without uv, which would be used instead
+    tools = tmp_path / "bin"  # a PATH without uv, because ./dev would use uv
     tools.mkdir()
     for tool in ("cat", "cksum", "dirname", "rm"):
         (tools / tool).symlink_to(str(shutil.which(tool)))
@@ -379,7 +383,7 @@ esac
 
 
 class FakeCheckout:
-    """A copy of ./dev with a Python that only records what it is asked to do, and no uv."""
+    """A copy of ./dev with a Python that only records its commands, and without uv."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.record = root, root / "record"
@@ -402,7 +406,7 @@ class FakeCheckout:
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
 
     def find_installed(self) -> list[str]:
-        """The file of pins, or the target, of each `pip install` of the last command."""
+        """Return the requirements file or the target of each `pip install` of the last command."""
         lines = self.record.read_text(encoding="utf-8").splitlines()
         return [Path(line.split()[-1]).name for line in lines if " install " in line]
 

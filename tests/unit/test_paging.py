@@ -1,4 +1,4 @@
-"""Reading lists page by page (network/client/paging.py): each operation goes on where its last page ended."""
+"""Tests of reading lists page by page (network/client/paging.py): each operation continues where its last page ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roundelay.network.client.paging import read_pages
 
 
 class Hub:
-    """Answers calls with the given values, in order."""
+    """Hub that answers calls with the given values, in order."""
 
     def __init__(self, *values: dict[str, Any]) -> None:
         self.asked: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""How long commands wait for a hub that is gone."""
+"""Tests of the time that commands wait for a lost hub."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOST = Reconnecting("closed with 1006: ", 0.1)
 
 
 class Gone(LocalTransport):
-    """A hub that takes one connection and is not there any more."""
+    """A hub that accepts one connection and then disappears."""
 
     connection: LocalConnection | None = None
 
@@ -66,7 +66,7 @@ async def test_a_chat_in_a_pipe_gives_up_and_says_so_where_errors_go() -> None:
 
 
 class Overtaken(NetworkClient):
-    """Of somebody whom another one overtakes between two calls."""
+    """Client that another client overtakes: its channel is created just before its own call."""
 
     other: NetworkClient
 

@@ -1,4 +1,4 @@
-"""Regular expressions of operators end on any text, and find what `re` finds."""
+"""Tests of operators' regular expressions: a search ends on any text, and finds what `re` finds."""
 
 from __future__ import annotations
 

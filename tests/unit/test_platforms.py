@@ -1,4 +1,4 @@
-"""What differs between operating systems: in one module, with fallbacks that work."""
+"""Tests of differences between operating systems: one module contains them, with working fallbacks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SYSTEM_SPECIFIC = re.compile(
     r"|SIGHUP|CLOCK_BOOTTIME|select\.poll",
     re.MULTILINE,
 )
-# The worker is started by its path and imports nothing of the package: it is to start fast and to know nothing.
+# The schema worker is started by its path and imports nothing of the package, so that it starts fast and knows no
+# secrets.
 EXEMPT = {"network/platforms.py", "agents/features/schema_worker.py"}
 
 
@@ -40,7 +41,7 @@ def test_no_other_module_knows_an_operating_system() -> None:
 
 
 class FakeFcntl:
-    """macOS's `fcntl`, which records what it is asked to do."""
+    """macOS's `fcntl`, which records its calls."""
 
     F_FULLFSYNC = 51
 
@@ -143,7 +144,7 @@ def test_nohup_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
         signal.signal(signal.SIGHUP, before)
     assert (
         signal.SIGTERM in platforms.list_stop_signals()
-    )  # SIGINT is ignored where a shell started this in the background
+    )  # SIGINT is ignored if a shell started the tests in the background
 
 
 CORE_SUITES = ("tests/contract/test_ledger.py", "tests/contract/test_operations.py", "tests/integration/test_up.py")
@@ -152,7 +153,7 @@ CORE_SUITES = ("tests/contract/test_ledger.py", "tests/contract/test_operations.
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_the_core_suites_hold_with_the_fallbacks(tmp_path: Path) -> None:
-    """As on a system without Linux's extras, in the suites' own processes too."""
+    """The tests of the core run as on a system without Linux features, including their own processes."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "support" / "portable"), str(ROOT)])
     }
@@ -160,7 +161,7 @@ def test_the_core_suites_hold_with_the_fallbacks(tmp_path: Path) -> None:
     seen = subprocess.run([sys.executable, "-c", probe], env=environment, capture_output=True, text=True, check=True)
     assert seen.stdout.startswith("None ")
     assert seen.stdout.endswith(" True\n")
-    # The package is imported before pytest could rewrite its plugin's assertions.
+    # The package is imported before pytest can rewrite the assertions of its plugin.
     warning = "-Wignore::pytest.PytestAssertRewriteWarning"
     command = [sys.executable, "-m", "pytest", "-q", "-x", warning, f"--basetemp={tmp_path / 'suites'}", *CORE_SUITES]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)

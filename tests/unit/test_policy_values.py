@@ -1,4 +1,6 @@
-"""A configuration that cannot work is refused where it is made: what, where, and what it has to be; in Python and in YAML."""
+"""Tests that Python and YAML refuse an invalid configuration at once, with its field, its value and the allowed
+values.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_a_time_is_a_number_of_seconds(tmp_path: Path, name: str, value: Any) ->
 
 
 def check_refused(folder: Path, name: str, value: Any) -> None:
-    """A program is told what a file is told. None stands in a file for the default; what is no JSON has no form there."""
+    """Check that Python code and a file get the same error. In a file, None means the default, and a value that is
+    not JSON cannot be written.
+    """
     with pytest.raises(ValueError, match=rf'^AgentPolicy: ("{name}" must be|{name} is None and must be)') as caught:
         AgentPolicy(**{name: value})
     if value is None or isinstance(value, timedelta) or (isinstance(value, float) and not math.isfinite(value)):
@@ -117,7 +121,9 @@ def test_an_agent_made_of_the_wrong_things_says_of_which(make: Any, wrong: dict[
     ],
 )
 def test_a_runner_made_of_the_wrong_things_says_of_which(wrong: dict[str, Any], told: str) -> None:
-    """A text is a list of letters: three channels of one letter each would be joined."""
+    """A string is also a sequence of letters. Without the check, an agent would join three channels with one letter
+    each.
+    """
     with pytest.raises((TypeError, ValueError)) as caught:
         SimpleAgentRunner("bob", instruction="Help.", model=MODEL, **wrong)
     assert str(caught.value) == told

@@ -1,6 +1,8 @@
-"""What happens to few costs the same among many: an event's work is counted in a hub with few others and in one with many.
+"""Tests that the cost of an event does not grow with the network: its work is counted in a hub with few participants
+and in one with many.
 
-The work is the instructions that are executed (`tests.support.steps`), from the frame that arrives to the last one written.
+The work is the number of executed instructions (`tests.support.steps`), from the arrival of the frame until the last
+answer is written.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ FREE = {
 
 
 class Crowd:
-    """A hub in memory with ``size`` others in it, and what its sessions were given."""
+    """A hub in memory with ``size`` further participants, and the frames that its sessions received."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -85,7 +87,7 @@ class Crowd:
 
 
 Event = Callable[[Crowd], Callable[[], object]]
-"""Prepares a crowd; gives what is to be counted."""
+"""Function that prepares a crowd, and returns the function whose work is counted."""
 EVENTS: list[Event] = []
 
 
@@ -291,7 +293,7 @@ def test_the_work_is_the_same_among_few_and_many(prepare: Event) -> None:
         with a_crowd(size) as crowd:
             steps.append(count_steps(prepare(crowd)))
     few, many = steps
-    assert many - few < (MANY - FEW) * 2  # not even two instructions for each of the others
+    assert many - few < (MANY - FEW) * 2  # fewer than two instructions for each additional participant
 
 
 def test_what_became_of_a_message_is_not_looked_for_in_all_that_its_agent_did_since() -> None:
@@ -324,7 +326,7 @@ def test_a_message_enters_a_prompt_without_asking_each_of_many_people(kind: str)
             for seq in range(size + 1, size + 4)
         )  # fmt: skip
         prompt = PromptFilter(state, "people", trigger, trigger)
-        assert prompt.admits(first, first)  # the first of a prompt looks at all of them
+        assert prompt.admits(first, first)  # the first message of a prompt checks all people
         return count_steps(lambda: prompt.admits(second, second))
 
     assert admit(500) == admit(50)
@@ -350,7 +352,8 @@ def test_a_change_of_the_state_takes_no_memory_for_those_who_are_there() -> None
 
         return count_bytes(draft)
 
-    assert change(5000) - change(5) < 50_000  # the state's own tables may grow; a copy of one is more than 100,000
+    # the state's own tables may grow; a copy of one takes more than 100,000 bytes
+    assert change(5000) - change(5) < 50_000
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -363,7 +366,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("frame", REFUSED.values(), ids=REFUSED)
 def test_frames_that_were_refused_are_not_held_until_they_are_answered(frame: dict[str, Any]) -> None:
-    """As many wait as a disk that takes its time lets come: the bound of what may wait is theirs too."""
+    """The limit of pending bytes also covers refused frames that wait for their answer while the disk is slow."""
     most, size = 1 << 20, 100_000
     stepped = SteppedHub(FREE | {"max_pending_bytes": most})
     connection, ann = stepped.connect()
@@ -378,9 +381,9 @@ def test_frames_that_were_refused_are_not_held_until_they_are_answered(frame: di
                 one = {"record_id" if frame["type"] == "record" else "message_id": f"m{number}"}
                 stepped.receive(ann, text | frame | one)
 
-        if frame["type"] == "record":  # the body is the text, and names no trigger
+        if frame["type"] == "record":  # the body is the text, and does not name a trigger
             frame = {**frame, "body": text["body"]}
-        assert count_bytes(receive) < 5 * most  # of ten times that which came; some waits for the garbage collector
+        assert count_bytes(receive) < 5 * most  # ten times that many bytes arrived; some garbage is not collected yet
         stepped.loop.step()
         assert [it["type"] for it in connection.take_frames()].count("error") >= 80
     finally:

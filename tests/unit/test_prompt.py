@@ -1,4 +1,6 @@
-"""The conversation prompt: nothing that a message or an id holds forges or breaks an element; templates are the user's to replace."""
+"""Tests of the conversation prompt: no message or ID can forge or break an element, and users can replace the
+templates.
+"""
 
 from __future__ import annotations
 
@@ -58,16 +60,19 @@ def parse(prompt: str) -> ElementTree.Element:
 
 
 def seen(text: str) -> str:
-    """What a reader is to see of a text in an element."""
+    """Return the text that a reader of an element should see."""
     return sanitize_text(text)
 
 
 def seen_attribute(text: str) -> str:
-    """An XML parser reads a newline or tab in an attribute as a space (https://www.w3.org/TR/xml/#AVNormalize)."""
+    """Return the value of an attribute as parsed. XML parsers read a newline or tab as a space
+    (https://www.w3.org/TR/xml/#AVNormalize).
+    """
     return re.sub("[\n\t]", " ", sanitize_text(text))
 
 
-# Biased to what could forge or break: markup, jinja, quotes, controls, surrogates, bidi, tags, ends of lines.
+# Biased towards characters that could forge or break an element: markup, Jinja, quotes, controls, surrogates, bidi,
+# tags, line ends.
 PAYLOADS = st.one_of(
     st.text(max_size=40),
     st.lists(
@@ -101,7 +106,7 @@ def test_any_payload_stays_inside_its_element(
 
     assert [child.tag for child in root] == ["threads", "current_interaction"]
     found = {
-        # Two ids may read alike once stripped, so they are compared as a list.
+        # Two IDs may be equal after they are sanitized, so the test compares lists.
         "threads": [
             (
                 thread.get("id"),
@@ -241,7 +246,7 @@ def test_the_system_prompt_is_the_same_for_every_message() -> None:
     assert '"bob"' in render_system_prompt("Be brief.", "bob")
 
 
-# --- templates of the user's
+# --- user templates
 
 
 def write(tmp_path: Path, source: str) -> Path:
@@ -304,7 +309,7 @@ def test_a_missing_template_is_named(tmp_path: Path) -> None:
         ConversationPrompt(tmp_path / "none.jinja")
 
 
-# --- which messages, in which order
+# --- selection and order of messages
 
 
 def test_the_incoming_message_is_not_repeated_in_its_thread() -> None:
@@ -338,7 +343,9 @@ def test_threads_stand_in_the_order_of_the_first_message_that_is_shown() -> None
 
 @pytest.mark.parametrize("held", [31, 500])
 def test_a_window_grows_from_its_least_to_its_most_and_is_then_cut_back(held: int) -> None:
-    """Of a thread that grows by a message at a time the hub gives the newest ``held`` and counts the others."""
+    """The thread grows by one message at a time. The hub returns the newest ``held`` messages and the number of
+    omitted ones.
+    """
     window, beginnings = GrowingWindow(10, 30), []
     for there in range(1, 200):
         trigger = make_message(1000, thread_id="t")

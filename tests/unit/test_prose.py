@@ -1,4 +1,4 @@
-"""tools/prose.py: which sentences and commit messages the checks of ./dev lint report."""
+"""Tests of tools/prose.py: the sentences and commit messages that ./dev lint reports."""
 
 from __future__ import annotations
 

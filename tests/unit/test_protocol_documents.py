@@ -1,4 +1,4 @@
-"""docs/protocol/*.md and docs/asyncapi.json say what the frames say."""
+"""Tests that docs/protocol/*.md and docs/asyncapi.json match the frames in the code."""
 
 import json
 import re

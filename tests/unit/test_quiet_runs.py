@@ -1,4 +1,4 @@
-"""Random runs: a conversation is never quiet while something is open, and always quiet in the end."""
+"""Random runs: a conversation is never quiet while an item is open, and always quiet at the end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FULL_SHARDS, FULL_RUNS = 20, 5000
 
 
 def play(seed: int, steps: int = STEPS) -> int:
-    """Play one run, and return the sum of open conversations over its steps."""
+    """Play one run, and return the number of open conversations, summed over all steps."""
     run = QuietRun(seed)
     try:
         total = 0

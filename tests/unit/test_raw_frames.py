@@ -1,4 +1,4 @@
-"""What the hub splits and writes itself of RFC 6455, against websockets' own writer and parser."""
+"""Tests of the hub's own RFC 6455 code for reading and writing frames, against the writer and parser of `websockets`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_frame(payload: bytes, *, mask: bool = True, opcode: Opcode = Opcode.TE
 
 
 def take_all(splitter: FrameSplitter) -> list[bytes | ForParser]:
-    """What there is to be taken until there is no more for now."""
+    """Take frames until the splitter has no complete one."""
     taken = []
     while (frame := splitter.next_frame()) is not None:
         taken.append(frame)
@@ -65,7 +65,7 @@ def test_of_a_frame_that_is_cut_anywhere_the_parser_gets_all_bytes(size: int) ->
         splitter.feed(frame[cut:] + write_frame(b"next"))
         rest = take_all(splitter)
         assert rest[-1] == b"next"
-        if cut < header:  # nothing was handed on of it
+        if cut < header:  # the parser has received nothing of the frame
             assert [*begun, *rest[:-1]] == [payload]
         else:
             assert b"".join(it.data for it in [*begun, *rest[:-1]] if isinstance(it, ForParser)) == frame
@@ -148,7 +148,8 @@ def read_all(chunks: list[bytes]) -> list[tuple[Opcode, bool, bytes]]:
 @pytest.mark.parametrize("payloads", [[b"y" * size for size in SIZES], [b"y" * (LARGE_BYTES + 1)]])
 def test_joined_frames_are_those_that_a_parser_reads(payloads: list[bytes]) -> None:
     joiner = FrameJoiner()
-    for told in (payloads, list(payloads), payloads[:1], payloads):  # two readers of the same, and others
+    # two readers of the same frames, and a reader of others
+    for told in (payloads, list(payloads), payloads[:1], payloads):
         reader = Protocol(Side.CLIENT, max_size=None)
         for data in joiner.join(told):
             reader.receive_data(data)

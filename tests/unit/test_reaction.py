@@ -1,4 +1,6 @@
-"""The loop of a reaction: whatever a model replies, the next step is right and the history stays one that a provider accepts."""
+"""Tests of a reaction's loop: for every reply of a model, the next step is right, and the history stays valid for a
+provider.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def reply(*calls: ToolCall, text: str | None = None) -> ModelReply:
 
 
 def done(step: Step, ok: bool = True, threads: tuple[str, ...] = ()) -> ToolsDone:
-    """The outcome in which each planned call gave its own name."""
+    """Return an outcome in which each planned call returned its tool's name."""
     assert isinstance(step, CallTools)
     return ToolsDone({it.index: ToolResult(it.tool.name, ok=ok, threads=threads) for it in step.planned})
 
@@ -81,7 +83,7 @@ def tool_answers(reaction: Reaction) -> list[str]:
 
 
 def assert_valid(messages: Sequence[ChatMessage]) -> None:
-    """What OpenAI-compatible servers ask of a history."""
+    """Check the rules of OpenAI-compatible servers for a history."""
     open_calls: list[str] = []
     seen: set[str] = set()
     for message in messages:
@@ -392,7 +394,7 @@ def test_a_withheld_reply_is_asked_for_in_other_words_and_then_given_up(text: st
     )  # fmt: skip
 
 
-# --- the same call again and again
+# --- repeated equal calls
 
 
 def test_the_same_call_with_the_same_result_is_not_run_for_ever() -> None:
@@ -420,8 +422,9 @@ def test_a_call_whose_result_changes_may_go_on() -> None:
 
 @pytest.mark.parametrize("way", ["told_now", "recorded", "performed"])
 def test_a_call_whose_outcome_is_unknown_is_not_the_same_result_again(way: str) -> None:
-    """Whoever goes on with the interrupted call tells so (told_now); who goes on later reads that (recorded); a replay gives it for the
-    call's result (performed). All three go on alike."""
+    """The unknown outcome is added by the process that continues the call (told_now), read from the records
+    (recorded), or returned as the call's result by a replay (performed). In all three cases, the reaction continues.
+    """
     reaction = make_reaction()
     reaction.advance(Begin())
     told = ToolResult(UNKNOWN_OUTCOME, ok=False)
@@ -444,7 +447,7 @@ def test_a_call_whose_outcome_is_unknown_is_not_the_same_result_again(way: str) 
     assert [it.call.id for it in step.planned] == ["c9"]
 
 
-# --- a context that is too long
+# --- contexts that are too long
 
 
 def test_a_context_that_is_too_long_is_shortened_and_tried_once_more_in_the_same_turn() -> None:
@@ -480,11 +483,11 @@ def test_a_replayed_turn_takes_its_results_from_the_records() -> None:
     answers = tool_answers(reaction)
     assert answers[:2] == ["two", "it was there"]
     assert "Whether it took effect is unknown" in answers[2]
-    assert "at most 1 calls" in answers[3]  # it was never begun
+    assert "at most 1 calls" in answers[3]  # the call was never started
 
 
 def test_a_replayed_turn_that_went_on_goes_on() -> None:
-    """Whatever the settings are now: the next turn stands in the records."""
+    """The next turn is in the records, whatever the current settings are."""
     for made in (reply(text="Hm."), reply(call("finish", reason="x"))):
         reaction = make_reaction(max_turns=1)
         reaction.advance(Begin())
@@ -536,7 +539,7 @@ def test_finish_holds_on_the_last_turn_too() -> None:
 
 
 def test_a_model_that_fails_ends_the_reaction_with_the_reason() -> None:
-    """The provider's own words go to the record, not to the thread."""
+    """The provider's own error text goes to the record, not to the thread."""
     for answers, answer in ((True, "I could not answer: my model does not let me in."), (False, None)):
         reaction = make_reaction(answers=answers)
         reaction.advance(Begin())
@@ -643,7 +646,7 @@ def test_any_model_ends_within_its_turns_with_a_valid_history_at_every_step(
     assert step.answer is None or on_text == "reply" or (answers and on_text != "record")
 
 
-# --- a model that is stuck
+# --- stuck models
 
 IDLE: dict[str, tuple[ModelReply, dict[str, object]]] = {
     "empty": (ModelReply(None), {}),
@@ -703,7 +706,7 @@ def test_the_same_call_again_and_again_ends_the_reaction() -> None:
             step = reaction.advance(reply(call("add", a=1, b=2)))
         else:
             step = reaction.advance(done(step))
-    assert asked == 3 + 3 + 1  # run, refused, the last one
+    assert asked == 3 + 3 + 1  # three runs, three refusals, and the last turn
 
 
 def test_a_turn_with_effect_between_them_begins_the_count_anew_and_a_failure_is_one() -> None:
@@ -729,7 +732,7 @@ def test_who_is_stuck_is_derived_from_the_records_when_a_reaction_is_resumed() -
         step = reaction.advance(ToolsDone({}))
     assert isinstance(step, CallModel)
     assert step.is_last
-    # A run of an earlier release went on from there, and is read as it was.
+    # A run of an earlier release continued at this point, and is replayed as recorded.
     step = reaction.advance(
         Replayed(
             reply(call("add", a=1, b=2)), {0: ToolResult("3", ok=True)}, frozenset({0}), frozenset({0}), goes_on=True

@@ -1,4 +1,4 @@
-"""One reaction as its records tell it, also of a program that keeps records of its own kind."""
+"""Tests that read one reaction from its records, including a program that writes records of other kinds."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_work_is_told_in_words(records: list[tuple[str, Any]], lines: list[str])
     ],
 )
 def test_what_was_over_before_a_turn(path: str, turn: int, earlier: list[str]) -> None:
-    """Calls of one turn go on at once, whichever is recorded first."""
+    """Calls of one turn run in parallel, in whatever order they are recorded."""
     places = [("", 1), ("", 3), ("1.0", 1), ("1.0.1", 1), ("1.1/3.0", 1), ("3.0", 1)]
     calls = [("tool_started", {**GAVE, "path": inside, "turn": at, "args": "{}"}) for inside, at in places]
     found = read(("started", STARTED), *calls)

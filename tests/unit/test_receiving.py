@@ -1,5 +1,6 @@
-"""How a program takes its messages: what was handled is not delivered again, what raised or was cut off is, and who leaves a
-loop is told."""
+"""Tests of a program that receives messages: handled messages are not delivered again, failed and interrupted ones
+are, and leaving a loop is reported.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ async def end_the_block(bob: NetworkClient) -> None:
 
 
 async def raise_in_the_block(bob: NetworkClient) -> None:
-    with suppress(ZeroDivisionError):  # the program goes on, and ends well
+    with suppress(ZeroDivisionError):  # the program continues, and ends normally
         async with bob.receive():
             print(1 // 0)
 

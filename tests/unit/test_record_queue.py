@@ -1,4 +1,6 @@
-"""The order of a reaction's writes, and which of them share a commit: over a client that stands for the hub."""
+"""Tests of the record queue: the order of a reaction's writes, and the writes that share a commit. The hub is a
+double.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from roundelay.network.frames import RecordFrame, SendFrame
 
 
 class Hub:
-    """What it stored, commit by commit. Refuses the records of ``refused``, each as often as it has errors."""
+    """Hub double that lists its commits. It refuses a record in ``refused`` once for each listed error."""
 
     def __init__(self, **refused: list[RoundelayError]) -> None:
         self.commits: list[list[str]] = []
@@ -125,7 +127,7 @@ async def test_nothing_behind_a_refused_write_is_stored() -> None:
         await queue.write(refused, lost)
     assert hub.commits == [["a"]]
     assert (refused.is_refused, lost.is_refused, lost.is_stored) == (True, False, False)
-    await queue.write(hub.write("d"))  # whoever waited knows of the refusal
+    await queue.write(hub.write("d"))  # the caller that waited has received the error
     assert hub.commits == [["a"], ["d"]]
 
 
@@ -191,7 +193,7 @@ async def test_a_value_that_is_no_json_fails_where_it_is_written() -> None:
 @pytest.mark.parametrize("max_batch", [1, 8])
 @pytest.mark.parametrize("error", [BudgetExhausted("no more"), Overloaded("busy"), IdConflict("taken")])
 async def test_refused_independent_write_fails_alone(error: RoundelayError, max_batch: int) -> None:
-    """A message that the hub refuses is an error for the tool that sends it, and the reaction continues."""
+    """A message that the hub refuses raises an error in the tool that sends it, and the reaction continues."""
     hub = Hub(b=[error])
     queue = queue_of(hub, max_batch)
     outcomes = await asyncio.gather(
@@ -202,7 +204,7 @@ async def test_refused_independent_write_fails_alone(error: RoundelayError, max_
     )
     assert outcomes == [None, error, None]
     assert [name for commit in hub.commits for name in commit] == ["a", "c"]
-    await queue.write(hub.write("b", is_independent=True))  # a tool may try again
+    await queue.write(hub.write("b", is_independent=True))  # a tool may retry
     assert hub.commits[-1] == ["b"]
 
 

@@ -1,4 +1,4 @@
-"""The release's own checks: an sdist has the same bytes each time, and a check that fails ends with 1."""
+"""Tests of release checks: the same commit gives the same sdist, and a failed check ends with exit code 1."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def load_release() -> ModuleType:
-    """By its path: `tools` is also the name of a module of the demo, which other tests put on the path."""
+    """Load the module by its path. The name `tools` is also a module of the demo, which other tests put on the path."""
     spec = importlib.util.spec_from_file_location("roundelay_release", ROOT / "tools" / "release.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # `dataclasses` looks up the module by name
     spec.loader.exec_module(module)
     return module
 
@@ -106,7 +106,7 @@ def test_unknown_checks_and_used_folders_are_refused(tmp_path: Path, capsys: pyt
 @pytest.mark.full
 @pytest.mark.timeout(1500)
 def test_the_release_passes_its_checks() -> None:
-    """Builds HEAD, and installs it with each extra from the package index."""
+    """The check builds HEAD, and installs it with each extra from the package index."""
     command = [sys.executable, str(ROOT / "tools" / "release.py"), "--check"]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:]

@@ -1,4 +1,6 @@
-"""What `roundelay replay` is given: the node's file counts as it did when the network ran, and runners may be made in Python."""
+"""Tests of the inputs of `roundelay replay`: the node's file applies as it did in the run, and runners may be made in
+Python.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ agents:
 
 @pytest.fixture
 async def recorded(tmp_path: Path) -> Path:
-    """A network in which bob's answer was one hop too far; gives its folder."""
+    """Record a network in which bob's answer exceeds the hop limit. Return its folder."""
     (tmp_path / "node.yaml").write_text(NODE, encoding="utf-8")
     runners = _build(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Replies that are looked up in their threads: which of several counts."""
+"""Test of replies that are looked up in their threads: the first decision counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def say(seq: int, text: str) -> BaseMessage:
 
 
 class Client:
-    """A connection to a hub that knows one thread."""
+    """A connection to a hub with one thread."""
 
     agent_id = "bob"
 
@@ -34,7 +34,7 @@ class Client:
 
     async def history(self, thread_id: str, *, before: int | None = None, limit: int = 50) -> History:
         if thread_id == "mod:network~bob":
-            return History([], has_more=False)  # of decisions that the network tells there are none
+            return History([], has_more=False)  # the network announces no decisions
         assert thread_id == THREAD
         earlier = [it for it in self._messages if before is None or it.seq < before]
         return History(earlier[-limit:], has_more=len(earlier) > limit)

@@ -1,4 +1,6 @@
-"""Edits and deletions as pure functions: a copied log gives the same rows, and nothing brings a deleted text back."""
+"""Tests of edits and deletions as pure functions: a copied log produces the same rows, and no edit restores a deleted
+text.
+"""
 
 from __future__ import annotations
 

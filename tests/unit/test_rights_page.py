@@ -1,4 +1,4 @@
-"""The page of rights by itself: what a decision says, which pages are refused, what `roundelay rights` answers without a node."""
+"""Tests of the rights file on its own: decisions, refused files, and the output of `roundelay rights` without a node."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def read(folder: Path, text: str) -> Rights | None:
     ("rule", "thing", "allowed"),
     [
         ("r*", "agent:robin", True),
-        ("r*", "agent:ann", False),  # who has a role: as an address that is role:ROLE
+        ("r*", "agent:ann", False),  # only the address form is role:ROLE
         ("*m", "agent:ann", False),
         ("role:*", "agent:ann", True),
         ("role:*", "agent:robin", False),
@@ -105,7 +105,7 @@ def test_a_pattern_of_ids_names_neither_roles_nor_mods(tmp_path: Path, rule: str
 )  # fmt: skip
 def test_a_wrong_page_is_refused_with_its_line(tmp_path: Path, old: str, new: str, line: int, says: str) -> None:
     text = PAGE.replace(old, new)
-    if old == "rights:\n":  # a page without a role
+    if old == "rights:\n":  # a file without a role
         text = text.partition("  team:")[0]
     with pytest.raises(ConfigError) as caught:
         read(tmp_path, text)
@@ -146,7 +146,7 @@ async def test_the_command_explains_a_page_without_a_node(tmp_path: Path) -> Non
     found = await check("--as", "ann", "--op", "network.remove", code=1)
     assert "it is for operators" in str(found["rule"])
     await check("--as", "mia", "--kind", "human", "--op", "network.remove", code=0)
-    await check("--as", "bob", "--op", "send", "--to", "bob", code=0)  # no rule, and none is needed
+    await check("--as", "bob", "--op", "send", "--to", "bob", code=0)  # no rule applies, and none is required
     shown = await invoke("rights", "show", "--file", str(tmp_path / "node.yaml"), "--as", "ann")
     assert "rights.team.read: dev*" in shown.out
     assert "channels.join" in shown.out
@@ -169,12 +169,12 @@ async def test_the_page_of_the_documents_does_what_they_say(tmp_path: Path) -> N
     assert f"guest-1 may not send to agent:ann: {refused.rule}." in page
     ask = ("rights", "check", "--file", str(tmp_path / "node.yaml"), "--as", "guest-1", "--op")
     said = await invoke(*ask, "send", "--to", "ann", code=1)
-    assert f"> {said.out}" in page  # the hub's own words
+    assert f"> {said.out}" in page  # the hub's own error text
     said = await invoke(*ask, "channels.leave", "--to", "lobby", code=1)
     assert said.out.startswith("guest-1 may not call channels.leave for lobby: its role guests")
     said = await invoke(*ask, "broadcast", "--kind", "human", code=0)
     assert said.out.startswith("guest-1 may send a broadcast: rights.people.broadcast")
-    assert rights.decide("call", "bob", "human", "network.watch").allowed  # what `chat` calls first
+    assert rights.decide("call", "bob", "human", "network.watch").allowed  # `chat` calls it first
 
 
 async def test_a_node_does_not_start_with_a_wrong_page(tmp_path: Path) -> None:

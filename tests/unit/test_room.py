@@ -1,4 +1,6 @@
-"""Room for results: who may begin to read, and in which turn. No hub, no sockets."""
+"""Tests of the read budget for results: when a read may start, and in which order. No hub and no sockets are
+involved.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from roundelay.network.config import Limits
 from roundelay.network.hub.read_budget import ReadBudget, ReadSlot, SessionReads
 
 LIMITS = Limits(max_result_bytes=1024, session_result_bytes=4096, participant_result_bytes=8192, hub_result_bytes=16384)
-READ = 2048  # what one read counts
+READ = 2048  # size that one read counts
 
 
 def ask(room: ReadBudget, mine: SessionReads, who: str, begun: list[str]) -> asyncio.Task[None]:
@@ -43,7 +45,7 @@ async def test_each_bound_holds_and_participants_take_turns() -> None:
     others = [room.open_session(name, lambda: None) for name in ("ann", "bob", "cid", "dan")]
     tasks = [ask(room, mine, "eve", begun) for mine in greedy for _ in range(4)]
     await settle()
-    assert (begun.count("eve"), room.used) == (4, 4 * READ)  # its participant's bound
+    assert (begun.count("eve"), room.used) == (4, 4 * READ)  # the limit of one participant
     tasks += [ask(room, mine, "other", begun) for mine in others for _ in range(2)]
     await settle()
     assert (begun.count("other"), room.used) == (4, 8 * READ)  # the hub's
@@ -69,7 +71,7 @@ async def test_a_read_of_a_session_that_is_gone_does_not_begin_and_its_participa
     gone = room.open_session("ann", lambda: None)
     place = ReadSlot(room, gone)
     await place.acquire()
-    place.release()  # it waits for something, as `network.log` does
+    place.release()  # it waits for new rows, as `network.log` does
     room.close_session(gone)
     sessions = [room.open_session("ann", lambda: None)]
     with pytest.raises(asyncio.CancelledError):

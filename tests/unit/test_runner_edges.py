@@ -1,4 +1,4 @@
-"""Regressions of the agents' edges: tools that end more than themselves, acknowledgements of what came back, small frames, a busy hub."""
+"""Regression tests of agents: tools that raise exits, acks of redelivered messages, small frames, and a busy hub."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def make_runner(agent_id: str, script: Script, **options: Any) -> SimpleAgentRun
 
 
 async def ask(runner: AgentRunner, client: NetworkClient, mia: NetworkClient, text: str) -> str:
-    """Run an agent until it has answered one question."""
+    """Run an agent until it has answered one question, and return the answer."""
     task = asyncio.create_task(runner.run(client))
     await runner.ready()
     await mia.send_text(runner.agent_id, text)
@@ -78,7 +78,7 @@ async def test_an_agent_that_a_channel_keeps_out_works_without_it(network: Netwo
     assert (await mia.call("channels.members", {"name": "ops"}))["members"] == ["bob"]
 
 
-# --- tools that end more than themselves
+# --- tools that raise exits
 
 
 @tool(idempotent=True)
@@ -89,19 +89,19 @@ def leave() -> str:
 
 @tool(idempotent=True)
 async def leave_too() -> str:
-    """Leave from the loop's own thread."""
+    """Raise `SystemExit` in the thread of the event loop."""
     sys.exit("bad usage")
 
 
 @tool(idempotent=True)
 def interrupt() -> str:
-    """Give up as if a person had."""
+    """Raise `KeyboardInterrupt`, as if a person had pressed Ctrl-C."""
     raise KeyboardInterrupt("enough")
 
 
 @tool(idempotent=True)
 async def await_cancelled() -> str:
-    """Wait for something that somebody else has given up."""
+    """Await a future that is already cancelled."""
     given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     given_up.cancel()
     return await given_up
@@ -131,14 +131,16 @@ async def test_a_tool_that_exits_or_is_cancelled_by_itself_tells_the_model(
 
 
 async def begin(bob: NetworkClient, seq: int) -> None:
-    """Begin the reaction to a message of mia's, or go on with it."""
+    """Start or continue the reaction to a message from mia."""
     body = {"trigger": seq, "thread_id": "direct:bob~mia", "as_of": seq, "manifest": [seq], "config_hash": ""}
     reaction = reaction_id("bob", seq, bob.welcome.network.epoch)
     await bob.record(reaction, "started", body, record_id=digest("started", reaction, "", 0, 0))
 
 
 async def begin_and_vanish(network: Network, *, ack: bool) -> int:
-    """Bob gets a message of mia's, begins its reaction under an id of a runner's, and is gone; gives the message's seq."""
+    """Let bob receive a message from mia, start its reaction with a runner's ID, and disconnect. Return the message's
+    seq.
+    """
     mia = await network.join("mia", kind="human")
     bob = await network.join("bob", role="reactor")
     asked = await mia.send_text("bob", "hello")
@@ -153,7 +155,7 @@ async def begin_and_vanish(network: Network, *, ack: bool) -> int:
 
 async def test_a_resumed_trigger_that_a_hub_delivers_again_is_acknowledged(network: Network) -> None:
     seq = await begin_and_vanish(network, ack=False)
-    network.hub.registry.reset()  # what a hub that is killed before it kept its floors knows of them
+    network.hub.registry.reset()  # a hub that was killed before it stored its ack cursors knows only these
     mia = await network.join("mia", kind="human")
     bob = make_runner("bob", lambda request: "hi")
     task = asyncio.create_task(bob.run(await network.join("bob", role="reactor")))
@@ -170,7 +172,8 @@ async def test_a_dead_letter_taken_back_is_not_lost_when_its_second_reaction_is_
         await begin(bob, seq)
         await bob._link._wire.drop()  # type: ignore[union-attr]  # its process dies; the reaction is open
         bob._link._task.cancel()  # type: ignore[union-attr]
-    await (await network.join("bob", role="reactor")).close()  # by another one the hub knows that it is gone
+    # a newer session lets the hub detect that the old one is lost
+    await (await network.join("bob", role="reactor")).close()
     mia = await network.join("mia", kind="human")
     await mia.call("network.retry_dead_letter", {"seq": seq, "agent_id": "bob"})
     asking = asyncio.Event()
@@ -228,7 +231,7 @@ async def test_recorded_replies_of_a_retried_dead_letter_are_not_requested_again
     await task
 
 
-# --- a hub with small frames, a busy hub
+# --- hubs with small frames, and busy hubs
 
 
 async def test_a_reply_that_fits_no_frame_of_the_hubs_is_too_large(tmp_path: Path) -> None:
@@ -280,7 +283,7 @@ async def test_a_policys_callable_may_belong_to_what_cannot_be_copied(network: N
     assert await ask(bob, await network.join("bob", role="reactor"), mia, "go") == "hi"
 
 
-# --- what was begun by another program
+# --- work that another program started
 
 
 @pytest.mark.parametrize(
@@ -307,11 +310,11 @@ async def test_an_open_reaction_that_cannot_be_read_does_not_keep_its_agent_from
     assert (await network.join("bob", role="reactor")).welcome.open_reactions == []
 
 
-# --- what streams
+# --- streams
 
 
 class Splitting(Middleware):
-    """Streams an emoji in two halves, as a provider that escapes JSON does, and reports half of one."""
+    """Middleware that streams an emoji in two halves, as a provider that escapes JSON does, and reports one half."""
 
     async def around_model(self, around: Around, request: ModelRequest, proceed: Any) -> ModelReply:
         with around.report("half \ud83d"):
@@ -319,7 +322,7 @@ class Splitting(Middleware):
 
 
 class Halves:
-    """A model of one's own, that waits until what it streams is seen."""
+    """A custom model that waits until its streamed text is visible."""
 
     name = "halves"
 
@@ -349,11 +352,11 @@ async def test_half_a_character_that_streams_ends_no_agent(network: Network) -> 
         json.dumps(event_to_json(event), ensure_ascii=False).encode()
 
 
-# --- middleware that makes something else of its cancellation
+# --- middleware that replaces its cancellation
 
 
 class Cleaner(Middleware):
-    """Fails while it cleans up."""
+    """Middleware that fails during its cleanup."""
 
     def __init__(self, hook: str) -> None:
         async def fail(around: Any, *given: Any) -> Any:
@@ -370,7 +373,7 @@ HOOKS = ["around_reaction", "around_turn", "around_model", "around_tool"]
 
 
 class Cleaning:
-    """An agent with one tool, in whose call, or else in whose model, it stays until ``release``."""
+    """An agent that waits for ``release`` inside a tool call or inside its model."""
 
     def __init__(self, hook: str) -> None:
         self.begun, self.release, self.heard = asyncio.Event(), asyncio.Event(), Heard()
@@ -433,7 +436,7 @@ async def test_a_persons_stop_is_one_although_middleware_fails_of_it(network: Ne
 async def test_a_message_that_was_read_in_an_open_reaction_and_had_its_own_keeps_no_agent_from_starting(
     network: Network,
 ) -> None:
-    """A reaction that reads what arrives was stopped in the middle of that, and its end could not be recorded."""
+    """The first reaction read the second message and was then stopped, and its end could not be recorded."""
     mia = await network.join("mia", kind="human")
     other = await network.join("bob", role="reactor")
     first, late = [await mia.send_text("bob", text) for text in ("one", "two")]
@@ -458,7 +461,7 @@ async def test_a_message_that_was_read_in_an_open_reaction_and_had_its_own_keeps
 
 
 class LateClient:
-    """A client whose first delivery came before the ledger was replaced, and was not taken until then."""
+    """A client that holds its first delivery back until the ledger has been replaced."""
 
     def __init__(self, client: NetworkClient, stale: AnyMessage) -> None:
         self._client = client
@@ -494,11 +497,11 @@ async def test_a_message_of_a_ledger_that_is_gone_is_not_taken_for_another_of_it
     assert asked == ["go"]
 
 
-# --- what a runner's own `react` and a hub that fails do to it
+# --- custom `react` methods, and failing hubs
 
 
 class Hurried(SimpleAgentRunner):
-    """Gives each reaction a moment."""
+    """Runner that limits each reaction to a short time."""
 
     async def react(self, *incoming: Any) -> Any:
         async with asyncio.timeout(0.2):
@@ -520,7 +523,7 @@ async def test_a_reaction_that_its_own_runner_breaks_off_holds_up_no_thread(netw
 
 
 class FailingClient:
-    """A client whose hub fails to answer why anything was said."""
+    """A client whose hub fails on calls of `explain`."""
 
     def __init__(self, client: NetworkClient) -> None:
         self._client = client
@@ -551,7 +554,7 @@ async def test_a_hub_that_cannot_say_why_ends_no_agent(network: Network) -> None
     await task
 
 
-# --- what counts as having spoken
+# --- messages that count as answers
 
 
 async def test_a_tool_whose_name_ends_in_post_does_not_speak_for_the_agent(network: Network) -> None:

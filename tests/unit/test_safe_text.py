@@ -1,4 +1,6 @@
-"""Invisible characters are removed, for every code point of Unicode; joiners stay where they join (network/safe_text.py)."""
+"""Tests of network/safe_text.py for every code point of Unicode: invisible characters are removed, and joiners stay
+where they join.
+"""
 
 from __future__ import annotations
 

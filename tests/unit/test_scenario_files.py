@@ -1,4 +1,4 @@
-"""Scenario files are read strictly: what is wrong is named with its line, and what was probably meant."""
+"""Tests of the strict parsing of scenario files: an error names the line, and suggests what was probably meant."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ expect:
 
 
 def read(tmp_path: Path, text: str) -> str:
-    """The error of a file, its folder left out; empty if there is none."""
+    """Return the error for a file without its folder, or an empty string."""
     path = tmp_path / "it.scenario.yaml"
     path.write_text(dedent(text), encoding="utf-8")
     try:

@@ -1,4 +1,4 @@
-"""Whose a conversation's budget is: the rule alone."""
+"""Tests of the rule that divides a conversation's budget among its participants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limits of tools/size.py that a later change could break without a sign."""
+"""Tests of the limits of tools/size.py that a later change could exceed unnoticed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 from size import count_python, count_script, find_large_classes, find_large_files, list_classes
 
 LARGE_CLASSES = {"State", "NetworkClient", "SQLiteLedger"}
-"""The state's tables, the client's operations and the database's queries: many small methods of one kind each."""
+"""Classes with many small methods of one kind: the state's tables, the client's operations and the database's
+queries.
+"""
 
 
 def test_no_other_class_is_large() -> None:

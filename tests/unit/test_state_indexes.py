@@ -1,4 +1,6 @@
-"""What the state finds by its indexes is what asking everybody would give: after puts, drafts, merges, deletes, and a start from the ledger's tables."""
+"""Tests that the state's indexes find the same as a search of all participants: after table writes, drafts, merges,
+deletions and a restart from the ledger.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ KINDS: tuple[Literal["agent", "human"], ...] = ("agent", "human")
 
 
 class World:
-    """A stack of levels, changed at the top as commits and entries do."""
+    """A stack of states. The top one is changed as commits and entries change it."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -59,7 +61,7 @@ class World:
         self.state.apply_writes([TableWrite(table, key, value)])
 
     def step(self) -> None:
-        """Something happens: nearly always a put."""
+        """Perform a random event, usually a table write."""
         self.state.head += 1
         happens = (
             self.create, self.register, self.register, self.remove, self.move, self.move, self.move, self.react, self.react, self.finish,
@@ -124,7 +126,7 @@ class World:
                 self.state.merge(draft)
 
     def reload(self) -> None:
-        """The hub starts again, from what the bottom holds, in any order."""
+        """Restart the hub: load the lowest state's tables in random order."""
         bottom = self.levels[0]
         puts = [TableWrite(table, key, value) for table in LOADED_TABLES for key, value in bottom.items(table)]
         self.chance.shuffle(puts)
@@ -132,7 +134,7 @@ class World:
         self.state.apply_writes(puts)
 
     def head(self) -> MessageHead:
-        """A message as there may be one, of the past or just being written."""
+        """Return a random message of the past, or one that is just being written."""
         chance, seq = self.chance, self.chance.randint(1, self.state.head + 1)
         kind = chance.choice(("direct", "broadcast", "channel", "mod"))
         to = {
@@ -185,7 +187,9 @@ def check_rules(state: State, head: MessageHead, at_seq: int) -> None:
 
 
 def check_prompts(state: State, trigger: MessageHead, heads: list[MessageHead]) -> None:
-    """Whether a message enters a prompt, by those who came last to its place, is what asking the whole audience gives."""
+    """Check the prompt filter: its shortcut, which asks only the last arrivals, must agree with a check of the whole
+    audience.
+    """
     everyone, last = (PromptFilter(state, "people", trigger, trigger) for _ in range(2))
     asked = [everyone.admits(head, head) for head in heads]
     with pytest.MonkeyPatch.context() as patch:
@@ -234,14 +238,14 @@ def check_indexes(state: State) -> None:
         assert state.count(table) == len(dict(state.items(table)))
 
 
-@settings(max_examples=60, phases=(Phase.explicit, Phase.generate))  # a smaller seed is no simpler one
+@settings(max_examples=60, phases=(Phase.explicit, Phase.generate))  # a smaller seed is not a simpler example
 @given(st.integers(0, 2**32))
 def test_what_indexes_find_is_what_asking_everybody_gives(seed: int) -> None:
     world = World(random.Random(seed))
     for _ in range(8):
         for _ in range(10):
             world.step()
-        for level in world.levels:  # a draft leaves those below it as they are
+        for level in world.levels:  # a draft does not change the states below
             check_indexes(level)
             for _ in range(4):
                 check_rules(level, world.head(), world.chance.randint(1, level.head + 1))

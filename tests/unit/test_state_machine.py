@@ -1,8 +1,10 @@
-"""Delivery as a whole, against a plain-list oracle: participants come, send, acknowledge, fail, vanish, and hubs restart.
+"""Tests of delivery as a whole against a simple oracle. Participants join, send, acknowledge, fail and disconnect,
+and hubs restart.
 
-The hub is the real one, over a ledger in memory (or a file), stepped by hand, without sockets and without waiting. The oracle keeps
-every message with who it was for, and each session's deliveries, and knows of no floors, queues, windows or pages. It says after
-each step what every session must have been given by now, and what it must never be given.
+The hub is the real one over a ledger in memory or a file. The test steps it without sockets and without waiting. The
+oracle stores every message with its recipients, and each session's deliveries, but knows nothing of ack cursors,
+queues, windows or pages. After each step, it states which messages every session must have received by now, and which
+it must never receive.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ AGENTS = ("alice", "bob", "carol", "dave")
 CHANNELS = ("dev", "ops")
 LIMITS = {
     "max_unacked": 3,
-    "session_queue_bytes": 1024,  # two or three deliveries: the third or fourth puts a session behind
+    "session_queue_bytes": 1024,  # two or three deliveries; the next one puts a session behind
     "sends_per_s": 1_000_000_000,
     "root_messages_per_s": 1_000_000_000,
 }
 ACK_LAG_MS = 1000
-"""docs/protocol.md: acknowledgements may lag a crash by so much."""
+"""Time by which stored acks may lag behind a crash, in milliseconds (docs/protocol.md)."""
 MAX_FAILURES = 5
 PADDING = "x" * 150
 
@@ -42,28 +44,28 @@ picks = st.integers(0, 11)
 numbers = st.integers(1, 4)
 rarely = st.sampled_from((False, False, False, True))
 settles = st.sampled_from((True, True, False))
-"""Whether the hub gets to run after this; else the next step meets it with this one still to do."""
+"""Whether the hub runs after this step. If not, the next step reaches it with this one still pending."""
 
 
 @dataclass
 class Message:
-    """One stored message and who it is for."""
+    """One stored message and its recipients."""
 
     seq: int
     sender: str
     message_id: str
     frame: dict[str, Any]
     by: Visit | None
-    """The session that sent it, which does not get it."""
+    """The session that sent the message, which does not receive it."""
     recipients: frozenset[str]
     witnesses: frozenset[str]
-    """Who could read the message that its reply chain began with: the readers of all its replies."""
+    """Readers of the first message of the reply chain. They may read all its replies."""
     excluded: frozenset[str]
 
 
 @dataclass(eq=False)
 class Visit:
-    """One session, as its participant lived it."""
+    """One session from its participant's point of view."""
 
     agent: str
     session: Session
@@ -75,16 +77,17 @@ class Visit:
     is_open: bool = True
     answers: dict[str, dict[str, Any]] = field(default_factory=dict)
     unread: dict[str, int | None] = field(default_factory=dict)
-    """Sends settled while the other end took nothing: the seq of each, or None for a refused one."""
+    """Answers to sends that the session has not read: the seq of each, or None for a refused one."""
     given: list[tuple[int, int]] = field(default_factory=list)
     """(seq, attempt) of every delivery."""
     held: set[int] = field(default_factory=set)
-    """Given, and neither acknowledged nor refused."""
+    """Seqs that were delivered, but neither acknowledged nor refused yet."""
     settled_at_join: set[int] | None = None
-    """What its participant had handled or refused when it was welcomed, or may have: of a session from the floor it depends on nothing
-    later what it is given."""
+    """Seqs that the participant had handled or refused, or may have, at the session's welcome. For a session that
+    starts from the ack cursor, nothing later changes what it receives.
+    """
     refused: dict[int, int] = field(default_factory=dict)
-    """What it gave back, and when that was to come again (ms)."""
+    """Seqs that the session refused, with the time of the next attempt in milliseconds."""
 
     @property
     def is_welcome(self) -> bool:
@@ -95,7 +98,7 @@ class Visit:
         return max([self.cursor, *(seq for seq, _ in self.given)])
 
     def top_before(self, seq: int) -> int:
-        """The newest that it had been given when it was given this one the last time."""
+        """Return the newest seq that the session had received before the last delivery of this one."""
         at = max(place for place, (given, _) in enumerate(self.given) if given == seq)
         return max([self.cursor, *(given for given, _ in self.given[:at])])
 
@@ -106,7 +109,7 @@ class Visit:
 
 @dataclass
 class Sending:
-    """A `send` on its way."""
+    """A `send` whose answer is pending."""
 
     visit: Visit
     frame: dict[str, Any]
@@ -115,7 +118,7 @@ class Sending:
 
 @dataclass
 class Moving:
-    """A `channels.join` or `channels.leave` on its way."""
+    """A call of `channels.join` or `channels.leave` whose result is pending."""
 
     visit: Visit
     call_id: str
@@ -125,21 +128,21 @@ class Moving:
 
 @dataclass
 class Inbox:
-    """What one participant has done with its messages."""
+    """State of all messages of one participant."""
 
     handled: dict[int, int] = field(default_factory=dict)
-    """seq: when (ms)."""
+    """Time when each seq was handled, in milliseconds."""
     forgotten: set[int] = field(default_factory=set)
-    """Acknowledged so shortly before a crash that they may come again, or not."""
+    """Seqs that were acknowledged so shortly before a crash that they may or may not be delivered again."""
     failures: dict[int, int] = field(default_factory=dict)
     due: dict[int, int] = field(default_factory=dict)
-    """Refused ones that wait: when they may come again (ms)."""
+    """Time of the next attempt of each refused seq, in milliseconds."""
     dead: set[int] = field(default_factory=set)
     lives: dict[int, int] = field(default_factory=dict)
-    """How often a dead letter was taken back: it then has five attempts as at first."""
+    """How often each dead letter was restored. Each time, it has five new attempts."""
 
     def number(self, seq: int, attempt: int) -> int:
-        """An attempt's number over all lives of its message, so that a later one is always the higher."""
+        """Return a number for an attempt that keeps growing when a dead letter is restored."""
         return attempt + 10 * self.lives.get(seq, 0)
 
 
@@ -149,7 +152,7 @@ def nack_frame(seq: int, retry_after_ms: int | None) -> dict[str, Any]:
 
 
 class Delivery(RuleBasedStateMachine):
-    """See the module. ``counts`` adds up what happened in a run."""
+    """State machine of the module docstring. ``counts`` sums the events of a run."""
 
     counts: ClassVar[dict[str, int]] = {}
 
@@ -174,7 +177,7 @@ class Delivery(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Three are here, two of them in a channel."""
+        """Start with three participants, of whom two are in a channel."""
         for agent in AGENTS[:3]:
             self.arrive(agent, resumes=False, cursor=0)
         self.settle()
@@ -189,7 +192,9 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(agent=agents, resumes=st.booleans(), back=picks, settles=settles)
     def join_network(self, agent: str, resumes: bool, back: int, settles: bool) -> None:
-        """A session from the floor, or from a cursor of the client's own: one that some session of this participant was at."""
+        """Open a session from the ack cursor, or from a cursor that an earlier session of this participant had
+        reached.
+        """
         if len([visit for visit in self.visits if visit.is_open]) >= 7:
             return
         own = [self.registered.get(agent, 0)]
@@ -230,7 +235,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks)
     def pause_or_go_on(self, pick: int) -> None:
-        """The other end takes no more, or takes again."""
+        """Let a session stop reading, or read again."""
         visit = self.pick_visit(pick)
         if visit is None:
             return
@@ -296,7 +301,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks, back=picks, is_same=st.booleans())
     def repeat(self, pick: int, back: int, is_same: bool) -> None:
-        """The first ``seq`` again, or a conflict, whatever has changed since."""
+        """Send an old message ID again. The answer is the first ``seq``, or a conflict, whatever has changed since."""
         self.settle()
         visit = self.pick_visit(pick)
         if visit is None or visit.connection.is_paused:
@@ -334,8 +339,10 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks, back=picks, settles=settles)
     def ack(self, pick: int, back: int, settles: bool) -> None:
-        """Everything up to a delivery is handled, what came to other sessions included, but for what is on another attempt elsewhere, or
-        came again after that delivery: the acknowledgement may have met it on its way."""
+        """Acknowledge everything up to a delivery, including deliveries to other sessions. An ack does not cover a
+        message that another session retries, or that was redelivered after this delivery, because the ack may already
+        have been on its way.
+        """
         visit, seq = self.pick_delivery(pick, back)
         if visit is not None:
             self.ack_up_to(visit, seq)
@@ -363,7 +370,9 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks)
     def ack_everything_one_by_one(self, pick: int) -> None:
-        """What a client does that handles in parallel; newest first, so that the floor has to wait."""
+        """Acknowledge each message alone, as a client with parallel handlers does. Start with the newest, so that the
+        ack cursor has to wait.
+        """
         visit = self.pick_visit(pick)
         if visit is not None:
             self.ack_all_held(visit)
@@ -377,7 +386,9 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks, back=picks, number=st.integers(4, 9), is_one_by_one=st.booleans(), settles=settles)
     def fall_behind(self, pick: int, back: int, number: int, is_one_by_one: bool, settles: bool) -> None:
-        """One session of two takes nothing, while the other handles what comes; then it reads on."""
+        """Let one of two sessions stop reading while the other one handles the messages. Then the first one
+        continues.
+        """
         self.settle()
         quick = self.pick_visit(pick)
         if quick is None or quick.is_blocked or len([visit for visit in self.visits if visit.is_open]) >= 7:
@@ -403,7 +414,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks, to=st.sampled_from(("agent:nobody", "channel:nowhere", "mod:nothing")))
     def ask_too_much(self, pick: int, to: str) -> None:
-        """What is refused is answered, and changes nothing."""
+        """Check that refused frames are answered and change nothing."""
         self.settle()
         visit = self.pick_visit(pick)
         if visit is None or visit.connection.is_paused:
@@ -426,7 +437,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks, number=numbers, retry_after_ms=st.sampled_from((None, 1, 700, 3000)), settles=settles)
     def nack(self, pick: int, number: int, retry_after_ms: int | None, settles: bool) -> None:
-        """A session gives some of what it holds back, oldest first; what it does not hold it cannot give back."""
+        """Refuse some of a session's open messages, oldest first. The hub ignores a refusal of other messages."""
         self.settle()
         visits = [visit for visit in self.visits if visit.is_welcome and visit.given and not visit.connection.is_paused]
         if not visits:
@@ -443,7 +454,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks)
     def fail_always(self, pick: int) -> None:
-        """One message after the other fails, as often as it comes."""
+        """Refuse one message after another at each delivery."""
         self.settle()
         visit = self.pick_visit(pick)
         for _ in range(MAX_FAILURES):
@@ -457,7 +468,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks)
     def pass_on(self, pick: int) -> None:
-        """What failed in one session comes to a newer one, which is lost with it."""
+        """Refuse a message in one session. A newer session receives it and is lost."""
         self.settle()
         visit = self.pick_visit(pick)
         if visit is None or visit.connection.is_paused or not visit.held:
@@ -476,7 +487,7 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks, back=picks, settles=settles)
     def retry_dead_letter(self, pick: int, back: int, settles: bool) -> None:
-        """A dead letter is taken back: it comes again, to one session or another, with five attempts."""
+        """Restore a dead letter. It is delivered to one of the sessions, with five new attempts."""
         self.fail_always(pick)
         visit = self.pick_visit(pick)
         if visit is None or visit.connection.is_paused or not self.inboxes[visit.agent].dead:
@@ -501,7 +512,9 @@ class Delivery(RuleBasedStateMachine):
         self.finish(settles)
 
     def fail(self, visit: Visit, seq: int, retry_after_ms: int | None) -> None:
-        """One more failure: it comes again when it is due, or is a dead letter at the fifth. What is handled stays so."""
+        """Record one more failure. The message is delivered again when due, or is a dead letter after the fifth
+        failure. A handled message stays handled.
+        """
         agent, inbox = visit.agent, self.inboxes[visit.agent]
         visit.held.discard(seq)
         if seq in inbox.forgotten and self.hub.hub.view.is_handled(agent, seq):
@@ -518,7 +531,7 @@ class Delivery(RuleBasedStateMachine):
         inbox.due[seq] = visit.refused[seq] = self.hub.now_ms + delay_ms
 
     def bury(self, agent: str, seq: int) -> None:
-        """One message has failed for the last time."""
+        """Record that a message has become a dead letter."""
         inbox = self.inboxes[agent]
         inbox.failures.pop(seq, None)
         inbox.due.pop(seq, None)
@@ -527,7 +540,7 @@ class Delivery(RuleBasedStateMachine):
         self.count("dead letters")
 
     def release(self, agent: str, seq: int) -> None:
-        """One message is handled for all sessions of its recipient."""
+        """Record that a message is handled for all sessions of its recipient."""
         self.handle(agent, [seq])
         for other in self.visits:
             if other.agent == agent:
@@ -537,8 +550,9 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks, times=st.sampled_from((1, 2, MAX_FAILURES)))
     def lose_reactors(self, pick: int, times: int) -> None:
-        """A reactor begins a reaction and is lost, and so are those that take it up: its trigger is handled, and a dead letter at the
-        fifth failure, unless one of them finishes."""
+        """Let a reactor start a reaction and disconnect, and each reactor after it too. The trigger counts as
+        handled, and becomes a dead letter at the fifth failure, unless a reactor finishes.
+        """
         self.settle()
         visit = self.pick_visit(pick)
         if visit is None:
@@ -552,7 +566,7 @@ class Delivery(RuleBasedStateMachine):
             for _ in range(times):
                 self.count("reactors lost")
                 self.lose(reactor)
-                inbox.failures[seq] = inbox.failures.get(seq, 0) + 1  # when another one takes its place
+                inbox.failures[seq] = inbox.failures.get(seq, 0) + 1  # counted when the next reactor takes over
                 if inbox.failures[seq] == MAX_FAILURES:
                     self.bury(agent, seq)
                 reactor = self.come_as_reactor(agent)
@@ -610,7 +624,7 @@ class Delivery(RuleBasedStateMachine):
         return sorted({visit.agent for visit in self.visits if visit.is_welcome})
 
     def come_back(self, agents: list[str]) -> None:
-        """Clients reconnect by themselves."""
+        """Reconnect the clients of these participants."""
         for agent in agents:
             self.arrive(agent, resumes=False, cursor=0)
         self.settle()
@@ -624,7 +638,9 @@ class Delivery(RuleBasedStateMachine):
 
     @rule(pick=picks, to=agents, number=numbers, when=st.sampled_from(("before", "after")), is_time=rarely)
     def fail_a_commit(self, pick: int, to: str, number: int, when: Literal["before", "after"], is_time: bool) -> None:
-        """The disk fails under some sends: nobody is answered, all are sent away, and repeats settle what happened."""
+        """Let the disk fail during some sends. The hub answers none of them and closes all sessions, and repeated
+        sends reveal the result.
+        """
         self.settle()
         if not is_time or self.pick_visit(pick) is None or to not in self.registered:
             return
@@ -649,7 +665,7 @@ class Delivery(RuleBasedStateMachine):
     @precondition(lambda self: self.lost_sends)
     @rule(pick=picks)
     def send_again(self, pick: int) -> None:
-        """What was never answered, under the same id."""
+        """Send a message without an answer again, with the same ID."""
         sending = self.lost_sends[0]
         visits = [visit for visit in self.visits if visit.is_welcome and visit.agent == sending.visit.agent]
         if visits:
@@ -657,7 +673,7 @@ class Delivery(RuleBasedStateMachine):
             self.submit(Sending(visits[pick % len(visits)], sending.frame, sending.parent))
             self.settle()
 
-    # --- what the hub said
+    # --- frames of the hub
 
     def finish(self, settles: bool) -> None:
         self.is_settled = False
@@ -665,7 +681,7 @@ class Delivery(RuleBasedStateMachine):
             self.settle()
 
     def settle(self) -> None:
-        """Let the hub do everything there is to do now, and hear what it said."""
+        """Let the hub do all pending work, and process its frames."""
         self.is_settled = True
         self.hub.loop.step()
         for visit in self.visits:
@@ -685,7 +701,7 @@ class Delivery(RuleBasedStateMachine):
                 self.take_deliveries(visit)
 
     def take(self, visit: Visit) -> None:
-        """Hear what was said so far, while other things are under way."""
+        """Process the frames of one session while other requests are pending."""
         self.settle()
 
     def take_answers(self, visit: Visit) -> None:
@@ -745,7 +761,9 @@ class Delivery(RuleBasedStateMachine):
         self.count("messages")
 
     def find_readers(self, sending: Sending) -> tuple[frozenset[str], frozenset[str], frozenset[str]] | None:
-        """Recipients, the readers of replies and who is left out; None if it must be refused."""
+        """Return the recipients, the readers of replies and the excluded participants, or None if the send must be
+        refused.
+        """
         frame, agent, parent = sending.frame, sending.visit.agent, sending.parent
         kind, _, name = str(frame["to"]).partition(":")
         excluded = frozenset(frame.get("exclude_agent_ids", ()))
@@ -775,7 +793,7 @@ class Delivery(RuleBasedStateMachine):
             visit.is_open = False
 
     def take_delivery(self, visit: Visit, frame: dict[str, Any]) -> None:
-        """Judge one delivery by itself: that it may come to this session, now, as this attempt."""
+        """Check one delivery: this session may receive this message now, as this attempt."""
         message, inbox = self.message(frame["message"]["seq"]), self.inboxes[visit.agent]
         seq, attempt = message.seq, inbox.number(message.seq, frame["attempt"])
         assert frame["message"]["content"] == message.frame["content"]
@@ -791,12 +809,13 @@ class Delivery(RuleBasedStateMachine):
             assert visit.agent in message.recipients
             visit.held.add(seq)
             assert len(visit.held) <= LIMITS["max_unacked"]
-            # less where another session failed while this one's was on its way
+            # The attempt is lower if another session failed while this delivery was on its way.
             assert attempt <= inbox.number(seq, inbox.failures.get(seq, 0) + 1)
             if seq in visit.refused:
                 assert attempt > max(a for s, a in visit.given if s == seq), "a higher attempt each time"
-                # it is not due any more if another session acknowledged it while it was on its way
-                due = min(visit.refused[seq], inbox.due.get(seq, 0))  # the latest refusal says when, for all
+                # An ack of another session, sent while this delivery was on its way, removes the due time.
+                # the latest refusal sets the time for all sessions
+                due = min(visit.refused[seq], inbox.due.get(seq, 0))
                 assert self.hub.now_ms >= due, "not before it is due"
             if not visit.resumes:
                 assert seq not in visit.handled_before, "what was handled does not come from the floor"
@@ -804,7 +823,7 @@ class Delivery(RuleBasedStateMachine):
         visit.given.append((seq, attempt))
         self.count("deliveries")
 
-    # --- what must be true whenever the hub has nothing left to do
+    # --- invariants whenever the hub is idle
 
     @invariant()
     def everything_is_where_it_belongs(self) -> None:
@@ -817,7 +836,7 @@ class Delivery(RuleBasedStateMachine):
                 self.check_retries(visit)
 
     def must_have(self, visit: Visit) -> set[int]:
-        """The seqs that this session must have been given by now."""
+        """Return the seqs that this session must have received by now."""
         inbox, must = self.inboxes[visit.agent], set()
         for message in self.messages:
             seq = message.seq
@@ -838,15 +857,19 @@ class Delivery(RuleBasedStateMachine):
         return must
 
     def has_another(self, visit: Visit, seq: int) -> bool:
-        """Whether another session of its participant has this one, or may have it as soon as it takes something: a dead letter that is
-        taken back comes to one of them, and those that came while it was dead are owed nothing."""
+        """Whether another session of the participant has received this message, or may receive it as soon as it
+        reads. A restored dead letter goes to one of the sessions. Sessions that joined while it was dead need not
+        receive it.
+        """
         others = [
             other for other in self.visits if other.agent == visit.agent and other.is_welcome and other is not visit
         ]
         return any(seq in other.held or other.is_blocked for other in others)
 
     def check_retries(self, visit: Visit) -> None:
-        """What this session refused has come again to some session of its participant, if it is due and nobody has handled it."""
+        """Check that each message that this session refused was delivered again to some session, if it is due and not
+        handled.
+        """
         inbox = self.inboxes[visit.agent]
         others = [other for other in self.visits if other.agent == visit.agent and other.is_welcome]
         for seq in visit.refused:
@@ -855,7 +878,7 @@ class Delivery(RuleBasedStateMachine):
                 raise AssertionError(f"{visit.agent} refused {seq}, and it did not come again")
 
     def teardown(self) -> None:
-        """At the end everybody comes back once more, handles everything, and is given nothing twice."""
+        """Let every participant join once more, handle everything, and receive nothing twice."""
         try:
             self.settle()
             for visit in self.visits:
@@ -873,7 +896,7 @@ class Delivery(RuleBasedStateMachine):
         self.settle()
         visit, inbox = self.visits[-1], self.inboxes[agent]
         given = -1
-        while given < len(visit.given):  # each round is longer than any retry waits
+        while given < len(visit.given):  # each round is longer than any retry delay
             given = len(visit.given)
             for seq in sorted(visit.held):
                 self.hub.receive(visit.session, {"type": "ack", "seq": seq, "only": True})
@@ -896,7 +919,7 @@ class Delivery(RuleBasedStateMachine):
         return visits[pick % len(visits)] if visits else None
 
     def pick_delivery(self, pick: int, back: int, *, is_held: bool = False) -> tuple[Visit | None, int]:
-        """A session, and the seq of something it was given, or of something it holds still."""
+        """Return a session and the seq of one of its deliveries, or of one of its open messages."""
         visits = [visit for visit in self.visits if visit.is_welcome and (visit.held if is_held else visit.given)]
         if not visits:
             return None, 0
@@ -909,7 +932,7 @@ class Delivery(RuleBasedStateMachine):
 
 
 class DeliveryOverAFile(Delivery):
-    """The same, over SQLite."""
+    """The same state machine over SQLite."""
 
     counts: ClassVar[dict[str, int]] = {}
 
@@ -943,20 +966,21 @@ def test_every_session_is_given_what_is_its_own_over_a_file(note: Note) -> None:
 
 
 def test_a_dead_letter_that_was_just_taken_back_outlives_its_session() -> None:
-    """What was to be forgotten with its first five attempts must not take the new ones along."""
+    """The hub drops a dead letter's first five attempts from its memory. The new attempts must remain."""
     machine = Delivery()
     machine.begin()
     machine.send_some(pick=0, to="agent:bob", number=1, settles=True)
     machine.retry_dead_letter(pick=1, back=0, settles=True)
     assert machine.inboxes["bob"].lives
-    machine.teardown()  # bob's session is lost at once, and the next one must be given it
+    machine.teardown()  # bob's session is lost, and the next one must receive the message
 
 
 def test_a_dead_letter_taken_back_comes_to_one_session_also_where_another_came_while_it_was_dead() -> None:
     machine = Delivery()
     machine.begin()
     machine.send_some(pick=2, to="agent:alice", number=2, settles=True)
-    machine.nack(pick=0, number=2, retry_after_ms=700, settles=True)  # so alice's floor stays below what follows
+    # keeps alice's ack cursor below the following messages
+    machine.nack(pick=0, number=2, retry_after_ms=700, settles=True)
     machine.send_some(pick=2, to="agent:alice", number=1, settles=True)
     machine.fail_always(pick=0)
     machine.join_network(agent="alice", resumes=False, back=0, settles=True)

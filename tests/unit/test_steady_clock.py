@@ -1,4 +1,4 @@
-"""The hub's clock: never back, and soon the time of day again."""
+"""Tests of the hub's clock: it never goes back, and soon matches the wall clock again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_jump_back_is_made_up_for_at_half_speed() -> None:
 def test_who_waited_for_a_turn_and_goes_on_from_anothers_time_is_not_ahead() -> None:
     now = 10_000
     clock = SteadyClock(lambda: now)
-    now = 50_000  # it was not asked while another one led
+    now = 50_000  # the clock was not used while another node was the leader
     clock.not_before(49_999)
     assert clock() == 50_000
     clock.not_before(60_000)

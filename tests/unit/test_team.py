@@ -1,4 +1,4 @@
-"""Agents in YAML: what a file may say, and where an error points."""
+"""Tests of agents in YAML: the allowed content, and the line that an error names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a terminal is shown: messages that cannot drive it or forge a line, events, tables."""
+"""Tests of terminal output: messages that cannot control the terminal or forge a line, events, and tables."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ MESSAGE = {
 
 
 def show(**fields: object) -> str:
-    """A message as it is shown, without its time."""
+    """Format a message without its time."""
     return format_message(message_from_wire(MESSAGE | fields)).partition(" ")[2]
 
 
@@ -55,7 +55,7 @@ class Terminal(io.StringIO):
         return True
 
 
-# -- text of others
+# -- texts of others
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ class Terminal(io.StringIO):
         ("\ud800", r"\ud800"),
         ("\U000e0041", r"\U000e0041"),  # an invisible letter
         ("Grüße, 日本語, שלום", "Grüße, 日本語, שלום"),
-        ("👩\u200d🚀", "👩\u200d🚀"),  # the joiner is part of the picture
+        ("👩\u200d🚀", "👩\u200d🚀"),  # the joiner is part of the emoji
     ],
 )
 def test_what_could_drive_a_terminal_is_written_out(text: str, shown: str) -> None:
@@ -135,8 +135,8 @@ def test_broken_lines_fit_and_lose_nothing(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "most"),
     [
-        ("👩\u200d🚀", 4),  # two pictures where a terminal does not join them
-        ("❤\ufe0f", 2),  # one column where it knows no such pictures
+        ("👩\u200d🚀", 4),  # two emojis if a terminal does not join them
+        ("❤\ufe0f", 2),  # one column if the terminal lacks this emoji
         ("🇩🇪", 4),
         ("e\u0301", 1),
         ("日", 2),
@@ -311,7 +311,7 @@ def test_a_step_that_is_too_long_for_its_line_says_so() -> None:
     assert display_width(line) == 30
 
 
-# -- who is at work
+# -- working agents
 
 
 def tool_signal(tool: str, call: int, *, active: bool) -> Signal:
@@ -348,7 +348,7 @@ def test_of_calls_inside_of_calls_the_innermost_is_told_and_ends_with_the_outer_
     assert describe_active(under_way) == "bob uses search"
 
 
-# -- decisions in words
+# -- decisions
 
 
 def request(**approval: object) -> BaseMessage:

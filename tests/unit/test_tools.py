@@ -1,4 +1,4 @@
-"""Tools: what a model is told of a function, how its arguments are answered, and what comes of a call."""
+"""Tests of tools: the schema that a model gets for a function, the validation of arguments, and the result of a call."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def run(made: Tool, arguments: str, context: ToolContext | None = None) ->
     return await made.call(context or context_of(), made.parse(arguments))
 
 
-# What a model is told
+# Schemas for the model
 
 
 @tool(idempotent=True, timeout_s=3.5)
@@ -297,7 +297,7 @@ async def test_a_sync_function_does_not_block_the_loop() -> None:
 
     task = asyncio.create_task(run(tool(wait), ""))
     await asyncio.sleep(0)
-    released.set()  # only reached if the loop goes on
+    released.set()  # reached only if the event loop continues
     assert await task == "released"
 
 
@@ -316,7 +316,7 @@ async def test_hung_sync_functions_neither_hold_up_others_nor_the_exit() -> None
 
 
 class Mute(Exception):
-    """Cannot say what it is."""
+    """Exception whose text is empty or cannot be formatted."""
 
     def __str__(self) -> str:
         raise RuntimeError
@@ -427,7 +427,7 @@ async def test_operations_of_mods_are_tools(network: Network) -> None:
 
 
 async def test_agents_of_one_process_share_what_a_hub_offers(network: Network) -> None:
-    """25 KB for each of what may be hundreds."""
+    """A private copy would take 25 KB for each of hundreds of agents."""
     alice, bob = await network.join("alice"), await network.join("bob")
     assert alice.welcome.mods is bob.welcome.mods
     pairs = zip(mod_tools(alice.welcome.mods), mod_tools(bob.welcome.mods), strict=True)

@@ -1,4 +1,6 @@
-"""The event loop of simulations: time that passes by itself, and moments at which nothing is left to do."""
+"""Tests of the event loop of simulations: time that advances without waiting, and moments at which nothing is left to
+do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Who is delivered a message, who may read it, who is listed as its reader and who may cite it: one rule, as tables. docs/protocol.md."""
+"""Tests of the visibility rules in docs/protocol.md, as tables: recipients of a message, its readers, the listed
+readers, and the participants who may cite it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ from roundelay.network.core.visibility import (
 Spans = tuple[tuple[int, int | None], ...]
 
 LATE, REPLY = 15, 20
-"""A channel that alice made at 2: its first message is 10, somebody joins at 15, and 20 replies to 10."""
+"""Seqs in a channel that alice creates at 2. Message 10 is the first one, a member joins at 15, and message 20
+replies to 10.
+"""
 STAYS: dict[str, Spans] = {
     "never in": (),
     "in": ((2, None),),
@@ -44,7 +48,7 @@ STAYS: dict[str, Spans] = {
 
 
 def make_state(history: Literal["since_join", "members"], spans: Spans) -> State:
-    """alice, who is in the channel from its beginning, dave, whose spans are given, and erin, who is somewhere else."""
+    """Return a state with alice, a member from the start, dave with the given spans, and erin, who is not a member."""
     state = State(head=30)
     members = {"alice": Member(((2, None),))} | ({"dave": Member(spans)} if spans else {})
     state.apply_writes(
@@ -70,7 +74,7 @@ def head(
 
 @pytest.mark.parametrize(
     ("history", "stay", "first", "reply"),
-    [  # of the first message and of the reply to it: delivered, readable
+    [  # for the first message and for its reply: (delivered, readable)
         ("since_join", "never in", "--", "--"),
         ("since_join", "in", "dr", "dr"),
         ("since_join", "in, left", "dr", "dr"),
@@ -138,7 +142,7 @@ def test_what_is_delivered_may_be_read_and_who_may_read_is_listed(
         assert set(recipients(state, message)) & present == delivered - {message.sender_id}, message
 
 
-# --- prompts: who may know of it
+# --- prompts: participants who may know a message
 
 
 PEOPLE, PROGRAMS = ("mia", "bob"), ("alice", "ben", "cleo", "planner")
@@ -146,7 +150,9 @@ PLACES = ("channel:dev", "broadcast", *(f"agent:{name}" for name in (*PEOPLE, *P
 
 
 def make_network(rng: Random) -> tuple[State, list[MessageHead]]:
-    """Two people, three agents and a service, a channel that some are in, were in, or never were, and twelve messages with causes."""
+    """Return a random state and twelve messages with causes. The state has two people, three agents, a service, and a
+    channel with current, former and no members among them.
+    """
     state = State(head=60)
     kinds = {**dict.fromkeys(PEOPLE, "human"), **dict.fromkeys(PROGRAMS, "agent"), "planner": "service"}
     removed = {name: 58 if rng.random() < 0.1 else None for name in kinds}
@@ -179,13 +185,17 @@ def make_network(rng: Random) -> tuple[State, list[MessageHead]]:
 
 
 def knows(state: State, name: str, message: MessageHead, at: int) -> bool:
-    """Whether somebody is in a message's thread: reads it, is there, and, in a channel, is still in."""
+    """Whether a participant can follow a message's thread: may read it, is registered, and, in a channel, is still a
+    member.
+    """
     is_in = message.kind != "channel" or state.member("dev", name).was_in(at)
     return state.present(name) is not None and may_read(state, name, message) and is_in
 
 
 def test_a_prompt_holds_what_those_may_know_whom_it_is_for() -> None:
-    """Against an oracle in plain words, in random small networks. With people in it the rule is as narrow as ever."""
+    """Compare with an oracle in simple words, in small random networks. A prompt for people stays as narrow as
+    before.
+    """
     shared = 0
     for seed in range(300):
         state, messages = make_network(Random(seed))
@@ -198,7 +208,8 @@ def test_a_prompt_holds_what_those_may_know_whom_it_is_for() -> None:
             rule = PromptFilter(state, "people", trigger, label)
             people = {name for name in PEOPLE if knows(state, name, label, trigger.seq)}
             reading = {name for name in everybody if may_read(state, name, label)}
-            named = parties(label) if label.kind == "direct" else (label.sender_id,)  # who is gone stays: it was theirs
+            # removed participants count too: the thread was theirs
+            named = parties(label) if label.kind == "direct" else (label.sender_id,)
             reading -= {name for name in PROGRAMS if state.present(name) is None and name not in named}
             if people:
                 expected = all(knows(state, name, its, trigger.seq) for name in people)
@@ -211,8 +222,8 @@ def test_a_prompt_holds_what_those_may_know_whom_it_is_for() -> None:
                     name for name in everybody if may_read(state, name, label) or may_read(state, name, its)
                 }
                 for_all = reading | (set(parties(label)) if label.kind == "direct" else set())
-                if not expected and touched.isdisjoint(PEOPLE):  # removed ones too
+                if not expected and touched.isdisjoint(PEOPLE):  # includes removed people
                     expected = all(knows(state, name, its, trigger.seq) for name in for_all)
                     shared += expected
             assert rule.admits(message, its) == expected, (seed, trigger, message)
-    assert shared > 100  # the case is there
+    assert shared > 100  # the case occurs

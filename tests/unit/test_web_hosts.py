@@ -1,4 +1,4 @@
-"""By which names browsers reach a node, and which pages may connect: the rule alone, as headers of requests."""
+"""Tests of a node's host names in browsers and of the pages that may connect, by request headers only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_is_no_host_is_none(text: str) -> None:
     ("asked", "local", "listens", "named"),
     [
         ("127.0.0.1:8700", LOOPBACK, "127.0.0.1", []),
-        ("localhost:9000", LOOPBACK, "127.0.0.1", []),  # a tunnel of this machine
+        ("localhost:9000", LOOPBACK, "127.0.0.1", []),  # a tunnel on this machine
         ("LOCALHOST.:8700", LOOPBACK, "127.0.0.1", []),
         ("[::1]:8700", ("::1", 8700, 0, 0), "::1", []),
         ("192.0.2.7:8700", LAN, "0.0.0.0", []),
@@ -61,7 +61,7 @@ def test_a_page_is_shown_under_names_of_this_node(asked: str, local: object, lis
         ("evil.example:8700", LOOPBACK, "127.0.0.1", []),
         ("127.0.0.1.evil.example:8700", LOOPBACK, "127.0.0.1", []),
         ("localhost.evil.example", LOOPBACK, "127.0.0.1", []),
-        ("localhost:8700", LAN, "0.0.0.0", []),  # it did not come by the loopback
+        ("localhost:8700", LAN, "0.0.0.0", []),  # the request did not come over loopback
         ("192.0.2.8:8700", LAN, "0.0.0.0", []),
         ("0.0.0.0:8700", LOOPBACK, "0.0.0.0", []),
         ("hub.example.org:8700", LOOPBACK, "127.0.0.1", ["hub.example.org:8443"]),
@@ -109,7 +109,7 @@ def test_the_page_of_the_node_may_connect(origin: str, how: dict[str, object]) -
         ("http://127.0.0.1", OWN),
         ("https://127.0.0.1:8700", OWN),
         ("http://localhost:8700", OWN),
-        ("http://evil.example", {**OWN, "host": "evil.example"}),  # its name is pointed here
+        ("http://evil.example", {**OWN, "host": "evil.example"}),  # DNS points this name at the node
         ("http://evil.example:8700", OWN),
         ("http://127.0.0.1:8700@evil.example", OWN),
         ("file://", OWN),
@@ -119,7 +119,7 @@ def test_the_page_of_the_node_may_connect(origin: str, how: dict[str, object]) -
         ("https://hub.example.org", {**PROXIED, "behind_proxy": False}),
         ("https://hub.example.org:8443", PROXIED),
         ("https://hub.example.org", {**PROXIED, "named": ()}),
-        ("https://hub.example.org", {**PROXIED, "host": "127.0.0.1:8700"}),  # the proxy hides the name
+        ("https://hub.example.org", {**PROXIED, "host": "127.0.0.1:8700"}),  # the proxy replaces the name
     ],
 )
 def test_any_other_page_may_not(origin: str, how: dict[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""A plain yes, ok or no at a terminal: which call it decides."""
+"""Tests of a plain yes, ok or no in a terminal: the call that it decides."""
 
 from __future__ import annotations
 

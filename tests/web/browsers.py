@@ -1,8 +1,8 @@
-"""Chromium and Firefox as they are installed on the machine, and what a page of theirs did that it must never do.
+"""Runs the installed Chromium and Firefox, and records everything that a page must never do.
 
-`Watched` is one person's browser window: a context of its own (storage, no cookies of others) that notes every error on the console, every
-violation of the page's policy, every dialog, and every request. A test ends with `Watched.check`, which allows none of them but
-the requests to the node that shows the page.
+`Watched` is one person's browser window with its own storage and cookies. It records every console error, every
+violation of the page's policy, every dialog, and every request. A test ends with `Watched.check`, which allows only
+requests to the node that serves the page.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ COMMANDS: dict[BrowserName, tuple[str, ...]] = {
 }
 HOW_TO = "apt install chromium firefox-esr (any Chromium and any Firefox on PATH will do)"
 LOST_CONNECTION = r"WebSocket connection to|can’t establish a connection|was interrupted while the page was loading|ERR_CONNECTION|Failed to load resource"
-"""What browsers write to the console when a hub is not there: allowed where a test takes it away."""
+"""Console errors of browsers when a hub is unreachable. Tests that stop the hub allow them."""
 
 
 def find_browser(name: BrowserName) -> str | None:
-    """Where this browser is; None: it is not there."""
+    """Return the path of a browser, or None if it is not installed."""
     return next(filter(None, map(shutil.which, COMMANDS[name])), None)
 
 
@@ -54,7 +54,7 @@ class Watched:
     requested: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     allowed: str = ""
-    """A pattern of faults that a test provokes."""
+    """Regular expression of errors that a test provokes."""
 
     @classmethod
     async def open(cls, browser: Browser, origin: str, **options: Any) -> Watched:
@@ -71,7 +71,7 @@ class Watched:
         return window
 
     def check(self) -> None:
-        """Nothing went wrong in the page, and it asked nobody but its node for anything."""
+        """Check that nothing went wrong in the page, and that it sent requests only to its node."""
         unexpected = [it for it in self.faults if not (self.allowed and re.search(self.allowed, it))]
         assert not unexpected, unexpected
         host = urlsplit(self.origin).netloc
@@ -80,7 +80,7 @@ class Watched:
         assert not elsewhere, elsewhere
 
     async def leave(self) -> None:
-        """Check, and close the window: before its node is stopped, which the page would tell."""
+        """Check and close the window. Call this before the node stops, because the page would report the lost node."""
         self.check()
         await self.close()
 

@@ -1,4 +1,6 @@
-"""Browsers, one of each kind for a worker; a node with a team that the tests share; a window for each person of a test."""
+"""Fixtures: one browser of each kind per worker, a node with a team that the tests share, and a window for each
+person of a test.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ OpenWindow = Callable[..., Awaitable[Watched]]
 
 
 class Browsers:
-    """Launched when they are first asked for."""
+    """Browsers that are launched on first use."""
 
     def __init__(self, playwright: Any, folder: Path) -> None:
         self._playwright = playwright
@@ -49,14 +51,16 @@ async def browsers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Br
 
 @pytest_asyncio.fixture(**SHARED)
 async def shared_team(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WebNode]:
-    """A node with the demo's agents, one that pays and one that repeats. Tests do not disturb each other on it by the ids of their people."""
+    """A node with the demo's agents, an agent that pays, and one that repeats texts. Tests share it without conflicts
+    because each uses its own people.
+    """
     async with team_up(tmp_path_factory.mktemp("team"), [*DEMO, BANK, ECHO]) as node:
         yield node
 
 
 @pytest_asyncio.fixture(**OWN)
 async def browser(request: pytest.FixtureRequest, browsers: Browsers) -> Browser:
-    """Chromium, unless the test names another by `both` or ``indirect``."""
+    """Chromium, unless the test selects another browser with `both` or ``indirect``."""
     name: BrowserName = getattr(request, "param", "chromium")
     if find_browser(name) is None:
         pytest.skip(f"no {name} here: {HOW_TO}")
@@ -65,7 +69,7 @@ async def browser(request: pytest.FixtureRequest, browsers: Browsers) -> Browser
 
 @pytest_asyncio.fixture(**OWN)
 async def open_window(browser: Browser) -> AsyncIterator[OpenWindow]:
-    """Opens windows; when the test ends well, nothing may have gone wrong in any of them."""
+    """Function that opens windows. After a successful test, each window is checked."""
     opened: list[Watched] = []
 
     async def open_one(origin: str, **options: Any) -> Watched:
@@ -78,7 +82,7 @@ async def open_window(browser: Browser) -> AsyncIterator[OpenWindow]:
             window.check()
     finally:
         for window in opened:
-            await window.close()  # a second time it does nothing
+            await window.close()  # closing a window twice has no effect
 
 
 @pytest.fixture

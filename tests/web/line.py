@@ -1,4 +1,6 @@
-"""The line between a browser and a node, which a test can cut and mend: `Playwright`'s own offline mode leaves WebSockets alone."""
+"""A connection between a browser and a node that a test can cut and restore. Playwright's offline mode does not
+affect WebSockets.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ READ_BYTES = 1 << 16
 
 
 class Line:
-    """A TCP proxy on a port that stays its own. While it is cut, nobody is let in, and those who were are thrown out."""
+    """TCP proxy on a fixed port. While it is cut, it refuses new connections and drops existing ones."""
 
     def __init__(self, url: str) -> None:
         target = urlsplit(url)

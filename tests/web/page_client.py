@@ -1,4 +1,4 @@
-"""The page's modules as a client of a real node, without a page: `PageClient` runs `follow.js` under node."""
+"""The page's modules as a client of a real node, without a page. `PageClient` runs `follow.js` in node."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ANSWER_TIMEOUT_S = 60.0
 
 
 class PageClient:
-    """One participant's page; each command is a line to its process, and waits for its answer."""
+    """The page of one participant. Each command is a line to its process, which answers it."""
 
     def __init__(self, process: asyncio.subprocess.Process, agent_id: str) -> None:
         self.agent_id = agent_id
         self._process = process
 
     async def do(self, name: str, **given: Any) -> Any:
-        """Give what the command answers; fails the test with what it says otherwise."""
+        """Run a command and return its result. An error fails the test."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"do": name, **given}).encode() + b"\n")
@@ -36,7 +36,7 @@ class PageClient:
 
 @asynccontextmanager
 async def running_page(url: str, agent_id: str, token: str, *, kind: str = "human") -> AsyncIterator[PageClient]:
-    """A page of this participant that has joined and knows its threads."""
+    """Run the page of a participant. On entry, it has joined and loaded its threads."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(NODE, str(FOLLOW), stdin=pipe, stdout=pipe, limit=MAX_LINE)
     client = PageClient(process, agent_id)

@@ -1,6 +1,7 @@
-"""What a hostile participant writes wherever it may write something: markup and Markdown that would run a script or ask a server.
+"""Hostile texts for every field: markup and Markdown that would run a script or contact a server.
 
-In each payload ``RUN`` stands for a script that says that it ran, ``THERE`` for the address of a server that counts who asks.
+In each payload, ``RUN`` stands for a script that reports its execution, and ``THERE`` for the address of a server
+that counts its visitors.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ RAN = "(globalThis.whatRan??=[]).push(NUMBER)"
 
 
 def arm(payload: object, number: int, there: str) -> object:
-    """The payload as it is sent: it says its number where it runs, and asks this address."""
+    """Return the payload to send: its script reports ``number``, and its links point to ``there``."""
     if isinstance(payload, str):
         return payload.replace("RUN", RAN.replace("NUMBER", str(number))).replace("THERE", there)
     if isinstance(payload, dict):

@@ -1,4 +1,6 @@
-"""The page as people use it: each screen as an object with what one sees there and what one does. Everything is found by its role and name."""
+"""Page objects: each screen of the page as an object with its content and its actions. They find elements by role and
+name.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ expect.set_options(timeout=30_000)
 
 
 class Screen:
-    """What every screen has: where to go, who one is, the state of the connection."""
+    """Parts that every screen has: navigation, the own name, and the state of the connection."""
 
     def __init__(self, page: Page) -> None:
         self.page = page
@@ -19,7 +21,7 @@ class Screen:
         self.heading = page.get_by_role("main").get_by_role("heading", level=1)
 
     async def go(self, place: str) -> None:
-        """By the address, without a new load."""
+        """Go to a screen by its address, without a reload."""
         await self.page.evaluate("place => { location.hash = place }", place)
 
     async def open_thread(self, thread_id: str) -> ThreadScreen:
@@ -42,7 +44,7 @@ class Screen:
 
 
 class LoginPage(Screen):
-    """What a browser sees that is nobody yet."""
+    """Page of a browser that is not logged in."""
 
     def __init__(self, page: Page) -> None:
         super().__init__(page)
@@ -61,7 +63,7 @@ async def log_in(page: Page, link: str) -> InboxScreen:
 
 
 class InboxScreen(Screen):
-    """What waits for the person."""
+    """The person's inbox."""
 
     def __init__(self, page: Page) -> None:
         super().__init__(page)
@@ -96,7 +98,7 @@ class ThreadsScreen(Screen):
 
 
 class ThreadScreen(Screen):
-    """One conversation: messages, what is under way, the composer."""
+    """One conversation: messages, live activity, and the composer."""
 
     def __init__(self, page: Page) -> None:
         super().__init__(page)

@@ -1,7 +1,7 @@
-"""Pictures of each screen in both themes, for docs/pictures: ``python -m tests.web.screenshots [FOLDER]``.
+"""Take pictures of each screen in both themes, for docs/pictures: ``python -m tests.web.screenshots [FOLDER]``.
 
-A real node with the demo's team, an agent that asks to pay, and one that is in the middle of a sentence. Look at each picture before it is
-committed: what a test does not see, an eye does.
+The node is real, with the demo's team, an agent that asks for an approval, and one that is in the middle of a
+sentence. Look at each picture before you commit it, because tests miss visual errors.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ async def take_all(folder: Path) -> None:
 
 
 async def fill(node: WebNode) -> int:
-    """What a morning of mia's looks like; gives the message whose history is shown."""
+    """Create the conversations of mia's morning. Return the seq of the message whose history is shown."""
     async with node.client("ann") as ann, node.client("mia") as mia:
         await mia.call("channels.create", {"name": "tea", "topic": "What to drink, and when"})
         await ann.call("channels.join", {"name": "tea"})

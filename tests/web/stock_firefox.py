@@ -1,7 +1,9 @@
-"""Firefox as Debian ships it, for Playwright: run in the place of the browser, it starts Firefox and stands between the two.
+"""Adapter that makes Debian's Firefox usable with Playwright. Playwright runs it as the browser. It starts Firefox
+and relays the protocol.
 
-Playwright speaks WebDriver BiDi to a Firefox that is not its own build (channel ``moz-firefox``), and needs one command that this
-year's long-term release does not know, at the making of each context. It is answered here; everything else is passed on as it is.
+Playwright speaks WebDriver BiDi to a Firefox that is not its own build (channel ``moz-firefox``). At the creation of
+each context, it uses one command that this year's long-term release of Firefox does not support. The adapter answers
+this command itself, and forwards everything else unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ _LISTENING = re.compile(r"WebDriver BiDi listening on (ws://\S+)")
 
 
 def write_launcher(folder: Path, firefox: str) -> Path:
-    """The file that Playwright takes for Firefox."""
+    """Write the launcher that Playwright runs as Firefox."""
     launcher = folder / "firefox"
     launcher.write_text(
         f'#!/bin/sh\ncd "{Path(__file__).parents[2]}"\nexec "{sys.executable}" -m tests.web.stock_firefox "{firefox}" "$@"\n'

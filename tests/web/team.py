@@ -1,7 +1,8 @@
-"""The team that stands behind the page in these tests: what `roundelay up` runs, each agent as a process of its own.
+"""The team behind the page in these tests: `roundelay up` with each agent as a separate process.
 
-`WebNode` is that node: it makes people's login links as its operator does, and can be killed, and started again where it was.
-The scripts and tools at the end are loaded by the agents' processes; what an agent says follows from what it is asked.
+`WebNode` is that node. It creates login links as its operator does. A test can kill it and start it again on the same
+port. The agents' processes load the scripts and tools at the end of this file. An agent's answer depends only on its
+input.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ ECHO: dict[str, Any] = {
 
 
 class WebNode:
-    """`roundelay up` on a port and database of its own."""
+    """`roundelay up` on its own port and database."""
 
     def __init__(
         self, folder: Path, agents: Sequence[Mapping[str, Any]], limits: Mapping[str, int], mods: Sequence[str] = ()
@@ -67,7 +68,7 @@ class WebNode:
         return self._process.pid
 
     async def start(self) -> None:
-        """At the second time on the port of the first: pages and agents look for it there."""
+        """Start the node. A restart uses the first port, because pages and agents reconnect to it."""
         port = int(self.url.rpartition(":")[2].strip("/") or 0)
         node: dict[str, Any] = {
             "name": "tea",
@@ -78,7 +79,7 @@ class WebNode:
         }
         if self._mods:
             node["mods"] = self._mods
-        (self._folder / "roundelay.yaml").write_text(json.dumps(node), encoding="utf-8")  # JSON is YAML too
+        (self._folder / "roundelay.yaml").write_text(json.dumps(node), encoding="utf-8")  # YAML parsers accept JSON
         home = self._folder / "home"
         home.mkdir(mode=0o700, exist_ok=True)
         own = {"ROUNDELAY_HOME": str(home), "PYTHONPATH": str(ROOT), "OPENAI_API_KEY": "key-of-the-tests"}
@@ -86,7 +87,7 @@ class WebNode:
         self.url = (await self._process.line(r"^Roundelay is ready at (ws://\S+) "))[1]
 
     async def kill(self) -> None:
-        """As a crash does."""
+        """Kill the node, as a crash does."""
         assert self._process is not None
         await self._process.kill()
 
@@ -98,7 +99,7 @@ class WebNode:
             await self._process.stop()
 
     async def operator(self) -> NetworkClient:
-        """A service with all rights, on the connection of the first call."""
+        """Return a service with all rights. The first call opens its connection."""
         if self._operator is None:
             token = (self._folder / "team.db.owner").read_text(encoding="utf-8").strip()
             self._operator = NetworkClient("warden", self.url, kind="service", token=token)
@@ -106,7 +107,7 @@ class WebNode:
         return self._operator
 
     async def link(self, agent_id: str, *, operator: bool = False) -> str:
-        """A link by which this person logs in, once."""
+        """Return a link with which this person can log in once."""
         code = secrets.token_urlsafe(32)
         digest = hashlib.sha256(code.encode()).hexdigest()
         args = {"agent_id": agent_id, "kind": "human", "login_hash": digest, "operator": operator}
@@ -114,7 +115,7 @@ class WebNode:
         return f"{self.origin}/#login={agent_id}~{code}"
 
     async def token(self, agent_id: str, kind: Kind = "human", *, operator: bool = False) -> str:
-        """A token with which a program joins as somebody."""
+        """Return a token with which a program can join under this ID."""
         token = make_token()
         digest = hashlib.sha256(token.encode()).hexdigest()
         args = {"agent_id": agent_id, "kind": kind, "token_hash": digest, "operator": operator}
@@ -123,14 +124,14 @@ class WebNode:
 
     @asynccontextmanager
     async def client(self, agent_id: str, kind: Kind = "human", **options: Any) -> AsyncIterator[NetworkClient]:
-        """Somebody in the conversation who has no page."""
+        """Connect a participant who has no page."""
         token = await self.token(agent_id, kind)
         async with NetworkClient(agent_id, self.url, kind=kind, token=token, **options) as client:
             yield client
 
     @asynccontextmanager
     async def wire(self, agent_id: str, kind: Kind = "agent", **hello: Any) -> AsyncIterator[WireSession]:
-        """Somebody who sends whatever frames it likes."""
+        """Open a raw session for a participant who sends arbitrary frames."""
         session = await WireSession.open(self.url)
         try:
             await session.hello(agent_id, kind=kind, token=await self.token(agent_id, kind), **hello)
@@ -155,12 +156,14 @@ async def team_up(
 
 
 def streaming(agent_id: str, base_url: str) -> dict[str, Any]:
-    """An agent whose model is a provider of the test's, which it may hold in the middle of a sentence."""
+    """Return the configuration of an agent whose model is a provider of the test. The test can pause it in the middle
+    of a sentence.
+    """
     model = {"openai": {"name": f"{agent_id}-model", "base_url": base_url}}
     return {"id": agent_id, "description": "writes", "instruction": "Write what you are told to write.", "model": model}
 
 
-# -- what the agents' processes load
+# -- loaded by the agents' processes
 
 
 @tool(once=True, needs_approval=True)

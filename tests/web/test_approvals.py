@@ -1,4 +1,6 @@
-"""Approvals on the page: what a card shows, what a plain yes does, and who decides where approvers are named."""
+"""Tests of approvals on the page: the content of a card, the effect of a plain yes, and the decision if approvers are
+named.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ async def shops(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WebNo
 
 
 async def ask(node: WebNode, open_window: OpenWindow, who: str, text: str, to: str = "shop") -> ThreadScreen:
-    """Somebody opens the conversation with an agent and writes."""
+    """Log a person in, write to an agent, and open the conversation."""
     inbox = await log_in((await open_window(node.origin)).page, await node.link(who))
     async with node.client(who) as client:
         await client.send_text(to, text)
@@ -100,12 +102,12 @@ async def test_a_plain_yes_is_offered_as_a_decision_and_no_as_another(shops: Web
     await expect(meant).to_have_count(0)
     await expect(thread.composer).to_have_value("Ok.")
     await thread.say("yes")
-    await thread.page.keyboard.press("Enter")  # on the button that has the focus
+    await thread.page.keyboard.press("Enter")  # the button has the focus
     await expect(thread.message("order 3 is paid back")).to_be_visible()
     await expect(thread.composer).to_have_value("")
     said = thread.messages.filter(has=thread.page.locator(".markdown").get_by_text("yes", exact=True))
     await expect(said).to_have_count(0)
-    await thread.say("yes")  # no card is open: it is a message like any other
+    await thread.say("yes")  # no card is open, so it is an ordinary message
     await expect(thread.message("You wrote: yes")).to_be_visible()
     await thread.say("my money for order 4")
     await expect(cards(thread).get_by_role("button", name="Approve once")).to_have_count(1)

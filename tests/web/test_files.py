@@ -1,4 +1,4 @@
-"""Files that the node stores, on the page: uploaded from the composer, shown, and saved."""
+"""Test of files that the node stores: upload from the composer, display and download."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.web.team import ECHO, team_up
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PIXEL = b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg==")
-PICTURE = PIXEL + bytes(300_000)  # more than a frame holds
+PICTURE = PIXEL + bytes(300_000)  # larger than a frame
 TEXT = b"<b>first line</b>\n" * 8_000
 
 

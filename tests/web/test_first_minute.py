@@ -1,4 +1,6 @@
-"""The page's first minute: what somebody sees who has just logged in, and what becomes of the first words typed there."""
+"""Tests of the first minute on the page: what a person sees right after login, and what happens to the first typed
+words.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 often = pytest.mark.parametrize("browser", ["chromium", pytest.param("firefox", marks=pytest.mark.full)], indirect=True)
 
 QUESTION = "Can you refund order 17? n/g i, r? /approve"
-"""It has every letter that is a shortcut on another screen."""
+"""Contains every letter that is a shortcut on another screen."""
 WELCOME = "Who do you want to talk to?"
 
 
 async def enter(page: Page, link: str) -> None:
-    """Open a login link, and nothing else."""
+    """Open a login link, and do nothing else."""
     await page.goto(link)
     await Screen(page).expect_online()
 
@@ -42,7 +44,7 @@ async def test_a_newcomer_is_shown_whom_to_talk_to_and_types_at_once(
     await expect(echo).to_contain_text("says it again")
     await expect(echo).to_contain_text("Available")
     await echo.click()
-    await page.keyboard.type(QUESTION)  # without waiting for anything: faster than a person
+    await page.keyboard.type(QUESTION)  # types without waiting, faster than a person
     thread = ThreadScreen(page)
     await expect(thread.composer).to_have_value(QUESTION)
     await page.keyboard.press("Enter")
@@ -59,7 +61,7 @@ async def test_the_first_screen_is_the_last_conversation(shared_team: WebNode, o
     await expect(ThreadScreen(page).message("the newer one")).to_be_visible()
     await expect(page).to_have_url(re.compile(r"#/thread/direct%3Anils~noel$"))
     await expect(ThreadScreen(page).composer).to_be_focused()
-    await page.goto(f"{shared_team.origin}/#/inbox")  # an address is what it says
+    await page.goto(f"{shared_team.origin}/#/inbox")  # the address opens its screen
     await expect(page.get_by_role("main").get_by_role("heading", level=1)).to_have_text("Inbox")
 
 
@@ -168,7 +170,7 @@ async def test_a_tap_on_a_phone_asks_before_agents_are_silenced(shared_team: Web
     page = (await open_window(shared_team.origin, **phone)).page
     thread = await (await log_in(page, await shared_team.link("nele"))).open_thread("direct:echo~nele")
     take = page.get_by_role("button", name="Take over")
-    await expect(take).to_have_text("Take over")  # words, no sign alone
+    await expect(take).to_have_text("Take over")  # text, and not only an icon
     await take.tap()
     dialog = page.get_by_role("dialog", name="Take over echo?")
     await expect(dialog).to_contain_text("echo will not answer here until you give the thread back or the time is over")
@@ -208,7 +210,7 @@ async def test_a_search_finds_other_forms_and_chooses_by_person_and_day(
     await expect(page.get_by_text("No messages found")).to_be_visible()
 
 
-# -- a stop
+# -- stopped answers
 
 
 async def test_a_stopped_answer_keeps_its_text_and_says_by_whom(tmp_path: Path, open_window: OpenWindow) -> None:
@@ -230,11 +232,11 @@ async def test_a_stopped_answer_keeps_its_text_and_says_by_whom(tmp_path: Path, 
         await expect(stopped.locator("strong")).to_have_text("tide")
         await thread.go("#/cost")
         row = page.get_by_role("table").get_by_role("row", name="poet")
-        await expect(row).to_be_visible()  # a call that cost nothing has no row
+        await expect(row).to_be_visible()  # a call without cost would have no row
         await window.leave()
 
 
-# -- where letters go
+# -- letters as text and as shortcuts
 
 
 @often
@@ -262,7 +264,7 @@ async def test_what_is_typed_after_opening_a_conversation_is_text(
             await rows.nth(1).click()
         if opener == "focus lost":
             await expect(thread.composer).to_be_focused()
-            await thread.messages.first.click()  # to read it: no choice of a row
+            await thread.messages.first.click()  # only to read it; the click selects no row
         await page.keyboard.type(QUESTION)
         await expect(thread.composer).to_have_value(QUESTION)
         await expect(page.get_by_role("dialog")).to_have_count(0)
@@ -283,7 +285,7 @@ async def test_letters_are_shortcuts_on_a_row_that_the_keyboard_chose(
     await page.keyboard.press("r")
     await expect(page.get_by_text("Replying to")).to_be_visible()
     await expect(thread.composer).to_have_value("")
-    await page.keyboard.press("Escape")  # answers nothing in particular
+    await page.keyboard.press("Escape")  # leaves the reply to one message
     await page.keyboard.press("Escape")
     await page.keyboard.press("n")
     await expect(page.get_by_role("dialog", name="New conversation")).to_be_visible()

@@ -1,4 +1,4 @@
-"""The page for people who do not see, do not point, have a small screen, or write from right to left."""
+"""Tests of the page for people who cannot see, do not use a mouse, have a small screen, or write from right to left."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLE = "| a | b |\n|--|--|\n| 1 | " + "wide" * 100 + " |\n\n```python\n" + "x =
 
 
 async def prepare(node: WebNode, person: str) -> tuple[str, list[str]]:
-    """Something of everything on every screen of this person; gives a thread, and the addresses of the screens."""
+    """Fill every screen of this person with content. Return a thread and the addresses of the screens."""
     thread_id = "direct:" + "~".join(sorted(["bank", person]))
     async with node.client(person) as client:
         await client.send_text("bank", "pay zoe 5")
@@ -75,7 +75,7 @@ async def test_axe_finds_nothing_serious_on_any_screen(
         await inbox.go(place)
         await settle(window.page)
         found[place] = serious(await Axe().run(window.page))
-    await inbox.go("#/inbox")  # the search has the focus in its field, where a ? is a letter
+    await inbox.go("#/inbox")  # the search field has the focus, where "?" is a letter
     await settle(window.page)
     await window.page.keyboard.press("?")
     await expect(window.page.get_by_role("dialog")).to_be_visible()
@@ -131,7 +131,7 @@ async def test_everything_is_done_with_the_keyboard_alone(open_window: OpenWindo
 
 
 async def tab_to(page: Page, name: str) -> None:
-    """Press Tab until what has this name has the focus; it must show that it has."""
+    """Press Tab until the element with this name has the focus. The focus must be visible."""
     for _ in range(60):
         await page.keyboard.press("Tab")
         focused = page.locator(":focus")
@@ -170,7 +170,7 @@ async def test_nothing_is_wider_than_a_phone(open_window: OpenWindow, shared_tea
 
 
 async def test_on_a_phone_no_bar_of_the_timeline_is_out_of_sight(shared_team: WebNode, open_window: OpenWindow) -> None:
-    """As long as nobody zooms in."""
+    """The rule holds while nobody zooms in."""
     window = await open_window(shared_team.origin, viewport={"width": 360, "height": 640})
     inbox = await log_in(window.page, await shared_team.link("tina", operator=True))
     await prepare(shared_team, "tina")

@@ -1,4 +1,6 @@
-"""What hostile participants write is shown and does nothing; what is private stays out of other people's browsers."""
+"""Tests of hostile participants: their texts are shown and do nothing, and private texts never reach other people's
+browsers.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,13 @@ FOREIGN = """() => [...document.querySelectorAll("*")].flatMap((it) => [
     ...(it.matches("link[rel=icon]") ? [] : [...it.attributes]).filter(({name, value}) => /^on/i.test(name) || name === "srcdoc" || name === "ping"
         || (/^(href|src|action|formaction|data|xlink:href)$/i.test(name) && !/^(#|\\/web\\/|https?:|mailto:|data:image\\/(png|jpeg|gif|webp|avif)|blob:)/i.test(value)))
       .map(({name, value}) => `${it.tagName} ${name}=${value.slice(0, 200)}`)])"""
-"""Whatever stands in the document and may run, load or lead where the page itself does not."""
+"""Script for the page that lists every element and attribute that could run code, load data or lead to a place
+outside of the page.
+"""
 
 
 class Canary:
-    """A server to which no page has any reason to go; it counts who comes."""
+    """A server that no page should contact. It counts its visitors."""
 
     def __init__(self) -> None:
         self.visits = 0
@@ -60,7 +64,9 @@ async def expect_harmless(window: Watched, canary: Canary) -> None:
 async def write_everywhere(
     mallory: WireSession, trigger: int, person: str, texts: list[str], objects: list[object]
 ) -> list[int]:
-    """Each payload as a message's text, a message's data, and in every record of the reaction that sent it; gives their seqs."""
+    """Send each payload as a message's text, as a message's data, and in every record of the reaction that sends it.
+    Return the seqs.
+    """
     seqs = []
     for number, text in enumerate(texts):
         reaction = hashlib.sha256(f"{trigger} {number}".encode()).hexdigest()[:32]
@@ -155,7 +161,7 @@ async def test_what_hostile_participants_write_is_shown_and_runs_nowhere(
             async with shared_team.client(person) as client:
                 trigger = (await client.send_text(enemy, "and now?")).seq
             await screen.open_inbox()
-            await screen.open_thread(thread_id)  # at its end again
+            await screen.open_thread(thread_id)  # back at the end of the thread
             await expect(thread.message("and now?")).to_be_visible()
             await signal_everything(mallory, thread_id, trigger, texts)
             await expect(thread.live.first).to_be_visible()
@@ -211,7 +217,7 @@ async def look_through(page: Page) -> None:
 
 
 async def signal_everything(mallory: WireSession, thread_id: str, trigger: int, texts: list[str]) -> None:
-    """Each payload as a tool's name, a stream of each kind, an id of a reaction, and what is none."""
+    """Send each payload as a tool's name, in a stream of each kind, as a reaction ID, and in malformed signals."""
     for number, text in enumerate(texts):
         reaction = f"r{number % 4}"
         call = {
@@ -281,7 +287,7 @@ async def test_a_private_thread_is_nowhere_in_another_persons_browser(
             await expect(window.page.get_by_role("heading", level=1).first).to_be_visible()
             await window.page.wait_for_load_state("networkidle")
             shown = await window.page.content()
-            for own in (secret, quote(secret)):  # what she asked for herself
+            for own in (secret, quote(secret)):  # she asked for these herself
                 shown = re.sub(rf'value="{own}"|q={own}|“{own}”', "", shown)
             assert secret not in shown.replace(f"direct:{ann}~{bob}", "")
     kept = await window.page.evaluate(

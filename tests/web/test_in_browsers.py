@@ -1,4 +1,6 @@
-"""The page on a real node, in Chromium and in Firefox: logging in, a conversation seen live, an approval, a hub that dies and comes back."""
+"""Tests of the page on a real node, in Chromium and Firefox: logins, a live conversation, an approval, and a hub that
+crashes and restarts.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from tests.web.team import ECHO, WebNode, streaming, team_up
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 often = pytest.mark.parametrize("browser", ["chromium", pytest.param("firefox", marks=pytest.mark.full)], indirect=True)
-"""In Firefox too, where there is time."""
+"""Runs in Firefox too with ``--full``."""
 both = pytest.mark.parametrize("browser", ["chromium", "firefox"], indirect=True)
 
 
@@ -79,7 +81,7 @@ async def test_who_logs_out_leaves_nothing_behind(open_window: OpenWindow, share
     assert "vera" not in await window.page.content()
 
 
-# -- a conversation
+# -- conversations
 
 
 @often
@@ -91,7 +93,7 @@ async def test_a_browser_that_keeps_nothing_shows_the_page_until_it_is_left(
     await window.page.add_init_script(
         f"Object.defineProperty(window, 'localStorage', {{configurable: true, get() {{ {gives}; }}}})"
     )
-    await window.page.goto(await shared_team.link("nemo"))  # it is not used up before the warning was read
+    await window.page.goto(await shared_team.link("nemo"))  # the link still works after the warning
     await expect(window.page.get_by_role("alert")).to_contain_text("This browser stores nothing")
     await window.page.get_by_role("button", name="Log in").click()
     thread = await Screen(window.page).open_thread("direct:echo~nemo")
@@ -137,7 +139,7 @@ async def test_an_answer_is_seen_while_it_is_written(open_window: OpenWindow, tm
         await mia.leave()
 
 
-# -- an approval
+# -- approvals
 
 
 @often
@@ -171,7 +173,7 @@ async def test_of_two_people_who_decide_one_approval_one_wins_and_both_see_it(
     assert [it.text for it in history.messages].count(f"5 paid to {browser_name}") == 1
 
 
-# -- a connection that is lost
+# -- lost connections
 
 
 @often

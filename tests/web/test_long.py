@@ -1,4 +1,4 @@
-"""A long thread: the page holds a window of it, and scrolls through all of it."""
+"""Tests of a long thread: the page holds a window of it, and can scroll through all of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.web.team import WebNode
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 MAX_NODES = 6_000
-"""Of the whole document: some dozens of messages, not all."""
+"""Maximum number of nodes in the document: enough for some dozens of messages, but not for all."""
 WATCH = """() => {
   globalThis.longFrames = [];
   new PerformanceObserver((list) => { for (const it of list.getEntries()) globalThis.longFrames.push(Math.round(it.duration)); })

@@ -1,4 +1,4 @@
-"""Costs of model calls on the page, and the exact prompt of an agent that keeps it."""
+"""Tests of the costs of model calls on the page, and of the exact prompt of an agent that stores it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def ask(team: WebNode, agent_id: str, question: str) -> int:
-    """Return the seq of the agent's answer."""
+    """Ask an agent, and return the seq of its answer."""
     async with team.client("tom") as tom:
         await tom.send(f"agent:{agent_id}", question)
         async with tom.receive() as answer:
@@ -28,7 +28,7 @@ async def ask(team: WebNode, agent_id: str, question: str) -> int:
 
 @pytest.mark.full
 async def test_the_page_shows_the_dollars_of_the_cost_command(tmp_path: Path, open_window: OpenWindow) -> None:
-    """With a hint for a model without a known price."""
+    """A model without a known price has a hint instead."""
     pytest.importorskip("genai_prices")
     answers = [replace(text("Tea."), usage=(123_456, 789)) for _ in range(2)]
     async with FakeOpenAI(answers) as server:
@@ -45,7 +45,7 @@ async def test_the_page_shows_the_dollars_of_the_cost_command(tmp_path: Path, op
             usd = {it["agent"]: it["usd"] for it in report["groups"]}
             assert usd["desk"] > 0.001
             dollars = f"${usd['desk']:.4f}"
-            assert dollars in table  # the command's own words
+            assert dollars in table  # the same text as the command prints
 
             window = await open_window(team.origin)
             page = window.page
@@ -90,7 +90,7 @@ async def test_why_shows_the_exact_prompt_where_it_is_kept(tmp_path: Path, open_
             sent = server.requests[0]
             for message in sent["messages"]:
                 assert f"[{message['role']}]\n{message['content'].strip()}" in shown
-            assert "&lt;b&gt;teapot&lt;/b&gt;" in shown  # as the model read it
+            assert "&lt;b&gt;teapot&lt;/b&gt;" in shown  # as the model received it
             for tool in sent["tools"]:
                 assert tool["function"]["name"] in shown.rpartition("[tools] ")[2].split(", ")
             await expect(prompt.locator("b")).to_have_count(0)

@@ -1,4 +1,4 @@
-"""What operators do at the page: see which agents cannot answer and why, and start, stop and reload them."""
+"""Tests of operators on the page: they see which agents cannot answer and why, and start, stop and reload them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_broken_key_is_shown_to_operators_and_a_changed_file_is_reloaded
             await screen.go("#/inbox")
             await expect(inbox.heading).to_have_text("Inbox")
             await expect(page.get_by_text("Your inbox is empty")).to_be_visible()
-            window.allowed = "ERR_CONNECTION_REFUSED"  # the node ends before the window does
+            window.allowed = "ERR_CONNECTION_REFUSED"  # the node stops before the window closes
 
 
 @pytest.mark.full
@@ -87,4 +87,4 @@ async def test_operators_make_a_login_link_for_a_person_and_end_a_login(
         await logins.get_by_role("button", name="Log out").first.click()
         await expect(logins.get_by_role("button", name="Log out")).to_have_count(1)
         for it in (window, other, third):
-            it.allowed = "ERR_CONNECTION_REFUSED|4403"  # the node ends before the windows do
+            it.allowed = "ERR_CONNECTION_REFUSED|4403"  # the node stops before the windows close

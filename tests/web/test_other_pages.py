@@ -1,6 +1,7 @@
-"""A page elsewhere, in a real browser: it opens no session with a node, is shown nothing of it, and frames it in nothing.
+"""Tests of foreign pages in a real browser: such a page opens no session with a node, reads nothing from it, and
+cannot frame it.
 
-One of them has a name of its own that is pointed at the node (DNS rebinding), so that Origin and Host agree.
+One of the pages has a name that DNS points at the node (DNS rebinding), so that Origin and Host agree.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ELSEWHERE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nConnection: close\r\
 
 @asynccontextmanager
 async def other_site() -> AsyncIterator[str]:
-    """A page of somebody else, on a port of the same machine."""
+    """Serve a foreign page on another port of this machine."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -48,7 +49,7 @@ async def other_site() -> AsyncIterator[str]:
 
 @asynccontextmanager
 async def browsing() -> AsyncIterator[tuple[Node, Page]]:
-    """A node, and a browser to which evil.example is this machine."""
+    """Run a node, and a browser that resolves evil.example to this machine."""
     path = find_browser("chromium")
     if path is None:
         pytest.skip(HOW_TO)

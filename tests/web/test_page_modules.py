@@ -1,4 +1,4 @@
-"""The page's modules that need no page: their own tests under node, and what they hold in common with Python."""
+"""Tests of the page's modules without a page: their own tests in node, and behavior that they share with Python."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_content_is_the_same_text_as_elsewhere() -> None:
 
 
 def _make_event(chance: random.Random, seq: int) -> dict[str, Any]:
-    """A signal, a message or an agent's going, in the forms of frames; some are not well formed."""
+    """Return a random signal, message or departure of an agent, as a frame. Some frames are malformed."""
     agent, thread, reaction = chance.choice(("ann", "bob")), chance.choice(THREADS), chance.choice("rst")
     odd = chance.choice([None, True, -1, 1.5, 2**40, "x", "1.0/x", "9" * 90])
     path = chance.choice(["", "", "1.0", "1.0/2.1", "1.0.1", "1.0/2.1/1.0", odd if chance.random() < 0.3 else ""])
@@ -172,7 +172,7 @@ async def test_what_is_under_way_is_the_same_as_elsewhere(seed: int) -> None:
 
 
 class _Said:
-    """A wire that keeps what is said on it."""
+    """A connection that records the frames sent on it."""
 
     is_full = False
 
@@ -184,7 +184,9 @@ class _Said:
 
 
 async def test_what_is_acknowledged_is_what_pythons_client_acknowledges() -> None:
-    """Over random sessions: deliveries, also of what came before, handled, refused and dropped in any order."""
+    """The test compares random sessions, with deliveries (some of them repeated) that are handled, refused and
+    dropped in any order.
+    """
     runs = [_make_session(random.Random(seed)) for seed in range(400)]
     given = await run_module(
         'import { Acks } from "#core/acks.js";',

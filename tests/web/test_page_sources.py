@@ -1,4 +1,4 @@
-"""The page's own modules lean on each other one way, and each name that they give is somebody's to use."""
+"""Tests of the page's own modules: imports go one way, and each export is used."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_no_module_is_imported_by_what_it_imports() -> None:
 
 
 def test_each_export_is_used_by_another_module_or_a_test() -> None:
-    # Words of each text once: searching all tests for each export took fourteen seconds.
+    # Collect the words of each text once: a search of all tests for each export took fourteen seconds.
     words = {name: set(re.findall(r"[\w$]+", text)) for name, text in OWN.items()}
     in_tests = set(re.findall(r"[\w$]+", TESTS))
     uses = Counter(word for found in words.values() for word in found)

@@ -1,5 +1,6 @@
-"""The page's state: after every frame it is what a refetch gives. Held on random runs with restarts of the hub and lost
-connections, for a person and for an operator, by the page's own modules under node."""
+"""Tests that the page's state after every frame equals a refetch. The page's own modules run in node, for a person
+and for an operator, on random runs with restarts of the hub and lost connections.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ STEPS_PER_COMPARISON = 12
 
 
 class Network:
-    """A real node, some who talk there, and the pages of two of them; what happens is chosen by ``chance``."""
+    """A real node with several participants, and the pages of two of them. ``chance`` selects the events."""
 
     def __init__(self, node: ProcessNode, pages: list[PageClient], chance: random.Random) -> None:
         self.node = node
@@ -38,7 +39,7 @@ class Network:
         self.guests = 0
 
     async def session(self, agent_id: str) -> WireSession:
-        """Somebody's own session, beside its page if it has one."""
+        """Return a participant's own session, which is separate from its page."""
         if agent_id not in self.sessions:
             if agent_id == "opal":
                 self.sessions[agent_id] = await self.node.person("opal")
@@ -56,7 +57,7 @@ class Network:
         return self.chance.choice(self.pages)
 
     async def happen(self) -> None:
-        """One thing more happens; what the hub refuses is an answer too."""
+        """Perform one random event. A refusal by the hub is a valid result."""
         names = [name for name in dir(self) if name.startswith("do_")]
         name = self.chance.choices(names, [getattr(self, it).__doc__.count("*") + 1 for it in names])[0]
         self.did[name[3:]] += 1
@@ -69,10 +70,10 @@ class Network:
             self.seqs.append((answer["seq"], answer["thread_id"], to, sender))
         return answer
 
-    # --- what happens; each star makes it likelier
+    # --- events; each star in a docstring makes its event more likely
 
     async def do_direct(self) -> None:
-        """Somebody writes to somebody. *****"""
+        """A participant sends a direct message. *****"""
         session, to = await self.anybody(), self.chance.choice((*AGENTS, "mia", "mia", "opal", "sam"))
         wanted = {"requires_response": True} if self.chance.random() < 0.3 else {}
         words = self.chance.choice(("Hello", "two\n lines\u2028 three", "x" * 300, "ümlaut 🐝 " * 40))
@@ -80,7 +81,7 @@ class Network:
         await self.say(session, f"agent:{to}", content, **wanted)
 
     async def do_flood(self) -> None:
-        """Somebody says much at once."""
+        """A participant sends many messages at once."""
         session, ids = await self.anybody(), [new_id() for _ in range(90)]
         for message_id in ids:
             await session.send_frame({"type": "send", "message_id": message_id, "to": "agent:mia", "content": "!"})
@@ -88,30 +89,30 @@ class Network:
             await session.answer(message_id)
 
     async def do_broadcast(self) -> None:
-        """Everybody is written to, or all but one. *"""
+        """A participant sends a broadcast, sometimes with one participant excluded. *"""
         excluded = {"exclude_agent_ids": [self.chance.choice(("mia", "bob"))]} if self.chance.random() < 0.4 else {}
         await self.say(await self.anybody(), "broadcast", "All!", **excluded)
 
     async def do_post(self) -> None:
-        """A channel is written to. ***"""
+        """A participant posts to a channel. ***"""
         await self.say(await self.anybody(), f"channel:{self.chance.choice(CHANNELS)}", "Tea?")
 
     async def do_reply(self) -> None:
-        """A message is answered, in its place. ****"""
+        """A participant answers a message in its thread. ****"""
         if self.seqs:
             seq, _, to, sender = self.chance.choice(self.seqs[-12:])
             address = f"agent:{sender}" if to.startswith("agent:") else to
             await self.say(await self.anybody(), address, "Yes", reply_to=seq, cause=seq)
 
     async def do_revise(self) -> None:
-        """A message is edited or deleted by its sender. **"""
+        """A sender edits or deletes a message. **"""
         if self.seqs:
             seq, _, _, sender = self.chance.choice(self.seqs[-12:])
             op, args = self.chance.choice((("edit", {"text": "Corrected"}), ("delete", {})))
             await (await self.session(sender)).submit_call(f"messages.{op}", {"seq": seq, **args})
 
     async def do_page_sends(self) -> None:
-        """A person writes on the page, of which the connection may be cut at once. ***"""
+        """A person writes on the page, and its connection may be lost at once. ***"""
         page = self.page()
         to = self.chance.choice((*(f"agent:{it}" for it in AGENTS), "channel:tea", "broadcast", "agent:nobody"))
         other = to.removeprefix("agent:")
@@ -122,7 +123,7 @@ class Network:
         await page.do("sent")
 
     async def do_member(self) -> None:
-        """Somebody comes to a channel, or goes; or it changes. ***"""
+        """A participant joins or leaves a channel, or the channel changes. ***"""
         name, by = self.chance.choice(CHANNELS), await self.anybody()
         op = self.chance.choice(("join", "join", "leave", "create", "remove", "invite", "set_history", "set_access"))
         args: dict[str, Any] = {"name": name}
@@ -137,19 +138,19 @@ class Network:
         await by.submit_call(f"channels.{op}", args)
 
     async def do_page_joins(self) -> None:
-        """A page's person comes to a channel, or goes."""
+        """The page's person joins or leaves a channel."""
         op = self.chance.choice(("channels.join", "channels.leave"))
         await self.page().do("call", op=op, args={"name": self.chance.choice(CHANNELS)})
 
     async def do_take(self) -> None:
-        """A thread is taken over, or given back. *"""
+        """A takeover of a thread starts or ends. *"""
         if self.seqs:
             by = await self.session(self.chance.choice(("sam", "mia", "opal")))
             thread = self.chance.choice(self.seqs[-20:])[1]
             await by.submit_call(self.chance.choice(("network.take", "network.give")), {"thread_id": thread})
 
     async def do_mark(self) -> None:
-        """A thread is marked, on the page or elsewhere. ***"""
+        """The read state of a thread changes, on the page or elsewhere. ***"""
         if not self.seqs:
             return
         seq, thread, _, _ = self.chance.choice(self.seqs[-20:])
@@ -172,7 +173,7 @@ class Network:
             await self.page().do("call", op="network.dismiss", args=args)
 
     async def do_ask_approval(self) -> None:
-        """An agent asks for a person's decision, which may be given. *"""
+        """An agent asks for a person's approval, and may get it. *"""
         trigger = await self.say(await self.session("mia"), "agent:ann", "Do it")
         ann = await self.session("ann")
         if trigger["type"] != "stored":
@@ -192,7 +193,7 @@ class Network:
             await ann.submit_record(reaction, "finished", {"status": "finished", "turns": 1})
 
     async def do_fail(self) -> None:
-        """A message becomes a dead letter, is delivered again, or forgotten. *"""
+        """A message becomes a dead letter, and is delivered again or dismissed. *"""
         stored = await self.say(await self.session("mia"), "agent:cy", "Fail at this")
         cy = await self.session("cy")
         if stored["type"] != "stored":
@@ -210,7 +211,7 @@ class Network:
             )
 
     async def do_signal(self) -> None:
-        """An agent tells what it is at. *"""
+        """An agent sends live activity. *"""
         if self.seqs:
             body = {"reaction": "r", "active": self.chance.random() < 0.5}
             thread = self.chance.choice(self.seqs[-9:])[1]
@@ -218,7 +219,7 @@ class Network:
             await (await self.session(self.chance.choice(AGENTS))).send_frame(frame)
 
     async def do_guest(self) -> None:
-        """Somebody new comes, and may be removed."""
+        """A guest joins, and may be removed."""
         self.guests += 1
         name = f"guest-{self.guests}"
         guest = await self.session(name)
@@ -228,12 +229,12 @@ class Network:
             await (await self.session("opal")).call("network.remove", {"agent_id": name})
 
     async def do_leave(self) -> None:
-        """Somebody's session ends. *"""
+        """A participant's session ends. *"""
         if self.sessions:
             await self.sessions.pop(self.chance.choice([*self.sessions])).bye()
 
     async def do_open(self) -> None:
-        """A page opens a thread, or looks further back. ***"""
+        """A page opens a thread, and may load earlier messages. ***"""
         if self.seqs:
             page, thread = self.page(), self.chance.choice(self.seqs[-20:])[1]
             await page.do("open", thread_id=thread)
@@ -250,17 +251,17 @@ class Network:
         await self.page().do("drop")
 
     async def kill(self) -> None:
-        """The hub is killed, and started again."""
+        """Kill the hub and start it again."""
         self.did["kill"] += 1
         self.sessions.clear()
         await self.node.kill9()
         await self.node.restart()
         await asyncio.gather(*(page.do("move", url=self.node.url) for page in self.pages))
 
-    # --- what has to hold
+    # --- checks
 
     async def compare(self) -> None:
-        sam = await self.session("sam")  # a person: whoever holds the thread, it goes
+        sam = await self.session("sam")  # a person's message is delivered even if the thread is taken over
         last = {page: (await self.say(sam, f"agent:{page.agent_id}", "So far"))["seq"] for page in self.pages}
         await asyncio.gather(*(page.do("reached", seq=seq) for page, seq in last.items()))
         await asyncio.gather(*(page.do("compare") for page in self.pages))
@@ -306,7 +307,7 @@ async def test_after_every_frame_the_state_is_what_a_refetch_gives(network: Netw
 
 
 async def test_a_run_of_scripted_agents_is_what_a_refetch_gives(tmp_path: Path) -> None:
-    """Thinking, calls, agents that ask each other, an approval, a thread that is taken over: as agents tell of them."""
+    """The run contains thinking, tool calls, agents that ask each other, an approval, and a takeover."""
     async with team_up(tmp_path, [*DEMO, BANK, ECHO]) as team:
         tokens = {"mia": await team.token("mia"), "opal": await team.token("opal", operator=True)}
         async with AsyncExitStack() as stack:
@@ -373,7 +374,7 @@ async def test_what_changes_without_a_message_is_seen() -> None:
 
 @pytest.mark.full
 async def test_another_history_is_fetched_whole(tmp_path: Path) -> None:
-    """The node's files are put back from an earlier copy: seqs mean other messages now."""
+    """The node's files are restored from an earlier copy, so seqs refer to different messages."""
     async with node_process(tmp_path / "n.db") as node, running_page_of(node) as page:
         bob = await node.agent("bob")
         await bob.send("agent:opal", "before")

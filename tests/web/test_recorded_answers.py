@@ -1,4 +1,4 @@
-"""What stands in an exported page answers as the hub does of which it was written, and holds nothing that the caller may not read."""
+"""Tests that an exported page answers like its hub, and holds nothing that the caller may not read."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def run(tmp_path: Path) -> AsyncIterator[Run]:
 
 
 class OfNoOperator(Network):
-    """The same network, joined by people who are no operators."""
+    """The same network, joined by people who are not operators."""
 
     def _make_link(self, agent_id: str) -> Any:
         class Way(LocalTransport):
@@ -69,19 +69,23 @@ async def join(run: Run, caller: str) -> NetworkClient:
         return await run.network.join("boss", kind="human")
     plain = OfNoOperator(run.network.hub, run.network._new_id)
     client = plain.client(caller, kind="human" if caller == "mia" else "agent")
-    run.network._clients.append(client)  # closed with it
+    run.network._clients.append(client)  # closed together with the network
     await client.connect()
     return client
 
 
 def without_hidden(read: dict[str, Any]) -> dict[str, Any]:
-    """What the hub tells of reactions whose records the caller may not read is that there is one: a page does not hold that."""
+    """Remove hidden reactions from the hub's answers. The hub reports their existence to callers without access, but
+    a page omits them.
+    """
     steps = [[_drop_hidden_reaction(step) for step in explanation["steps"]] for explanation in read["steps"]]
     return {**read, "steps": steps, "effects": [_drop_hidden(it) for it in read["effects"]]}
 
 
 def _drop_hidden_reaction(step: dict[str, Any]) -> dict[str, Any]:
-    """Drop what a page does not show of an explained message either: the work before it, and messages of that work."""
+    """Remove from an explained message the parts that a page does not show: the earlier work, and the messages of
+    that work.
+    """
     reaction = step.get("reaction", {"is_hidden": True})
     if reaction["is_hidden"]:
         return {"message": step["message"]}
@@ -96,7 +100,7 @@ def _drop_hidden(effect: dict[str, Any]) -> dict[str, Any]:
 
 
 async def write_rows(source: Source, part: Part | None = None) -> Any:
-    """The rows of the page."""
+    """Return the rows in the exported page."""
     page = await write_page(source, part or Part(), now_s=1.0, nonce="n")
     [packed] = re.findall(r'id="recording">([^<]*)<', page)
     return json.loads(gzip.decompress(base64.b64decode(packed)))
@@ -120,7 +124,7 @@ async def test_a_page_answers_as_its_hub(run: Run, caller: str) -> None:
 
 
 async def test_work_that_a_person_overtook_and_the_work_in_its_place_are_both_told(tmp_path: Path) -> None:
-    """By a hub, by the page that is made of it, and by its file."""
+    """The hub, the page made from it, and the page made from its file must agree."""
     async with Network.open(tmp_path / "held.db") as network:
         boss, bob = await network.join("boss", kind="human"), await network.join("bob", role="reactor")
         seq = (await boss.send_text("bob", "question")).seq
@@ -146,7 +150,7 @@ async def test_work_that_a_person_overtook_and_the_work_in_its_place_are_both_to
 
 
 async def test_a_file_gives_the_page_that_its_node_gives(run: Run) -> None:
-    """But for what a log does not hold: cards, and who reads a thread."""
+    """Cards and the readers of a thread may differ, because the log does not contain them."""
     boss = await run.network.join("boss", kind="human")
     live = await write_rows(LiveSource(boss))
     with open_log(run.db) as log:
@@ -157,7 +161,9 @@ async def test_a_file_gives_the_page_that_its_node_gives(run: Run) -> None:
 
 
 async def test_a_page_holds_what_its_caller_may_read_alone(run: Run) -> None:
-    """A person messages, an agent its own records too; of a part nothing else."""
+    """A person's page holds her messages, an agent's page also its own records. The export of a part holds nothing
+    else.
+    """
     boss = await run.network.join("boss", kind="human")
     mia, finance = await join(run, "mia"), await join(run, "finance")
     of_mia, of_finance = await write_rows(LiveSource(mia)), await write_rows(LiveSource(finance))

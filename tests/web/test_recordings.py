@@ -1,5 +1,6 @@
-"""The page of a run that is over: `roundelay export --format html`, opened from disk. It shows what the ledger holds, whatever was written into that,
-and asks nobody for anything."""
+"""Tests of `roundelay export --format html`, the page of a finished run, opened from disk. It shows the content of
+the ledger, even hostile content, and contacts no server.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ SCREENS = ["#/threads", "#/timeline", "#/agents", "#/cost", "#/search"]
 
 @dataclass
 class Recorded:
-    """An exported page, and the run in it: its messages by their texts."""
+    """An exported page, and the seqs of the messages in it by text."""
 
     path: Path
     seqs: dict[str, int]
@@ -89,7 +90,7 @@ async def test_a_run_opens_from_disk_with_every_screen(open_window: OpenWindow, 
     assert_alone(window, recorded.path)
 
 
-# --- whatever was written
+# --- hostile content
 
 
 THERE = "https://elsewhere.invalid"
@@ -103,7 +104,7 @@ HOSTILE = [
 
 
 def write_hostile(path: Path, there: str) -> None:
-    """Write a log in which each text of a participant, each name and each id is a payload."""
+    """Write a log in which each participant's text, each name and each ID is a payload."""
     with path.open("wb") as file:
         file.write(encode_head(LogHead(epoch="e", name=f"{arm(HOSTILE[0], 0, there)}")) + b"\n")
         for row in make_rows([str(arm(it, number, there)) for number, it in enumerate(HOSTILE)], there):
@@ -188,7 +189,9 @@ async def hostile(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pat
 
 @pytest.mark.parametrize("browser", ["chromium", pytest.param("firefox", marks=pytest.mark.full)], indirect=True)
 async def test_nothing_that_participants_wrote_runs_or_asks(open_window: OpenWindow, hostile: Path) -> None:
-    """In no screen: by ids, threads, texts, metadata, tools, arguments, results, reasons, models, kinds of records."""
+    """The screens show payloads in IDs, threads, texts, metadata, tools, arguments, results, reasons, models and
+    kinds of records.
+    """
     window = await open_window("file://")
     screen = RecordedScreen(window.page)
     await screen.show(hostile.as_uri(), "#/threads")
@@ -213,7 +216,7 @@ async def test_nothing_that_participants_wrote_runs_or_asks(open_window: OpenWin
 
 
 async def tour(page: Page, places: list[str]) -> dict[str, str]:
-    """Go to each place, wait until it has fetched and drawn what it shows, and give that as text."""
+    """Open each screen, wait until it is loaded and drawn, and return its text."""
     go = """async (place) => {
       location.hash = place;
       const drawn = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
@@ -226,17 +229,17 @@ async def tour(page: Page, places: list[str]) -> dict[str, str]:
 
 
 async def settle(page: Page) -> None:
-    """What was drawn has been painted, and whatever it would load has been asked for."""
+    """Wait until the page is painted and has started all its requests."""
     await page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def assert_alone(window: Watched, path: Path) -> None:
     asked = {it.split("#")[0] for it in window.requested if not it.startswith(("data:", "blob:"))}
-    assert asked <= {path.as_uri()}  # Firefox does not tell of a file
+    assert asked <= {path.as_uri()}  # Firefox does not report requests for files
 
 
 async def test_the_file_holds_no_word_of_a_participant_outside_of_its_rows(hostile: Path) -> None:
-    """The rows are packed: what the file says as HTML is the page's own."""
+    """The rows are compressed, so the HTML of the file contains only the page's own words."""
     text = await asyncio.to_thread(hostile.read_text, encoding="utf-8")
     assert "elsewhere.invalid" not in text
     [rows] = re.findall(r'<script type="application/octet-stream" id="recording">(.*?)</script>', text)
@@ -244,7 +247,7 @@ async def test_the_file_holds_no_word_of_a_participant_outside_of_its_rows(hosti
     assert len(re.findall("<script", text)) == 3
 
 
-# --- a file, and a live node
+# --- exported files and live nodes
 
 
 async def test_what_nobody_had_decided_is_offered_to_nobody(open_window: OpenWindow, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The screens beside Thread, as a person uses them: threads by keys alone, why, agents, cost, search, logging in and out."""
+"""Tests of all screens except the thread, as a person uses them: threads by keyboard, explanations, agents, cost,
+search, login and logout.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ async def heading(page: Page, text: str) -> None:
 
 
 async def ask_desk(team: WebNode, person: str, question: str = "What is 17*23?") -> int:
-    """Ask the demo's team; gives the seq of the whole answer."""
+    """Ask the demo's team, and return the seq of the complete answer."""
     async with team.client(person) as client:
         await client.send("agent:desk", question)
         async for message in client:
@@ -63,7 +65,7 @@ async def test_a_broken_link_asks_for_another(shared_team: WebNode, open_window:
 
 
 async def test_what_waits_is_done_with_in_the_inbox(shared_team: WebNode, open_window: OpenWindow) -> None:
-    """In one window; the other, of the same person, shows it too."""
+    """The person has two windows. A change in one window appears in the other too."""
     here, there = [await open_window(shared_team.origin) for _ in range(2)]
     for window in (here, there):
         await log_in(window.page, await shared_team.link("nora"))
@@ -86,7 +88,7 @@ async def test_what_waits_is_done_with_in_the_inbox(shared_team: WebNode, open_w
 
 
 async def test_a_request_that_nobody_waits_for_any_more_says_so(shared_team: WebNode, open_window: OpenWindow) -> None:
-    """In the window that saw its reaction stopped, after a reload, and to an operator who only looks on."""
+    """The notice appears in the window that saw the reaction stop, after a reload, and for an operator."""
     mine, theirs = [(await open_window(shared_team.origin)).page for _ in range(2)]
     await log_in(mine, await shared_team.link("stella"))
     await log_in(theirs, await shared_team.link("oscar", operator=True))
@@ -124,7 +126,7 @@ NOWHERE = {
     "channel:nosuch": "There is no channel #nosuch",
     "channel:wine-cellar": "You are not a member of #wine-cellar",
 }
-"""Threads' addresses, and what the page says there to wim."""
+"""Threads' addresses, and the text that the page shows there to wim."""
 
 
 async def test_an_address_that_leads_nowhere_says_so_and_leaves_nothing_behind(
@@ -168,7 +170,7 @@ async def test_a_quota_of_gigabytes_is_told_in_gigabytes(shared_team: WebNode, o
     await expect(page.get_by_text("of 4.3 GB").first).to_be_visible()
 
 
-# Notes each time that the line tells, until there are three.
+# Records each text of the status line, until there are three.
 WATCH_OFFLINE = """() => {
   window.told = new Promise(resolve => {
     const seen = [];
@@ -194,7 +196,7 @@ async def test_seconds_without_the_hub_are_seen_to_pass(tmp_path: Path, open_win
         await window.leave()
 
 
-# Presses j in the very moment in which the first row is there, and says later whether that row has the focus.
+# Presses j at the moment when the first row appears, and reports later whether that row has the focus.
 PRESS_AT_ONCE = """() => {
   window.hasChosen = new Promise(resolve => new MutationObserver((_, observer) => {
     if (!document.querySelector("[data-row]")) return;
@@ -207,7 +209,7 @@ PRESS_AT_ONCE = """() => {
 }"""
 
 
-# Opens a thread and leaves it again before the browser has told the page of the first: keys come before that.
+# Opens a thread and leaves it before the browser has notified the page. Real key presses can be that fast.
 LEAVE_AT_ONCE = """() => {
   document.querySelector("[data-row]").click();
   const opened = location.hash;
@@ -318,11 +320,11 @@ async def test_why_tells_operators_what_others_may_not_see(shared_team: WebNode,
     asker = await open_window(shared_team.origin)
     await log_in(asker.page, await shared_team.link("sara"))
     main = asker.page.get_by_role("main")
-    await Screen(asker.page).go(f"#/why/{seq}")  # said in a reaction to a message between agents
+    await Screen(asker.page).go(f"#/why/{seq}")  # part of a reaction to a message between agents
     await expect(main.get_by_text("is hidden from you, and so is the reaction")).to_be_visible()
     shared = (await (await shared_team.operator()).call("network.history", {"thread_id": "broadcast"}))["messages"]
     to_all = next(it["seq"] for it in reversed(shared) if "sara asks" in it["content"])
-    await Screen(asker.page).go(f"#/why/{to_all}")  # said in the reaction to her question
+    await Screen(asker.page).go(f"#/why/{to_all}")  # part of the reaction to her question
     await expect(main.get_by_text("visible only to its agent and to operators")).to_be_visible()
     await expect(main.get_by_role("heading", name="Messages in the prompt")).to_have_count(0)
 

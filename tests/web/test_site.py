@@ -1,4 +1,4 @@
-"""The documentation site: it builds strictly, leaves out no page, and its pages load nothing from another host."""
+"""Tests of the documentation site: it builds in strict mode, contains every page, and loads nothing from other hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The screen of a thread: what texts become, what stays in its place while one reads, and what is sent from there."""
+"""Tests of a thread's screen: rendered texts, the scroll position while messages arrive, and sending."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ const resolve = (name, context, next) => names[name] ? next(names[name], { ...co
 registerHooks({ resolve });
 const { growBlocks, readBlocks, renderMarkdown } = await import("#ui/markdown.js");
 """
-"""The vendored libraries import each other by names that the page's import map knows, and node does not."""
+"""Names in imports of the vendored libraries. The page's import map resolves them, but node does not."""
 DOCUMENT = """# Title
 
 A paragraph with *soft*, **loud** and `code`.
@@ -74,8 +74,8 @@ async def open_thread(window: Any, team: WebNode, person: str, thread_id: str) -
 
 
 def at_top(page: Page) -> Any:
-    """The message at the top of what is seen, and how far it is from there, once that is drawn."""
-    # Where the list begins is looked up each time: the head above it grows when the page learns who reads along.
+    """Return the first visible message and its distance from the top, after it is drawn."""
+    # Look up the start of the list each time: the header above it grows when the page learns about other readers.
     script = """async () => { const topOf = (it) => it.getBoundingClientRect().top - document.querySelector(".scroller").getBoundingClientRect().top;
         const find = () => [...document.querySelectorAll(".log-item")].find((it) => topOf(it) + it.offsetHeight > 8);
         let row = find();
@@ -88,7 +88,7 @@ def at_top(page: Page) -> Any:
 
 
 def assert_held(before: Any, after: Any) -> None:
-    """What is moved by less than a pixel stays there, so that two readings may round it differently."""
+    """Check that the scroll position is unchanged. Two readings may round a shift of less than a pixel differently."""
     assert after[0] == before[0]
     assert abs(after[1] - before[1]) <= 2
 
@@ -97,7 +97,7 @@ def assert_held(before: Any, after: Any) -> None:
 
 
 async def test_markdown_becomes_elements_of_a_short_list() -> None:
-    """Under node, without a browser that would make elements of something: what is no element is a text."""
+    """The test runs in node without a browser. Everything that is not an element in the result is text."""
     given = [it.replace("RUN", "alert(1)").replace("THERE", "https://there.example") for it in (*MARKUP, *MARKDOWN)]
     seen = await run_module(
         MARKDOWN_MODULE,
@@ -141,12 +141,12 @@ async def test_a_text_that_grows_reads_as_it_does_when_it_is_whole(step: int) ->
     )
     assert grown == whole
     if step == 1:
-        assert parsed < 4  # blocks for each piece: the last ones, not all of them
+        assert parsed < 4  # each piece parses only the last blocks, not all of them
 
 
 @pytest.mark.parametrize("text", [">" * 60_000, "_a" * 30_000, "a." * 30_000 + "@", "[" * 60_000, "- " * 30_000])
 async def test_a_text_that_would_take_a_reader_long_is_shown_without_markdown(text: str) -> None:
-    """What takes a parser a second holds up the page of whoever is sent it."""
+    """A text that takes the parser a second would block the page of every recipient."""
     took = await run_module(
         MARKDOWN_MODULE,
         "(text) => { const begun = process.cpuUsage().user; renderMarkdown(text); return (process.cpuUsage().user - begun) / 1000; }",
@@ -155,11 +155,11 @@ async def test_a_text_that_would_take_a_reader_long_is_shown_without_markdown(te
     assert took < 400
 
 
-# --- what one reads
+# --- reading
 
 
 async def fill(team: WebNode, channel: str, person: NetworkClient, reader: str, count: int) -> list[int]:
-    """A channel with messages of different heights; gives their seqs."""
+    """Create a channel with messages of different heights. Return their seqs."""
     await person.call("channels.create", {"name": channel, "history": "members"})
     async with team.client(reader) as other:
         await other.call("channels.join", {"name": channel})
@@ -251,7 +251,7 @@ async def test_a_thread_takes_over_in_every_page(shared_team: WebNode, open_wind
     await expect(one.page.get_by_role("button", name="Take over")).to_be_visible()
 
 
-# --- what one writes
+# --- writing
 
 
 async def test_a_draft_survives_a_reload_and_asks_whom_it_names(shared_team: WebNode, open_window: OpenWindow) -> None:
@@ -279,7 +279,7 @@ async def test_a_draft_survives_a_reload_and_asks_whom_it_names(shared_team: Web
         assert (said["reply_to"], said["requires_response"]) == (first, ["cleo"])
 
 
-# Chooses what a message answers, and types the first letter as soon as that is drawn: before the next frame.
+# Starts a reply to a message, and types the first letter as soon as the composer is drawn, before the next frame.
 ANSWER_AT_ONCE = """async () => {
   [...document.querySelectorAll("article button")].find((it) => it.textContent === "Reply").click();
   await Promise.resolve();
@@ -356,7 +356,7 @@ async def test_what_does_not_fit_or_is_refused_stays_with_its_reason(
         await window.page.get_by_role("button", name="Remove film.mp4").click()
         await screen.composer.press("Enter")
         await expect(screen.message("Look")).to_be_visible()
-        await anext(zora.deliveries())  # the page shows it before it is stored
+        await anext(zora.deliveries())  # the page shows a message before it is stored
         assert len((await zora.call("network.history", {"thread_id": "direct:abel~zora"}))["messages"]) == 1
     await (await shared_team.operator()).call("network.remove", {"agent_id": "zora"})
     await screen.say("Are you there?")

@@ -1,6 +1,8 @@
-"""The built TypeScript client in a page of its own: modules as they are packed, with no bundler, no import map and no dependency.
+"""Test of the built TypeScript client in a bare page: packed modules, without a bundler, an import map or
+dependencies.
 
-The page stands beside the node behind one name and port, as its users' proxy would put it: a browser's page of another origin gets no session.
+A proxy serves the page and the node under one name and port, as users' proxies do. A node refuses sessions of pages
+with another origin.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ TYPES = {".js": "text/javascript", ".html": "text/html"}
 
 @asynccontextmanager
 async def page_beside(url: str, built: Path) -> AsyncIterator[str]:
-    """The address of the example's page, with the node itself on the same port."""
+    """Serve the example's page, with the node on the same port. Yield the page's address."""
     target = urlsplit(url)
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,6 @@
-"""The libraries that the page brings along are what was published, with their licences, and lean on each other alone."""
+"""Tests of the vendored libraries: they equal the published files, include their licenses, and import only each
+other.
+"""
 
 from __future__ import annotations
 
