@@ -1,8 +1,8 @@
 """`Ledger`, the protocol of the append-only log with its state tables, and the types that its methods use.
 
 Three implementations pass one contract suite (tests/contract/test_ledger.py): `sqlite.SQLiteLedger`,
-`memory.MemoryLedger`, and the cluster's `ReplicatedLedger`. The hub is the only writer, and calls `append` from one
-task at a time.
+`memory.MemoryLedger`, and the cluster's `ReplicatedLedger`. The hub is the only writer. It calls `append` from one task
+at a time.
 """
 
 from __future__ import annotations
@@ -40,29 +40,33 @@ __all__ = [
 
 
 class KeyTaken(Exception):
-    """Error: nothing was appended, because the ledger already has a row with one of these idempotency keys."""
+    """Nothing was appended, because the ledger already has a row with one of these idempotency keys."""
 
 
 class Unstorable(Exception):
-    """Error: nothing was appended, because a row or a table write cannot be encoded. This is a bug in the code that
-    made the row. The storage is sound."""
+    """Nothing was appended, because a row or a table write cannot be encoded. This is a bug in the code that created
+    the row or the write. The storage still works.
+    """
 
 
 class LeadershipLost(LedgerError):
-    """Error: nothing was appended, because another node has become the writer of the shared log. ``leader`` is the
-    HOST:PORT of that node, if known."""
+    """Nothing was appended, because another node has become the writer of the shared log. ``leader`` is the HOST:PORT
+    of that node, or an empty string.
+    """
 
     leader = ""
 
 
 class LogFull(LedgerError):
-    """Error: nothing was appended, because the shared log has no room for the batch. The ledger still accepts smaller
-    batches."""
+    """Nothing was appended, because the shared log has no room for the batch. The ledger still accepts smaller
+    batches.
+    """
 
 
 class Meta(Struct, frozen=True, kw_only=True):
-    """Identity and extent of a ledger: its epoch, which identifies one history, its name, its first and newest seq, and
-    its newest timestamp."""
+    """Identity and extent of a ledger: the epoch that identifies its history, its name, its first and newest seq, and
+    its newest timestamp.
+    """
 
     epoch: str
     name: str
@@ -72,9 +76,10 @@ class Meta(Struct, frozen=True, kw_only=True):
 
 
 class Trim(Struct, frozen=True, kw_only=True):
-    """Limits of a trim. Rows with timestamps before these times (in ms) may be deleted; None keeps all rows. The oldest
-    rows may also be deleted while the storage is larger than ``max_bytes``. Rows from ``pinned`` on are never deleted.
-    Each call deletes at most ``limit`` rows."""
+    """Limits of a trim. Rows with timestamps before ``messages_before`` or ``records_before`` (ms) may be deleted; None
+    keeps all rows. The oldest rows may also be deleted while the storage is larger than ``max_bytes``. Rows from seq
+    ``pinned`` on are never deleted. Each call deletes at most ``limit`` rows.
+    """
 
     messages_before: int | None = None
     records_before: int | None = None
@@ -85,44 +90,48 @@ class Trim(Struct, frozen=True, kw_only=True):
 
 class Trimmed(Struct, frozen=True, kw_only=True):
     """Result of a trim: the number of deleted rows, and the lowest seq whose message can still be delivered. The caller
-    repeats the trim until no row was deleted."""
+    repeats the trim until no row is deleted.
+    """
 
     dropped: int
     first_seq: int
     is_pinned: bool
-    """Whether the pin keeps rows that are old enough to be deleted."""
+    """Whether rows that are old enough to be deleted are kept because of `Trim.pinned`."""
 
 
 SeqBound = Annotated[int, Bound(ge=0, le=SEQ_LIMIT)]
 
 
 class TrimStep(Struct, frozen=True):
-    """One step of a trim, which deletes every record below ``records``, and every other row below ``messages``."""
+    """One step of a trim: delete every record below ``records``, and every other row below ``messages``."""
 
     messages: SeqBound
     records: SeqBound
     is_last: bool
-    """Whether this step ends the trim of messages. Only the last step deletes values about deleted messages, because
-    that scans whole tables."""
+    """Whether this step ends the trim of messages. Values about deleted messages are deleted only in the last step,
+    because this deletion scans whole tables.
+    """
     stamp: int = 0
-    """The newest timestamp (ms) that was assigned. The ledger assigns no older timestamp later, even if no row is
-    left."""
+    """The newest timestamp (ms) that was assigned. The ledger will not assign an older timestamp, even if no row is
+    left.
+    """
 
 
 class Page(NamedTuple):
-    """Rows of a range, ascending, and whether the range has more rows."""
+    """Rows of a range, ascending. ``has_more`` says whether the range contains more rows."""
 
     rows: list[Row]
     has_more: bool
 
 
 HeadAt = tuple[int, MessageHead | None]
-"""A seq and the head of its message. The head is None if the row is so damaged that its head cannot be read."""
+"""A seq and the head of its message. The head is None if the row is so damaged that its head is unreadable."""
 
 
 class SearchPage(NamedTuple):
-    """Rows that a search found, ascending, and whether there are more. If ``end`` is set, the search has reached its
-    work limit, and has not examined rows below that seq."""
+    """Rows that a search found, ascending. ``has_more`` says whether more rows may match. If ``end`` is set, the search
+    reached its work limit and did not examine the rows below this seq.
+    """
 
     rows: list[Row]
     has_more: bool
@@ -130,8 +139,9 @@ class SearchPage(NamedTuple):
 
 
 def collect_page(rows: Iterable[Row], limit: int, max_bytes: int, *, newest: bool = False) -> Page:
-    """Collect the first rows that fit into a page. ``newest`` says whether the rows descend. One row beyond the page is
-    read but not returned."""
+    """Collect the first rows that fit into a page. ``newest`` says that the rows descend. The function reads one row
+    beyond the page and does not return it.
+    """
     page: list[Row] = []
     size, has_more = 0, False
     for row in rows:
@@ -157,14 +167,15 @@ RETENTION_FIELDS: dict[Table, str] = {
     "undelivered": "seq",
     "spent_out": "seq",
 }
-"""For tables about messages, the field with a message's seq. A value is kept until that message is deleted. For example, a
-conversation's budget is kept until the last message charged to it is deleted."""
+"""Name of the field that holds a message's seq, for each table about messages. A value is deleted with the message that
+it names. For example, a conversation's budget is kept until the last message charged to it is deleted.
+"""
 KEYED_BY_SEQ: tuple[Table, ...] = ("triggered", "tried", "dead")
-"""Tables about messages whose keys end in the message's seq."""
+"""Tables about messages. Their keys end in the message's seq."""
 
 
 def retention_seq(table: Table, key: str, value: Any) -> int:
-    """Return the seq of the message to which a table's value belongs. Retention deletes both together."""
+    """Return the seq of the message to which a table's value belongs. Retention deletes the value with the message."""
     return int(getattr(value, RETENTION_FIELDS[table]) if table in RETENTION_FIELDS else key.partition("/")[2])
 
 
@@ -172,39 +183,43 @@ class Ledger(Protocol):
     """The log and its state tables. Every method raises `LedgerError` if the storage fails. After a failed `append`,
     its outcome is unknown, and the ledger must be reopened.
 
-    A page has at most ``limit`` rows and about ``max_bytes`` of data, but always at least one row if the range is not
-    empty. A damaged row never makes a read fail. Pages, messages, rows and known keys contain a placeholder for it
-    (`damaged_row`). Heads and values of tables leave it out.
+    A page has at most ``limit`` rows and about ``max_bytes`` of data, but at least one row if the range is not empty. A
+    damaged row never makes a read fail. Pages, messages, rows and known keys contain a placeholder instead
+    (`damaged_row`). Heads and values of tables leave the damaged row out.
     """
 
     @property
     def damaged(self) -> int:
-        """Number of damaged rows found so far. Each is logged once."""
+        """Number of damaged rows found so far. Each damaged row is logged once."""
 
     @property
     def is_answering(self) -> bool:
-        """Whether the engine of a shared log responds. While it does not respond, an append has to wait."""
+        """Whether the servers of a shared log respond. While they do not respond, an append has to wait."""
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
-        """Open or create the ledger. Return its identity and the rows of `LOADED_TABLES`. Raises `LedgerError` if the
-        storage fails or one of these rows is damaged."""
+        """Open or create the ledger. Return its identity and the values of `LOADED_TABLES`. Raises `LedgerError` if the
+        storage fails or one of these values is damaged.
+        """
 
     async def close(self) -> None:
         """Close the ledger cleanly. Idempotent."""
 
     async def verify(self) -> None:
-        """Check that the next start will find the stored data. If this raises `LedgerError`, the ledger must be
-        reopened."""
+        """Check that the next start will find the stored data. Raises `LedgerError` if not; the ledger must then be
+        reopened.
+        """
 
     def recall(self, request: LookupRequest) -> Facts | None:
-        """Answer a batch's lookup request from memory, except for its keys. Return None if the stored data is needed."""
+        """Answer a batch's lookup request from memory, except for its keys. Return None if the storage must be read."""
 
     async def lookup(self, request: LookupRequest) -> Facts:
-        """Answer a batch's lookup request. For each head that is found, the answer also contains its ``root`` row, if
-        there is one."""
+        """Answer a batch's lookup request. For each head that is found, the answer also contains the ``root`` value of
+        its conversation if this value exists.
+        """
 
     async def append(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
-        """Store everything in one transaction. When this returns, the rows are durable at the configured level.
+        """Store the rows and writes in one transaction. When this method returns, they are durable at the configured
+        level.
 
         Raises `KeyTaken`, `Unstorable` or `LogFull` if nothing was stored.
         """
@@ -224,7 +239,8 @@ class Ledger(Protocol):
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
         """Return messages with ``after`` < seq <= ``until`` that are in a span, or that ``sender`` sent to one
-        participant or mod. Return the oldest of these messages, or the newest, in ascending order."""
+        participant or mod. The page contains the oldest of these messages, or the newest, in ascending order.
+        """
 
     async def thread(
         self,
@@ -236,30 +252,32 @@ class Ledger(Protocol):
         newest: bool = True,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        """Return messages of one thread in ascending order: the newest messages of the range, or the oldest."""
+        """Return messages of one thread in ascending order: the newest ones of the range, or the oldest ones."""
 
     async def reaction(
         self, reaction: str, after: int, limit: int, *, actor: str | None = None, max_bytes: int = MAX_PAGE_BYTES
     ) -> Page:
-        """Return records of one reaction with seq > ``after``, ascending. With ``actor``, return only the records of
-        this writer."""
+        """Return records of one reaction with seq > ``after``, ascending. ``actor`` limits the result to records of
+        this writer.
+        """
 
     async def inbox_heads(self, spans: Sequence[Span], sender: str, after: int, until: int, limit: int) -> list[HeadAt]:
         """Return the heads of the newest ``limit`` messages that `inbox` would return, newest first.
 
-        Heads are not compared with their checksums. A caller that shows a message reads its row, which is compared.
+        Heads are not compared with their checksums. A caller that shows a message must read the row, which is compared.
         """
 
     async def newest_heads(
         self, after: Mapping[str, int], limit: int, *, before: int | None = None
     ) -> dict[str, list[HeadAt]]:
-        """Return the heads of the newest ``limit`` messages of each thread, newest first. ``threads`` maps each thread
-        to a seq, and only messages above this seq and below ``before`` are read. Heads are not compared with their
-        checksums."""
+        """Return the heads of the newest ``limit`` messages of each thread, newest first. ``after`` maps each thread to
+        a seq. Only messages above this seq and below ``before`` are read. Heads are not compared with their checksums.
+        """
 
     async def first_seqs(self, threads: Collection[str]) -> dict[str, int]:
-        """Return the seq of the first message of each thread, even if the message is damaged. Threads without messages
-        are left out."""
+        """Return the seq of the first message of each thread, even if this message is damaged. Threads without messages
+        are left out.
+        """
 
     async def threads(
         self,
@@ -270,9 +288,10 @@ class Ledger(Protocol):
         limit: int = 2**31,
         among: Collection[str] | None = None,
     ) -> list[ThreadSummary]:
-        """Return the threads of the readable messages of an inbox (`visibility.may_read`), newest first, each with its
-        number of these messages. Return at most ``limit`` threads whose last seq is below ``before``. With ``among``,
-        return only these threads."""
+        """Return the threads of the readable messages of an inbox (`visibility.may_read`), newest first. Each summary
+        counts only these messages. Return at most ``limit`` threads whose last seq is below ``before``. ``among``
+        limits the result to these threads.
+        """
 
     async def search(
         self,
@@ -287,9 +306,9 @@ class Ledger(Protocol):
     ) -> SearchPage:
         """Return the newest messages below ``before`` whose text has all terms (`search.read_terms`), ascending.
 
-        With spans, only messages that `inbox` would return are found. With a thread, only messages of this thread are
-        found. If many messages have the terms but are outside the spans, the search examines only some of them, and its
-        page has an ``end``.
+        ``spans`` limits the search to messages that `inbox` would return, ``stream`` to messages of one thread. If many
+        messages with these terms are outside the spans, the search examines only some of them, and the page has an
+        ``end``.
         """
 
     async def search_seqs(
@@ -304,11 +323,11 @@ class Ledger(Protocol):
     ) -> list[int]:
         """Return the seqs of the newest ``limit`` messages below ``before`` that `search` would examine, descending.
 
-        No row is read. A caller that shows a message must check it first (`search.is_within`, `search.holds`).
+        No row is read. A caller that shows a message must check the message first (`search.is_within`, `search.holds`).
         """
 
     async def forget_dropped(self) -> None:
-        """Remove the rows that `trim` has deleted from the search index too."""
+        """Remove the rows that `trim` has deleted from the search index."""
 
     async def all_threads(
         self, *, before: int | None = None, limit: int = 2**31, among: Collection[str] | None = None
@@ -322,15 +341,17 @@ class Ledger(Protocol):
         """Return the heads of the messages with these seqs. Missing messages are left out."""
 
     async def cold(self, table: Table, prefix: str, limit: int, *, after: str = "") -> list[tuple[str, Any]]:
-        """Return keys and values of a cold table, ascending by key. Return only keys that begin with ``prefix`` and are
-        above ``after``."""
+        """Return keys and values of a cold table, ascending by key. Only keys that begin with ``prefix`` and are above
+        ``after`` are returned.
+        """
 
     async def lookup_cold(self, table: Table, key: str) -> Any:
-        """Return one value of a cold table. Return None if there is no such value."""
+        """Return one value of a cold table, or None if the value does not exist."""
 
     async def expire_calls(self, before: int) -> None:
-        """Delete the results of calls that are older than ``before`` (ms). The deletion runs in steps, and other writes
-        are possible between the steps."""
+        """Delete the results of calls that are older than ``before`` (ms). The deletion runs in steps, so other writes
+        are possible in between.
+        """
 
     async def trim(self, trim: Trim) -> Trimmed:
         """Delete old rows within the limits of a `Trim`."""
@@ -345,16 +366,18 @@ class Ledger(Protocol):
         reaction: str | None = None,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        """Return records of one agent and kind with seq > ``after``, ascending. With ``reaction``, return only records
-        of this reaction."""
+        """Return records of one agent and kind with seq > ``after``, ascending. ``reaction`` limits the result to
+        records of this reaction.
+        """
 
     async def rows(self, after: int, limit: int, *, max_bytes: int | None = None) -> list[Row]:
-        """Return rows with seq > ``after``, ascending, at most ``limit`` rows. The result is empty only at the end of
-        the log. Exports use this method."""
+        """Return at most ``limit`` rows with seq > ``after``, ascending. The result is empty only at the end of the
+        log. Exports use this method.
+        """
 
 
 async def find_newest_message(ledger: Ledger, thread_id: str, before: int | None = None) -> Row | None:
-    """Return the newest undamaged message of a thread. Return None if there is none."""
+    """Return the newest undamaged message of a thread, or None if the thread has no such message."""
     while rows := (await ledger.thread(thread_id, before=before, limit=1)).rows:
         if not rows[0].is_damaged:
             return rows[0]

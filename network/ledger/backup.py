@@ -36,9 +36,9 @@ def back_up(source: Path, target: Path, *, with_blobs: bool = True) -> Backup:
     """Copy a ledger into a new file, and its blobs into a new folder next to the new file. A node may write to the
     ledger during the copy. Raises `LedgerError`.
 
-    The copy gets its name only when it is complete and checked. A node that opens the copy begins a new epoch, because
-    the copy is a fork, and clients must not confuse seqs of the copy with seqs of the original. If no process has the
-    ledger open, the backup creates no files next to the original.
+    The copy gets its name only when it is complete and checked. A node that opens the copy begins a new epoch. The copy
+    is a fork, so clients must not confuse seqs of the copy with seqs of the original. If no process has the ledger
+    open, the backup creates no files next to the original.
     """
     if target.exists():
         raise LedgerError(f"{target} exists. A backup never overwrites: choose another name.")
@@ -55,28 +55,28 @@ def back_up(source: Path, target: Path, *, with_blobs: bool = True) -> Backup:
             was_open = Path(f"{source}-wal").exists()
             version = _copy_pages(source, copy)
             if not was_open and Path(f"{source}-wal").exists():
-                # A node has opened the file during the copy. The copy was made without a lock, so it may be
-                # inconsistent.
+                # A node opened the file during the copy. The copy was made without a lock, so it may be inconsistent.
                 version = _copy_pages(source, copy)
-            # Check the copy, not the source, because an operator will restore the copy.
+            # Check the copy, not the source, because the copy is what an operator will restore.
             problems = check(copy)
             if problems:
                 raise LedgerError(
                     f"{source} is damaged: {problems[0]}. Restore an earlier backup (docs/operations.md)."
                 )
-            # Make the copy a single file. A separate WAL could be forgotten when the copy is moved.
+            # Make the copy a single file. A separate WAL could be forgotten when someone moves the copy.
             copy.execute("PRAGMA journal_mode = DELETE")
             _set_epoch_aside(copy, version)
             copy.commit()
             head = read_head(copy)
             names = list_blobs_in_use(copy) if with_blobs else []
-        # Copy blobs after the database: the node keeps a blob for a while after its last reference was deleted.
+        # Copy the blobs after the database. The node keeps a blob for a while after its last reference was deleted, so
+        # every blob that the copy refers to still exists.
         blobs = copy_blobs(source, target, names)
-        # the file is synced and gets its name only now, so an interrupted backup leaves no file
+        # The file is synced and gets its name only now, so an interrupted backup leaves no file.
         publish_file(draft, target)
     except OSError as error:
         raise explain(error, target) from error
-    except sqlite3.Error as error:  # SQLite does not say which of the two files failed
+    except sqlite3.Error as error:  # SQLite does not say whether the source or the copy failed
         if find_errno(target, "write"):
             raise explain(error, target) from error
         raise explain(error, source, "read") from error
@@ -87,18 +87,19 @@ def back_up(source: Path, target: Path, *, with_blobs: bool = True) -> Backup:
 
 
 def _copy_pages(source: Path, copy: sqlite3.Connection) -> int:
-    """Copy the state of a file at one moment. Return its schema version."""
+    """Copy the database as it is at one moment. Return its schema version."""
     with open_to_read(source) as db:
         version = refuse_schema(db)
-        # Copy in one step, as one read transaction. With several steps, SQLite would start again whenever the node has
-        # written.
+        # Copy in one step, which is one read transaction. With several steps, SQLite would start again whenever the
+        # node writes.
         db.backup(copy)
     return version
 
 
 def _set_epoch_aside(copy: sqlite3.Connection, version: int) -> None:
-    """Remove the epoch, so that a node that opens the copy begins a new epoch. Store the old epoch under another key,
-    because readers of the copy derive ids from it."""
+    """Remove the epoch, so that a node that opens the copy begins a new epoch. Keep the old epoch under another key,
+    because readers of the copy derive ids from it.
+    """
     cells = copy.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()
     copy.execute("DELETE FROM meta WHERE key IN ('epoch', 'state')")
     if cells is not None and version >= CHECKSUMS_SINCE:
@@ -106,13 +107,13 @@ def _set_epoch_aside(copy: sqlite3.Connection, version: int) -> None:
 
 
 def rescue(db: sqlite3.Connection, path: Path) -> bool:
-    """Save the data that a connection to a deleted database can still read, as ``FILE.rescued``. Return whether the
-    data was saved.
+    """Save the data that a connection to a deleted database can still read as ``FILE.rescued``. Return whether the data
+    was saved.
 
-    Raises nothing: this is the last chance to save the data, and the node closes in any case.
+    Raises no errors: this is the last chance to save the data, and the node closes in any case.
     """
     target = Path(f"{path}.rescued")
-    # Give the file its name only when it is complete, because an operator may be waiting to move it.
+    # Give the file its name only when it is complete, because an operator may be waiting for the file to move it.
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         _create_private(draft)
@@ -133,8 +134,9 @@ def rescue(db: sqlite3.Connection, path: Path) -> bool:
 
 
 def _link_free_name(draft: Path, target: Path) -> Path:
-    """Give a file its name, or the next free name with a number, so that the rescue of an earlier deletion is not
-    overwritten."""
+    """Give a file its name, or the next free name with a number. An earlier rescue may have used the name, and must not
+    be overwritten.
+    """
     for number in itertools.count(1):
         name = target.with_name(f"{target.name}.{number}") if number > 1 else target
         try:
@@ -146,6 +148,7 @@ def _link_free_name(draft: Path, target: Path) -> Path:
 
 
 def _create_private(path: Path) -> None:
-    """Create a database that only its owner may read, because the file contains all participants' messages. Raises
-    `OSError` if the file exists."""
+    """Create a database file that only its owner may read, because the file will contain all participants' messages.
+    Raises `OSError` if the file exists.
+    """
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | CLOSE_ON_EXEC, 0o600))

@@ -1,5 +1,6 @@
-"""Copies and checks of the blobs that a ledger's file refers to. A node may be using the file and the blobs at the same
-time."""
+"""Copies and checks of the blobs that a ledger refers to. A node may be using the ledger and the blobs at the same
+time.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from .storage_errors import explain
 
 
 class BlobCheck(Struct, frozen=True):
-    """Result of a check or a copy: the number of intact blobs, their size in bytes, and the names of the damaged or
-    missing blobs."""
+    """Result of a check or a copy: the number of intact blobs, their total size in bytes, and the names of the blobs
+    that are damaged or missing.
+    """
 
     count: int
     size: int
@@ -28,14 +30,14 @@ class BlobCheck(Struct, frozen=True):
 
 
 def list_blobs_in_use(db: sqlite3.Connection) -> list[str]:
-    """Return the SHA-256 of every blob that mods refer to. The keys of these references are ``MOD/blob/SHA256``."""
+    """Return the SHA-256 of every blob to which mods refer. The keys of these references are ``MOD/blob/SHA256``."""
     rows = db.execute("SELECT key FROM state WHERE tbl = 'mod' AND key GLOB '*/blob/*'")
     names = {str(key).rpartition("/")[2] for (key,) in rows}
     return sorted(name for name in names if len(name) == 64 and name.isalnum())
 
 
 def check_blobs(path: Path) -> BlobCheck:
-    """Compare every blob of a ledger's file with its checksum. Raises `LedgerError`."""
+    """Compare every blob of a ledger with its checksum. Raises `LedgerError`."""
     try:
         with open_to_read(path) as db:
             names = list_blobs_in_use(db)
@@ -48,10 +50,10 @@ def check_blobs(path: Path) -> BlobCheck:
 
 
 def copy_blobs(source: Path, target: Path, names: list[str]) -> BlobCheck:
-    """Copy blobs into a folder next to the copied ledger. The folder appears when the copy is complete. Raises
+    """Copy blobs into a folder next to the copied ledger. The folder gets its name when the copy is complete. Raises
     `OSError`, and `LedgerError` if the folder exists.
 
-    Missing and damaged blobs are left out and reported, because one bad blob must not prevent all further backups.
+    Missing and damaged blobs are left out and reported. Otherwise one bad blob would prevent all further backups.
     """
     folder, draft = blob_folder(target), blob_folder(target).with_name(f".{target.name}.files.{os.getpid()}")
     if folder.exists():
@@ -66,7 +68,7 @@ def copy_blobs(source: Path, target: Path, names: list[str]) -> BlobCheck:
             except FileNotFoundError:
                 damaged.append(name)
                 continue
-            # Check the copy, not the source: the copy is what somebody will restore.
+            # Check the copy, not the source, because the copy is what someone will restore.
             if hash_file(copied) != name:
                 copied.unlink()
                 damaged.append(name)

@@ -28,12 +28,14 @@ class SqliteConnection:
     async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Run a function on the connection's thread. The function runs to its end even if the caller is cancelled."""
         assert self._db is not None, "a connection is opened before it is used"
-        # Functions run in the order of the calls, because there is one thread. A cancelled caller never leaves half of
+        # There is only one thread, so functions run in the order of the calls. A cancelled caller never leaves half of
         # a transaction.
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, self._db)
 
     async def close(self) -> None:
-        """Close after the running function has ended. Raises `sqlite3.Error`. The thread ends in any case."""
+        """Close the connection after the running function has ended. The thread ends even if this raises
+        `sqlite3.Error`.
+        """
         try:
             if self._db is not None:
                 await self.run(sqlite3.Connection.close)
@@ -41,6 +43,6 @@ class SqliteConnection:
             self._thread.shutdown(wait=False)
 
     def _connect(self) -> sqlite3.Connection:
-        # Set no isolation level. Otherwise the `sqlite3` module would begin transactions by itself, at points that this
+        # Set no isolation level. Otherwise the `sqlite3` module would begin transactions itself, at points that this
         # code does not choose.
         return sqlite3.connect(self._path, isolation_level=None, cached_statements=256)

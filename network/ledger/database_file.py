@@ -1,8 +1,8 @@
-"""`DatabaseFile`: opening, closing and checking the file of a durable ledger, and running functions on its connections.
+"""`DatabaseFile`: opens, closes and checks the file of a durable ledger, and runs functions on its connections.
 
-One connection writes and two read, each on its own thread. With ``durability="full"`` ``synchronous=FULL`` is set on
-the connection, because the file does not store this setting. The checks of a file that is opened are in `opening`.
-`database_lock` keeps other nodes away, and detects if the file is exchanged. Every error of SQLite is raised as
+One connection writes and two read. Each has its own thread. With ``durability="full"``, ``synchronous=FULL`` is set on
+the connection, because the file does not store this setting. `opening` has the checks of a file that is being opened.
+`database_lock` keeps other nodes away and detects that the file was exchanged. Every SQLite error is raised as
 `LedgerError`.
 """
 
@@ -42,12 +42,13 @@ log = logging.getLogger(__name__)
 
 
 class DatabaseFile:
-    """The file of a `SQLiteLedger` with its connections, its lock, and its cached rows.
+    """The file of a `SQLiteLedger` with its connections, its lock and its cached rows.
 
-    ``new_epoch`` returns the string that identifies a new history. A new history begins at creation, if the file is an
-    older copy of the stored data, and after an unclean stop that may have lost acknowledged rows. Rows can be lost only
-    if ``durability`` is not ``full`` and the machine was restarted. ``boot`` identifies the boot of the machine, and is
-    empty if unknown. The index of a shared log needs ``is_index``, because it must not begin its own history.
+    ``new_epoch`` returns the string that identifies a new history. A new history begins when the file is created, when
+    the file is an older copy of the stored data, and after an unclean stop that may have lost acknowledged rows. Rows
+    can be lost only if ``durability`` is not ``full`` and the machine was restarted. ``boot`` identifies the boot of
+    the machine, and is empty if unknown. Set ``is_index`` for the index of a shared log, which must not begin its own
+    history.
     """
 
     def __init__(
@@ -72,11 +73,11 @@ class DatabaseFile:
         self._reader: SqliteConnection | None = None
         """Connection for deliveries."""
         self._browser: SqliteConnection | None = None
-        """Connection for requests, because a long request must not delay deliveries."""
+        """Connection for requests. It is separate, so that a long request does not delay deliveries."""
         self._index: SearchIndex | None = None
         self._epoch = ""
         self._first = 1
-        """Seq below which no message is kept."""
+        """Oldest seq whose message may still exist. Messages below this seq were deleted."""
         self._head = 0
         """Newest seq that this object has stored or found. A reopened file must contain this seq."""
         self._is_suspect = False
@@ -95,8 +96,8 @@ class DatabaseFile:
         return True  # a single file has no engine
 
     async def open(self) -> tuple[Meta, list[TableWrite]]:
-        # Hold the lock from before SQLite opens the file until after SQLite has closed it (`database_lock`). A reopened
-        # file must exist, because a new file would be an empty history.
+        # Hold the lock from before SQLite opens the file until after SQLite has closed it (`database_lock`). When
+        # reopening, the file must exist, because a new file would be an empty history.
         self._lock.acquire(create=not self._epoch)
         try:
             refuse_foreign_wal(self._lock, self.path)
@@ -112,7 +113,7 @@ class DatabaseFile:
         return meta, writes
 
     async def reload(self) -> tuple[Meta, list[TableWrite]]:
-        """Return the result that `open` would return for the current state."""
+        """Return the result that `open` would return for the current content of the file."""
 
         def load(db: sqlite3.Connection) -> tuple[Meta, list[TableWrite]]:
             meta, head, stamp = load_meta(db), read_head(db), read_stamp(self._damage, db)
@@ -131,14 +132,14 @@ class DatabaseFile:
         if index is not None:
             await index.close()
         try:
-            if writer is not None and browser is not None:  # a file that was refused must stay unchanged
-                with suppress(sqlite3.Error, LedgerError):  # a failing database stays marked as unclean
+            if writer is not None and browser is not None:  # a refused file must stay unchanged
+                with suppress(sqlite3.Error, LedgerError):  # if this fails, the database stays marked as unclean
                     await writer.run(self._finish)
         finally:
             try:
                 async with AsyncExitStack() as closing:
-                    # close in reverse order: the connection that is closed last copies the WAL into the database, and
-                    # must be the writer
+                    # Close in reverse order. The connection that closes last copies the WAL into the database, and must
+                    # be the writer.
                     for connection in connections:
                         if connection is not None:
                             closing.push_async_callback(connection.close)
@@ -148,7 +149,8 @@ class DatabaseFile:
                 raise await asyncio.to_thread(self._explain, error) from error
             finally:
                 self._is_rescued = False
-                self._lock.release()  # release the lock after any failure: otherwise no node could open the file again
+                # release the lock even after a failure: otherwise no node could open the file again
+                self._lock.release()
 
     async def verify(self) -> None:
         await self._run(self._writer, lambda _: self._lock.check())
@@ -163,8 +165,9 @@ class DatabaseFile:
         return connection
 
     async def _run(self, connection: SqliteConnection | None, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Run a function on a connection's thread. One function contains all statements of a task, because a switch to
-        another thread costs more than a small transaction."""
+        """Run a function on a connection's thread. Put all statements of a task into one function, because a switch to
+        another thread costs more than a small transaction.
+        """
         if connection is None:
             raise LedgerError(f"The ledger {self.path} is closed.")
 
@@ -177,8 +180,8 @@ class DatabaseFile:
         return await connection.run(guarded)
 
     async def _change(self, function: Callable[[sqlite3.Connection], T], *, head: int | None = None) -> T:
-        """Run a function that writes, on the writer's thread. ``head`` is the newest seq after the write, if the seq
-        changes.
+        """Run a function that writes on the writer's thread. ``head`` is the newest seq after the write, if the write
+        changes it.
 
         The files are checked first: a row that was written into a deleted file must not be acknowledged.
         """
@@ -187,7 +190,8 @@ class DatabaseFile:
             self._lock.check()
             result = function(db)
             self._lock.note_state()
-            # write after the commit and before its answers, so that FILE.head is never ahead of the database
+            # Write FILE.head after the commit, so that it is never ahead of the database, and before the answers are
+            # sent.
             if head is not None:
                 self._lock.write_head(self._epoch, head)
                 self._head = head
@@ -196,7 +200,7 @@ class DatabaseFile:
         return await self._run(self._writer, change)
 
     def _finish(self, db: sqlite3.Connection) -> None:
-        """Finish the writer's work before the connection is closed."""
+        """Finish the writer's work before its connection is closed."""
         if self._lock.is_unlinked:
             self._is_rescued = rescue(db, self.path)
         try:
@@ -206,7 +210,7 @@ class DatabaseFile:
                 self._lock.block_wal_copy()
                 self._is_suspect = True
             raise
-        with suppress(sqlite3.Error):  # with a full disk this may fail, and the next start reads these rows again
+        with suppress(sqlite3.Error):  # on a full disk this may fail; the next start then reads these rows again
             flush_memtable(self._memtable, db)
         write_meta(db, {"state": "clean"})
 
@@ -219,15 +223,15 @@ class DatabaseFile:
         log.error("a row of the ledger is damaged and left out", extra={**where, "database": str(self.path)})
 
     def _explain(self, error: Exception) -> LedgerError:
-        """Return a `LedgerError` to raise instead of an error. The search for the cause that SQLite hides runs on a
-        thread, because a hanging disk must not block the loop."""
+        """Return the `LedgerError` to raise instead of an error. `explain` looks for the cause that SQLite hides. Do
+        not call this on the loop, because a hanging disk would block it.
+        """
         self._is_suspect = self._is_suspect or getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_CORRUPT
         return explain(error, self.path)
 
     def _prepare(self, db: sqlite3.Connection) -> tuple[Meta, list[TableWrite]]:
-        """Prepare the opened file. First run the checks that may refuse the file, then load it, and finally mark it as
-        open."""
-        refuse_schema(db)  # check before any change, because another program's database must stay unchanged
+        """Prepare the opened file: run the checks that may refuse the file, load its content, and mark it as open."""
+        refuse_schema(db)  # check before any change: a database of another program must stay unchanged
         configure(db)
         self._lock.note_state()
         if self._is_suspect:
@@ -246,18 +250,18 @@ class DatabaseFile:
         first, head = int(meta.get("first_seq", "1")), read_head(db)
         self._first = first
         self._memtable = load_memtable(db, int(meta[FLUSHED_TO]))
-        stamp = read_stamp(self._damage, db)  # no older timestamp may be assigned
+        stamp = read_stamp(self._damage, db)  # the ledger must not assign an older timestamp
         name = meta.get("name", self._name)
         epoch = meta.get("epoch", "")
-        # A failed sync may have lost pages without a sign. So a ledger that was reopened after a failure does not rely
-        # on data that the kernel kept.
+        # After a failed sync, the kernel may have lost pages without a sign. So do not trust the kernel's data if the
+        # ledger is reopened after a failure.
         boot = "" if self._epoch else self._boot
         if begins_new_history(meta, head, self._lock.read_head(), boot=boot, durability=self._durability):
-            if epoch and not self._is_index:  # an index reads lost rows, and also the epoch, from its log
+            if epoch and not self._is_index:  # an index reads lost rows and its epoch from the shared log
                 log.warning("a new epoch begins: the database may have lost its newest messages", extra={"head": head})
             epoch = self._new_epoch()
         mark_open(db, self._lock, epoch, head, name=name, boot=self._boot, durability=self._durability)
-        # Set these last: `refuse_other_history` compares a reopened file with these values, so they must name only
+        # Set these values last. `refuse_other_history` compares a reopened file with them, so they must name only
         # stored rows.
         self._epoch, self._head = epoch, head
         return Meta(epoch=epoch, name=name, first_seq=first, head=head, stamp=stamp), writes

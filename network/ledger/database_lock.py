@@ -1,24 +1,26 @@
-"""`DatabaseLock`: exclusive use of one database's files by one node, and the check that they stay the same files.
+"""`DatabaseLock`: exclusive use of a database's files by one node, and the check that these files are not exchanged.
 
 The lock keeps a descriptor of the database open from before SQLite opens the file until after SQLite has closed it.
 There are two reasons:
 
-- Closing *any* descriptor of a file drops every POSIX lock that the process has on it, those of SQLite included
-  (sqlite.org/howtocorrupt.html, 2.2). The next program that closes the database then believes to be the last one, and
-  deletes the WAL that is in use. So in a node's process nothing opens the database but SQLite and this module
-  (`locked_files` says what is locked).
-- The descriptor carries the lock that keeps other nodes away. It belongs to the inode, whatever name the file has.
+- Closing *any* descriptor of a file drops every POSIX lock that the process has on the file, including SQLite's locks
+  (sqlite.org/howtocorrupt.html, 2.2). The next program that closes the database then believes that it is the last user,
+  and deletes the WAL that is in use. So only SQLite and this module may open the database in a node's process
+  (`locked_files` lists the locked files).
+- The descriptor carries the lock that keeps other nodes away. The lock belongs to the inode, whatever name the file
+  has.
 
-``FILE.head`` is a second file, next to the database. Its first line has the epoch and the newest stored seq. It is
-written after a commit and before the answers to it, so it is never ahead of the database. A database that is behind
-``FILE.head`` is an older copy. The second line identifies the database to which the WAL belongs. SQLite copies a WAL
-into any database with the right name. This would ruin a copy that was moved to this name.
+``FILE.head`` is a second file, next to the database. Its first line has the epoch and the newest stored seq. This line
+is written after a commit and before the answers to the commit's entries, so it is never ahead of the database. A
+database that is behind ``FILE.head`` is an older copy. The second line identifies the database to which the WAL
+belongs. SQLite copies a WAL into any database with the right name, which would ruin a copy that was moved to this name.
 
-    order of writes:      rows (-wal)  ->  synced (durability full)  ->  FILE.head  ->  the sender's answer
-    so at each start:     newest seq in the database  >=  that of FILE.head, or the database is an older copy
-    and for the WAL:      number in the database's header  =  that of FILE.head, or the -wal file is another's
+  order of writes:      rows (-wal)  ->  synced (durability full)  ->  FILE.head  ->  the sender's answer
+  so at each start:     newest seq in the database  >=  seq in FILE.head, or the database is an older copy
+  and for the WAL:      number in the database's header  =  number in FILE.head, or the -wal file is foreign
 
-No SQL here. Called on the ledger's threads and, while it opens and closes, on the loop's.
+This module runs no SQL. It is called on the ledger's threads and, during opening and closing, on the event loop's
+thread.
 """
 
 from __future__ import annotations
@@ -43,18 +45,21 @@ from .locked_files import identify, locked
 from .storage_errors import explain
 
 _SHARED_FIRST, _SHARED_SIZE = 0x40000002, 510
-"""The bytes of the file on which SQLite has its shared lock while a connection is open in WAL mode (os_unix.c,
-"SHARED_FIRST")."""
+"""The bytes of the file that SQLite locks as shared while a connection is open in WAL mode (os_unix.c,
+"SHARED_FIRST").
+"""
 
 _HEADER = struct.Struct(">18x2s48xI")
 """Format of the part of a database's header that contains the write version and the application id
-(sqlite.org/fileformat.html, 1.3)."""
+(sqlite.org/fileformat.html, 1.3).
+"""
 _ROLLBACK = b"\x01\x01"
 """Write version of a database that never had a WAL."""
 
 _BASE_CHARS = 10
-"""Fixed number of characters in the second line of ``FILE.head``. The width is fixed, because the line is overwritten
-in place."""
+"""Number of characters in the second line of ``FILE.head``. The width is fixed, because the line is overwritten in
+place.
+"""
 
 
 class HeadFile(NamedTuple):
@@ -63,34 +68,34 @@ class HeadFile(NamedTuple):
     epoch: str
     head: int
     base: int
-    """Application id in the database's own header, without the WAL. 0 if the id was not certain."""
+    """Application id in the header of the database file itself, without the WAL. 0 if the id was not certain."""
 
 
 class DatabaseLock:
-    """The lock of one database, from `acquire` to `release`. All other methods raise `LedgerError`."""
+    """Lock of one database. Call `acquire` before any other method. All methods raise `LedgerError`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        """The path as configured. Each check follows symbolic links again, so that a changed link is detected."""
+        """The path as configured. Each check follows symbolic links again, to detect a changed link."""
         self._target = path
-        """The path without symbolic links, next to which SQLite stores its other files."""
+        """The path without symbolic links. SQLite stores its other files next to this path."""
         self._descriptor: int | None = None
         self._head_descriptor: int | None = None
         self._file_id = (0, 0)
         self._main_state = (0, 0)
-        """Size and modification time (ns) of the database after this process's last write."""
+        """Size and modification time (ns) of the database after the last write of this process."""
         self._side_files: dict[str, tuple[int, int]] = {}
-        """Inode and size of SQLite's other files, next to the database."""
+        """Inode and size of SQLite's other files (``-wal`` and ``-shm``)."""
         self.is_overwritten = False
         """Whether another program has written into the database since `acquire`."""
 
-    # --- one writer
+    # --- exclusive use
 
     def acquire(self, *, create: bool) -> None:
-        """Open the database's file, and keep other nodes away. Without ``create`` the file must exist."""
+        """Open the database file and lock it against other nodes. Without ``create``, the file must exist."""
         try:
             with suppress(FileNotFoundError):
-                # Check before the file is opened: closing the new descriptor would drop the locks of the other ledger.
+                # Check before opening the file: closing the new descriptor would drop the locks of the other ledger.
                 if identify(os.stat(self.path)) in locked:
                     raise self._in_use()
             # Use mode 0600, because the file contains all participants' messages. SQLite gives its other files the same
@@ -99,32 +104,34 @@ class DatabaseLock:
             descriptor = os.open(self.path, flags, 0o600)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not create:
-                raise LedgerError(f"The database {self.path} is gone. Put it back, and the node goes on.") from error
+                raise LedgerError(
+                    f"The database {self.path} is missing. Put it back, and the node continues."
+                ) from error
             raise explain(error, self.path) from error
         try:
             lock_descriptor(descriptor)
         except OSError as error:
-            # closing is safe here: `locked` has shown that no SQLite of this process has the file open
+            # Closing is safe here: `locked` has shown that no ledger of this process has the file open.
             os.close(descriptor)
             if isinstance(error, BlockingIOError):
                 raise self._in_use() from error
             raise explain(error, self.path) from error
         status, target = os.fstat(descriptor), self.path.resolve()
         if status.st_nlink > 1 and not Path(f"{target}.head").exists():
-            # SQLite names the WAL after the path, so it would not find the WAL under another name of the file
+            # SQLite names the WAL after the path, so it cannot find the WAL that belongs to another name of the file.
             os.close(descriptor)
             raise LedgerError(
-                f"{self.path} is one of {status.st_nlink} names of one file (hard links), and not the one that a node "
-                "has used: what was stored last may lie beside the other name. Start the node with that one, or copy "
-                "the file and start the node with the copy."
+                f"{self.path} is one of {status.st_nlink} names of one file (hard links), and no node has used this "
+                "name. The newest data may be in a WAL next to the other name. Start the node with the other name, or "
+                "copy the file and start the node with the copy."
             )
         self._descriptor, self._file_id, self._target = descriptor, identify(status), target
-        # Lock by inode, not by name: another name of the same file is the same database.
+        # Store the inode, not the name: another name of the same file is the same database.
         locked.add(self._file_id)
 
     def release(self) -> None:
-        """Release the lock and close its files. The database is closed last."""
-        # Close the database last: closing its descriptor releases the lock that keeps other nodes away.
+        """Release the lock and close its files."""
+        # Close the database last, because closing its descriptor releases the lock that keeps other nodes away.
         for descriptor in (self._head_descriptor, self._descriptor):
             if descriptor is not None:
                 os.close(descriptor)
@@ -135,13 +142,14 @@ class DatabaseLock:
         self.is_overwritten = False
 
     def _in_use(self) -> LedgerError:
-        return LedgerError(f"{self.path} is in use by another node. Stop that one, or give this one another --db.")
+        return LedgerError(
+            f"{self.path} is in use by another node. Stop that node, or start this one with another --db."
+        )
 
-    # --- the same files
+    # --- checks that the files stay the same
 
     def note_state(self) -> None:
-        """Record the state of the files after a write of this process."""
-        # `check` compares the files with this state to detect changes by other processes.
+        """Record the state of the files after a write of this process. `check` compares the files with this state."""
         main = self._check_file("")
         self._main_state = (main.st_size, main.st_mtime_ns)
         for suffix in ("-wal", "-shm"):
@@ -156,13 +164,13 @@ class DatabaseLock:
         this process's writer does so.
         """
         main = self._check_file("")
-        # Only checkpoints of this process change the file, so any other modification time means that another program
-        # has written.
+        # Only checkpoints of this process change the file. A different modification time means that another program has
+        # written.
         if main.st_size < self._main_state[0] or main.st_mtime_ns != self._main_state[1]:
             self.is_overwritten = True
             raise LedgerError(
-                f"Another program has written into {self.path} under the node. Stop that program, and restore backups "
-                "while no node runs."
+                f"Another program has written into {self.path} while the node was using it. Stop that program. Restore "
+                "backups only while no node runs."
             )
         for suffix, (_, size) in self._side_files.items():
             if self._check_file(suffix).st_size < size:
@@ -172,17 +180,17 @@ class DatabaseLock:
                 )
         if not self._has_sqlite_lock():
             raise LedgerError(
-                f"This process has lost its locks on {self.path}: a part of it has opened and closed the file. Restart "
-                "the node."
+                f"This process has lost its locks on {self.path}, because it opened and closed the file elsewhere. "
+                "Restart the node."
             )
 
     @property
     def is_wal_foreign(self) -> bool:
-        """Return whether the WAL belongs to another database, which this file has replaced.
+        """Whether the WAL belongs to another database that this file has replaced.
 
-        The check uses only the first bytes of the database, because no checkpoint changes them. After a power cut
-        during a checkpoint, the other bytes may be a mixture of old and new sectors, which only the WAL repairs. So the
-        content of a table that is read without the WAL proves nothing.
+        The check reads only the first bytes of the database, because no checkpoint changes them. After a power cut
+        during a checkpoint, the other bytes may be a mixture of old and new sectors, which only the WAL repairs. So a
+        table that is read without the WAL proves nothing.
         """
         if not self.has_wal:
             return False
@@ -196,15 +204,14 @@ class DatabaseLock:
 
     @property
     def has_wal(self) -> bool:
-        """Return whether SQLite has left a WAL with content next to the database."""
+        """Whether SQLite has left a WAL with content next to the database."""
         try:
             return os.stat(f"{self._target}-wal").st_size > 0
         except OSError:
             return False
 
     def block_wal_copy(self) -> None:
-        """Prevent SQLite from copying the WAL into the database when it closes, because the file may have been
-        replaced.
+        """Prevent SQLite from copying the WAL into the database when it closes. The file may have been replaced.
 
         SQLite needs an exclusive lock for the copy. This method takes a shared lock, which prevents the copy until
         `release`.
@@ -213,8 +220,9 @@ class DatabaseLock:
             share_range(self._descriptor, _SHARED_FIRST, _SHARED_SIZE)
 
     def delete_wal(self) -> None:
-        """Delete SQLite's other files of a deleted database whose content was saved. Otherwise a backup that replaces
-        the database would be opened with the old WAL."""
+        """Delete SQLite's other files of a deleted database whose content was saved. Otherwise SQLite would open a
+        backup that replaces the database with the old WAL.
+        """
         for suffix, (inode, _) in self._side_files.items():
             with suppress(OSError):
                 if os.stat(f"{self._target}{suffix}").st_ino == inode:
@@ -222,56 +230,59 @@ class DatabaseLock:
 
     @property
     def is_unlinked(self) -> bool:
-        """Return whether the database file no longer has a name. The system deletes such a file when its last
-        descriptor is closed."""
+        """Whether the database file no longer has a name. The system deletes such a file when its last descriptor is
+        closed.
+        """
         return self._descriptor is not None and os.fstat(self._descriptor).st_nlink == 0
 
     def _check_file(self, suffix: str) -> os.stat_result:
-        """Return the file status of the database or of one of SQLite's other files. Raises `LedgerError` if the file is
-        missing or was replaced."""
+        """Return the file status of the database, or of another SQLite file named by ``suffix``. Raises `LedgerError`
+        if the file is missing or was replaced.
+        """
         path, known = (self._target, self._side_files.get(suffix)) if suffix else (self.path, None)
         try:
             status = os.stat(f"{path}{suffix}")
         except OSError as error:
             raise LedgerError(
-                f"{path}{suffix} was deleted or moved while the node was writing it. Put it back, and the node goes on."
+                f"{path}{suffix} was deleted or moved while the node was using it. Put it back, and the node continues."
             ) from error
         is_same = identify(status) == self._file_id if not suffix else known is None or known[0] == status.st_ino
         if not is_same:
             raise LedgerError(
-                f"{path}{suffix} was replaced by another file while the node was writing it. Put the first one back, "
-                "and the node goes on."
+                f"{path}{suffix} was replaced by another file while the node was using it. Put the original file back, "
+                "and the node continues."
             )
         return status
 
     def _has_sqlite_lock(self) -> bool:
-        """Return whether SQLite's shared lock still exists. This object's own locks are of another kind, so they do not
-        hide SQLite's lock."""
+        """Return whether SQLite's shared lock still exists. The locks of this object are of another kind, so they do
+        not hide SQLite's lock.
+        """
         return self._descriptor is None or is_range_locked(self._descriptor, _SHARED_FIRST, _SHARED_SIZE)
 
     # --- FILE.head
 
     def read_head(self) -> HeadFile | None:
-        """Return the content of ``FILE.head``. None if the file is missing or cannot be parsed."""
+        """Return the content of ``FILE.head``, or None if the file is missing or cannot be parsed."""
         path = Path(f"{self._target}.head")
         try:
             first, base, *_ = [*path.read_text(encoding="utf-8").splitlines(), "", ""]
             epoch, head = first.split()
-            # older releases wrote letters here, which never match a database header
+            # Older releases wrote letters here. Treat them as "not certain".
             return HeadFile(epoch, int(head), int(base) if base.strip().isdecimal() else 0)
         except (FileNotFoundError, ValueError):
             return None
         except OSError as error:
-            # The file may exist and be correct. Treating it as missing would begin a new history unnecessarily.
+            # The file may exist and be correct. Treating it as missing would begin a new history without need.
             raise LedgerError(f"Cannot read {path}: {describe_os_error(error, path, 'read')}.") from error
 
     def start_head(self, content: HeadFile) -> None:
-        """Write ``FILE.head`` durably. Call this before any row is stored under this epoch."""
+        """Write ``FILE.head`` durably. Call this method before any row is stored under this epoch."""
         text = _head_line(content.epoch, content.head) + f"{content.base:{_BASE_CHARS}}\n".encode()
         try:
             if self._head_descriptor is None:
                 self._head_descriptor = os.open(f"{self._target}.head", os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
-            # Write in place, without emptying the file first: if the write fails, the old content is still there.
+            # Write in place without emptying the file first: if the write fails, the old content is still there.
             os.pwrite(self._head_descriptor, text, 0)
             os.ftruncate(self._head_descriptor, len(text))
             sync_descriptor(self._head_descriptor)
@@ -281,16 +292,19 @@ class DatabaseLock:
 
     def write_head(self, epoch: str, head: int) -> None:
         """Record that all rows up to ``head`` are stored. The write is not synced, because a ``FILE.head`` that is
-        behind the database does no harm."""
+        behind the database does no harm.
+        """
         if self._head_descriptor is not None:
             try:
-                # One write of a fixed size: a kill leaves the old line or the new line, never a mixture.
+                # Use one write of a fixed size. After a kill, the file has either the old line or the new line, never a
+                # mixture.
                 os.pwrite(self._head_descriptor, _head_line(epoch, head), 0)
             except OSError as error:
                 raise explain(error, self._target) from error
 
 
 def _head_line(epoch: str, head: int) -> bytes:
-    """Return the first line of ``FILE.head``. Its length is the same for the whole epoch, because the line is
-    overwritten in place."""
+    """Return the first line of ``FILE.head``. Its length is the same during the whole epoch, because the line is
+    overwritten in place.
+    """
     return f"{epoch} {head:020d}\n".encode()

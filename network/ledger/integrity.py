@@ -34,8 +34,9 @@ MAX_SHOWN = 5
 
 
 class LogSummary(Struct, frozen=True, kw_only=True):
-    """Content of a ledger's file. Times are timestamps (ms). ``held_by`` is the agent whose open reaction keeps the
-    oldest message from deletion by retention. ``held_at`` is the time of that message."""
+    """Summary of a ledger's file. Times are timestamps (ms). ``held_by`` is the agent whose open reaction keeps the
+    oldest message from being deleted by retention. ``held_at`` is the time of that message.
+    """
 
     head: int
     used_bytes: int
@@ -43,11 +44,11 @@ class LogSummary(Struct, frozen=True, kw_only=True):
     held_by: str | None
     held_at: int | None
     unchecked: int | None
-    """Seq of the newest row without a checksum. Such rows were stored before rows had checksums."""
+    """Seq of the newest row without a checksum. Rows of older releases have no checksums."""
 
 
 def summarize(path: Path) -> LogSummary:
-    """Return the summary of a file. Raises `LedgerError`."""
+    """Return the summary of a ledger's file. Raises `LedgerError`."""
     try:
         with open_to_read(path) as db:
             refuse_schema(db)
@@ -73,7 +74,7 @@ def summarize(path: Path) -> LogSummary:
 
 
 def check_file(path: Path) -> list[str]:
-    """Return the problems of a file, as found by `check`. Raises `LedgerError` if the file cannot be read at all."""
+    """Return the problems that `check` finds in a file. Raises `LedgerError` if the file cannot be read at all."""
     try:
         with open_to_read(path) as db:
             return check(db)
@@ -85,8 +86,8 @@ def check(db: sqlite3.Connection) -> list[str]:
     """Return the problems of a ledger's file: the errors that SQLite's own check finds, and the rows that do not match
     their checksums.
 
-    Reads the whole file. An older schema is not a problem. Raises `LedgerError` for a newer schema, or for a database
-    of another program.
+    The whole file is read. An older schema is not a problem. Raises `LedgerError` for a newer schema, and for a
+    database of another program.
     """
     version = refuse_schema(db)
     reports = "\n".join(text for (text,) in db.execute("PRAGMA integrity_check(10)"))  # some reports have several lines
@@ -95,7 +96,7 @@ def check(db: sqlite3.Connection) -> list[str]:
     if version < CHECKSUMS_SINCE:
         return problems
     try:
-        db.execute("BEGIN")  # begin a transaction, so that the log and its index tables are read in the same state
+        db.execute("BEGIN")  # read the log and its index tables in the same state
         return [*_check_rows(db), *problems]
     except sqlite3.DataError:
         return [*problems, f"a row is larger than {MAX_READ_BYTES // 2**20} MiB, and is not read"]
@@ -115,46 +116,47 @@ def _check_rows(db: sqlite3.Connection) -> list[str]:
         ("meta", "SELECT key, value, crc FROM meta"),
         ("state", "SELECT tbl, key, value, crc FROM state"),
     ):
-        # Damaged text must not end the check. Its row does not match the checksum, so it is listed.
+        # Damaged text must not end the check. Its row does not match the checksum, so the row is listed.
         with reading_any_text(db):
             bad = ["/".join(map(str, row[:-2])) for row in db.execute(sql) if row[-1] != checksum(row[:-1])]
         problems += _describe_rows(f"the table {table}", bad)
     damage = Damage(lambda _: None, read_mark(db, CHECKED_FROM))
-    # releases without a memtable wrote each row into the index tables at once
+    # Releases without a memtable wrote each row into the index tables at once.
     sums, damaged = _IndexSums(read_mark(db, FLUSHED_TO) if version >= MEMTABLE_SINCE else 2**62), []
     for row in walk_log(damage, db):
         if row.is_damaged:
             damaged.append(f"#{row.seq}")
         else:
             sums.add(row)
-    # The places of a damaged row are unknown, so a comparison would report differences that do not exist.
+    # The places of a damaged row are unknown, so a comparison would report differences that may not exist.
     if not damaged and version >= PLACES_SINCE:
         problems += sums.compare(db)
     return [*_describe_rows("the log", damaged), *problems]
 
 
 class _IndexSums:
-    """Compares the index tables with the log. The comparison uses sums of numbers, so that no rows have to be kept in
-    memory."""
+    """Compares the index tables with the log. Comparing sums of numbers avoids holding the rows in memory."""
 
     def __init__(self, flushed_to: int) -> None:
         self._flushed_to = flushed_to
         self._keys = self._places = 0
 
     def add(self, row: Row) -> None:
-        """Add the entries that the index tables should have for a row. Rows above ``flushed_to`` are only in the
-        memtable."""
+        """Add the entries that the index tables should contain for a row. Rows above ``flushed_to`` are only in the
+        memtable.
+        """
         if row.seq > self._flushed_to:
             return
         if row.key:
-            # A sum does not depend on the order, so the log and the tables are read once each, in any order.
+            # A sum does not depend on the order, so the log and each table can be read once, in any order.
             self._keys += row.seq * 2**64 + 1
         for place in list_places(row):
             self._places += _place_number(place, row.seq)
 
     def compare(self, db: sqlite3.Connection) -> list[str]:
-        """Return the names of the index tables that differ from the log. The differing rows need not be known, because
-        any index can be rebuilt from the log."""
+        """Return a problem for each index table that differs from the log. The differing rows need not be known,
+        because an index can be rebuilt from the log.
+        """
         keys = places = 0
         for key_hash, seq, actor, key in db.execute(
             f"SELECT k.hash, k.seq, l.actor, l.key FROM ({KEYS}) AS k LEFT JOIN log AS l USING (seq) WHERE k.seq <= ?",
@@ -163,13 +165,13 @@ class _IndexSums:
             if actor is not None and key is not None and key_hash == hash_key(actor, key):
                 keys += seq * 2**64 + 1
             else:
-                # A wrong entry must change the sum even if a missing entry could compensate for the wrong one.
+                # A wrong entry must change the sum even if a missing entry would compensate for the wrong one.
                 keys -= 1
         for place, seq in db.execute("SELECT place, seq FROM place WHERE seq <= ?", (self._flushed_to,)):
             places += _place_number(place, seq)
         is_equal = {"key": keys == self._keys, "place": places == self._places}
         return [
-            f"the table {name} does not say where the rows of the log are"
+            f"the table {name} does not match the rows of the log"
             for name, equal in is_equal.items()
             if not equal
         ]  # fmt: skip
@@ -183,4 +185,4 @@ def _describe_rows(table: str, rows: list[str]) -> list[str]:
     if not rows:
         return []
     shown = ", ".join(rows[:MAX_SHOWN]) + (f" and {len(rows) - MAX_SHOWN} more" if len(rows) > MAX_SHOWN else "")
-    return [f"{len(rows)} row{'' if len(rows) == 1 else 's'} of {table} not as stored: {shown}"]
+    return [f"{len(rows)} damaged row{'' if len(rows) == 1 else 's'} in {table}: {shown}"]

@@ -1,5 +1,6 @@
-"""The set of databases that ledgers of this process have locked. `DatabaseLock` updates the set, and other code checks
-it before it opens a file."""
+"""The set of databases that ledgers of this process have locked. `DatabaseLock` updates the set. Other code must check
+it before opening a database file.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ locked: set[FileId] = set()
 
 def is_locked_here(path: Path) -> bool:
     """Return whether a ledger of this process has locked the file. If so, other code in this process must not open the
-    file: closing the file again would drop the ledger's locks (`database_lock`)."""
+    file: closing it again would drop the ledger's locks (`database_lock`).
+    """
     try:
         return identify(os.stat(path)) in locked
     except OSError:

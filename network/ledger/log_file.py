@@ -1,9 +1,9 @@
-"""The log in a ledger's file, for offline commands. These commands read the log from an export or from a database, even
-from one that a node uses.
+"""The log in a ledger's file, for offline commands. They read the log from an export or from a database, even while a
+node uses the database.
 
 An export is the complete log as lines of JSON, one line per row. Its first line describes the ledger. `roundelay
-export` writes an export, ``network.rows`` returns the lines of one, and `replay` reads it. `open_log` returns a `Log`,
-which reads rows only when they are requested, in order or by seq. A `Log` never changes the file.
+export` writes an export, ``network.rows`` returns lines in the same format, and `replay` reads an export. `open_log`
+returns a `Log`, which reads rows only on request, in order or by seq. A `Log` never changes the file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ FORMAT = 1
 
 class LogHead(Struct, frozen=True, kw_only=True):
     """The first line of an export: the ledger's epoch and name, and the first seq in the export. ``is_excerpt`` says
-    whether some rows were left out."""
+    whether some rows were left out.
+    """
 
     roundelay_log: int = FORMAT
     epoch: str
@@ -43,7 +44,7 @@ class LogHead(Struct, frozen=True, kw_only=True):
 
 
 class _RowLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A row of an export, without empty fields. ``data_text`` replaces ``data`` for JSON that spans several lines."""
+    """A row of an export, without its empty fields. ``data_text`` replaces ``data`` if the JSON spans several lines."""
 
     seq: int
     at: int
@@ -63,14 +64,14 @@ class _RowLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def encode_row(row: Row) -> bytes:
     """Return a row as one line of JSON, without the line break."""
     fields = {name: getattr(row, name) for name in _SAME_FIELDS}
-    # Each row must be one line of the export, so JSON with line breaks is stored as a string.
+    # Each row must be a single line of the export, so JSON with line breaks is stored as a string.
     if b"\n" in row.data or b"\r" in row.data:
         return msgspec.json.encode(_RowLine(**fields, data_text=row.data.decode()))
     return msgspec.json.encode(_RowLine(**fields, data=Raw(row.data)))
 
 
 def decode_row(line: bytes | str) -> Row:
-    """Return the row that a line of an export contains. Raises `msgspec.MsgspecError`."""
+    """Return the row in a line of an export. Raises `msgspec.MsgspecError`."""
     row_line = _decoder.decode(line)
     data = row_line.data_text.encode() if row_line.data_text else bytes(row_line.data)
     return Row(**{name: getattr(row_line, name) for name in _SAME_FIELDS}, data=data)
@@ -85,16 +86,19 @@ def encode_head(head: LogHead) -> bytes:
 
 
 def read_lines(lines: Iterable[str], name: str) -> tuple[LogHead, Iterator[Row]]:
-    """Read an export. Return its first line, and an iterator over its rows. Raises `LedgerError` with the number of the
-    first invalid line."""
+    """Read an export. Return its first line and an iterator over its rows. Raises `LedgerError` with the number of the
+    first invalid line.
+    """
     numbered = enumerate(lines, 1)
     try:
         head = msgspec.json.decode(next(numbered)[1], type=LogHead, strict=True)
     except (StopIteration, msgspec.MsgspecError) as error:
-        raise LedgerError(f"{name} is no export of a ledger. `roundelay export --format jsonl` makes one.") from error
+        raise LedgerError(
+            f"{name} is not an export of a ledger. `roundelay export --format jsonl` creates one."
+        ) from error
     if head.roundelay_log != FORMAT:
         raise LedgerError(
-            f"{name} is an export of format {head.roundelay_log}, and this Roundelay reads {FORMAT}. Upgrade Roundelay."
+            f"{name} has export format {head.roundelay_log}; this Roundelay reads format {FORMAT}. Upgrade Roundelay."
         )
 
     def read() -> Iterator[Row]:
@@ -105,9 +109,9 @@ def read_lines(lines: Iterable[str], name: str) -> tuple[LogHead, Iterator[Row]]
                 except msgspec.MsgspecError as error:
                     if line.startswith('{"roundelay_log"'):
                         raise LedgerError(
-                            f"{name}:{number}: a second log begins here. Give a file that holds one log."
+                            f"{name}:{number}: a second log begins here. Use a file that contains only one log."
                         ) from error
-                    raise LedgerError(f"{name}:{number} is no row of a log: {error}.") from error
+                    raise LedgerError(f"{name}:{number} is not a row of a log: {error}.") from error
 
     return head, read()
 
@@ -116,18 +120,18 @@ _SQLITE = b"SQLite format 3\x00"
 
 
 class Log(Protocol):
-    """The log of an open file. Each method raises `LedgerError` with the name of the row that cannot be read."""
+    """The log of an open file. Each method raises `LedgerError` if a row cannot be read. The error names this row."""
 
     head: LogHead
     damaged: list[int]
-    """Seqs of the damaged rows that were found so far. Damaged rows are left out of the results."""
+    """Seqs of the damaged rows that were found so far. Results do not contain damaged rows."""
 
     def rows(self) -> Iterator[Row]:
         """Yield every undamaged row, ascending by seq."""
         ...
 
     def row(self, seq: int) -> Row | None:
-        """Return the row with a seq. Return None if the row is missing or damaged."""
+        """Return the row with a seq, or None if the row is missing or damaged."""
         ...
 
 
@@ -137,14 +141,14 @@ def open_database(path: Path) -> Iterator[DatabaseLog]:
     if not path.exists():
         raise LedgerError(f"There is no database {path}. Name the database of a node.")
     if not is_database(path):
-        raise LedgerError(f"{path} is no database of a node. Name another file.")
+        raise LedgerError(f"{path} is not the database of a node. Name another file.")
     with ExitStack() as stack:
         yield DatabaseLog(path, stack)
 
 
 @contextmanager
 def open_log(path: Path) -> Iterator[Log]:
-    """Open a node's database, or an export of one. Raises `LedgerError` for any other file."""
+    """Open a node's database, or an export of a ledger. Raises `LedgerError` for any other file."""
     with ExitStack() as stack:
         log_type = DatabaseLog if is_database(path) else _Export
         with _explaining(path):
@@ -155,7 +159,7 @@ def open_log(path: Path) -> Iterator[Log]:
 def is_database(path: Path) -> bool:
     """Return whether a file is a SQLite database, either of a node or of another program. Raises `LedgerError`."""
     with _explaining(path):
-        # do not open the file: closing it here would drop the locks of the node in this process
+        # Do not open a locked file: closing it here would drop the locks of the node in this process.
         if is_locked_here(path):
             return True
         with path.open("rb") as file:
@@ -163,9 +167,9 @@ def is_database(path: Path) -> bool:
 
 
 def read_log(path: Path) -> tuple[LogHead, list[Row]]:
-    """Return the first line and all rows of a log (`open_log`). Also raises `LedgerError` if a row is damaged."""
+    """Return the first line and all rows of a log (`open_log`). Raises `LedgerError` if a row is damaged."""
     with open_log(path) as log:
-        # Read all rows before the check, because damaged rows are found only when they are read.
+        # Read all rows before the check: damaged rows are found only when they are read.
         rows = list(log.rows())
         if log.damaged:
             shown = ", ".join(f"#{seq}" for seq in log.damaged[:5])
@@ -174,10 +178,10 @@ def read_log(path: Path) -> tuple[LogHead, list[Row]]:
 
 
 def in_order(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yield the same rows. Raises `LedgerError` for a row whose seq is not above the previous seq."""
+    """Yield the same rows. Raises `LedgerError` if a seq is not above the previous seq."""
     last = 0
     for row in rows:
-        # The export is cut, or two exports were joined. A replay would silently reach a wrong state.
+        # Otherwise the export was cut, or two exports were joined. A replay would silently reach a wrong state.
         if row.seq <= last:
             raise LedgerError(f"This log is not complete: seq {row.seq} comes after {last}. Export it again.")
         last = row.seq
@@ -185,7 +189,7 @@ def in_order(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 class _Export:
-    """The log in an export. The offset of each row is known once all rows have been read."""
+    """The log in an export. The offset of each row is known after all rows have been read once."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._path = path
@@ -196,8 +200,8 @@ class _Export:
         self.head, _ = read_lines((line.decode() for line in self._file), str(path))
 
     def rows(self) -> Iterator[Row]:
-        # Build new arrays in each pass and store them only at its end, because an unfinished pass would leave half of
-        # an index.
+        # Build new arrays in each pass and store them only at its end. An unfinished pass would leave only half of an
+        # index.
         seqs, offsets, offset = array("q"), array("q"), 0
 
         def read(file: BinaryIO) -> Iterator[str]:
@@ -227,27 +231,27 @@ class _Export:
 
 
 class DatabaseLog:
-    """The log in a node's database at the time when the database was opened. All reads share one read transaction."""
+    """The log in a node's database, as it was when the database was opened. All reads share one read transaction."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
         self._path = path
         with _explaining_database(path):
             self._db = stack.enter_context(open_to_read(path))
-            # Use one read transaction for all reads: a node may be writing, and the rows must match the retention
-            # marks.
+            # Use one read transaction for all reads. A node may be writing, and the rows must match the retention marks
+            # in ``meta``.
             self._db.execute("BEGIN")
-            # a file of an earlier schema is read unchanged, because only a starting node migrates it
+            # Read a file of an earlier schema unchanged: only a node migrates the file, when it starts.
             has_checksums = refuse_schema(self._db) >= CHECKSUMS_SINCE
             meta = load_meta(self._db) if has_checksums else dict(self._db.execute("SELECT key, value FROM meta"))
             first, first_record = (int(meta.get(key, "1")) for key in ("first_seq", "first_record_seq"))
         self._columns = ROW_COLUMNS if has_checksums else f"{LOG_COLUMNS}, NULL"
         self.damaged: list[int] = []
-        # Without checksums, every row is accepted.
+        # A file without checksums has no way to detect damage, so accept every row.
         self._damage = Damage(self._note_damaged, int(meta[CHECKED_FROM]) if has_checksums else 2**63)
         epoch = meta.get("epoch") or meta.get(COPIED_EPOCH, "")
         self.head = LogHead(epoch=epoch, name=meta.get("name", "roundelay"), first_seq=first)
         self.first_record_seq = first_record
-        """Seq of the first record that retention has kept. For messages, `head.first_seq` is this seq."""
+        """Lowest seq of a record that retention has kept. `head.first_seq` is the corresponding seq for messages."""
 
     def rows(self) -> Iterator[Row]:
         with _explaining_database(self._path):
@@ -259,14 +263,15 @@ class DatabaseLog:
             return row if row is not None and not row.is_damaged else None
 
     def find_cursor(self) -> IndexPosition | None:
-        """Return the seq up to which this index has followed its shared log. Return None if the database is not an
-        index."""
+        """Return the position up to which this index has followed its shared log. Return None if the database is not an
+        index.
+        """
         with _explaining_database(self._path):
             cells = self._db.execute("SELECT value FROM state WHERE tbl = 'followed'").fetchone()
         return None if cells is None else msgspec.json.decode(cells[0], type=IndexPosition)
 
     def values(self) -> Iterator[tuple[str, str, str]]:
-        """Yield every value of the state tables, as the table, the key, and the value as JSON."""
+        """Yield every value of the state tables as ``(table, key, JSON)``."""
         with _explaining_database(self._path):
             yield from self._db.execute("SELECT tbl, key, value FROM state")
 

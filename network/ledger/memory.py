@@ -1,5 +1,6 @@
-"""`MemoryLedger`: the ledger in memory, for tests, simulations and nodes that need no persistence. Its content is lost
-when the process ends."""
+"""`MemoryLedger`: a ledger in memory, for tests, simulations and nodes that need no persistence. Its content is lost
+when the process ends.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class _RowStore:
                 self._places[place].append(row.seq)
 
     def replace(self, row: Row) -> None:
-        """Replace a row by another row with the same seq. The key and the places stay unchanged."""
+        """Replace a row by another row with the same seq. Its key and places stay the same."""
         old = self.by_seq[row.seq]
         self.by_seq[row.seq] = row
         if old.key:
@@ -77,7 +78,7 @@ class _RowStore:
             self._places[place] = [seq for seq in self._places[place] if seq not in gone]
 
     def at(self, place: str, after: int = 0, before: int = 2**62) -> Sequence[int]:
-        """Return the seqs of the rows at a place with after < seq < before, ascending."""
+        """Return the seqs of the rows at a place with ``after`` < seq < ``before``, ascending."""
         seqs = self._places.get(place, [])
         return seqs[bisect_right(seqs, after) : bisect_left(seqs, before)]
 
@@ -88,11 +89,11 @@ class _RowStore:
         ranges = [
             self.at(f"to/{span.target}", max(after, span.after), min(span.before or 2**62, until + 1)) for span in spans
         ]
-        # Include the sender's own messages, because the sender's other sessions receive them.
+        # Include the sender's own messages, because the sender's other sessions receive them too.
         ranges.append(self.at(f"by/{sender}", after, until + 1))
         if newest:
             ranges = [seqs[::-1] for seqs in ranges]
-        # A message may be in several ranges, but is returned once.
+        # A message may be in several ranges, but must be returned only once.
         return (seq for seq, _ in groupby(merge(*ranges, reverse=newest)))
 
     def page(self, seqs: Iterable[int], limit: int, max_bytes: int, *, newest: bool = False) -> Page:
@@ -103,8 +104,9 @@ class _RowStore:
 
 
 class MemoryLedger:
-    """A `Ledger` in dictionaries and sorted lists. If the same object is reopened, it still contains all appended
-    rows."""
+    """A `Ledger` in dictionaries and sorted lists. When the same object is opened again, it still contains all appended
+    rows.
+    """
 
     def __init__(self, *, epoch: str, name: str = "roundelay") -> None:
         self._epoch = epoch
@@ -118,7 +120,9 @@ class MemoryLedger:
         self.is_answering = True
 
     def damage(self, seq: int) -> None:
-        """Damage a row, for tests and simulations. Its key and places stay readable, as they may on a disk."""
+        """Damage a row, for tests and simulations. Its key and places stay readable, as they may after damage on a
+        disk.
+        """
         self._rows.replace(damaged_row(seq))
         self.damaged += 1
 
@@ -163,7 +167,7 @@ class MemoryLedger:
     async def append(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
         if not self._is_open:
             raise LedgerError("The ledger is closed. Open it before appending.")
-        # Check before anything is added, because nothing may be stored if one row is refused.
+        # Check all rows before adding any. If one row is refused, nothing may be stored.
         if any(row.key and (row.actor, row.key) in self._rows.by_key for row in rows):
             raise KeyTaken
         self._rows.add(rows)
@@ -183,7 +187,7 @@ class MemoryLedger:
                 self._tables[write.table][write.key] = write.value
 
     def check(self, rows: Sequence[Row], writes: Sequence[TableWrite]) -> None:
-        """Accept all rows and writes, because this ledger encodes nothing."""
+        """Accept all rows and writes. This ledger encodes nothing."""
 
     async def inbox(
         self,
@@ -283,7 +287,7 @@ class MemoryLedger:
         return (row for row in newest_first if is_within(row, spans, sender, stream) and holds(row, terms))
 
     async def forget_dropped(self) -> None:
-        """Do nothing, because there is no search index."""
+        """Do nothing. This ledger has no search index."""
 
     async def all_threads(
         self, *, before: int | None = None, limit: int = 2**31, among: Collection[str] | None = None
@@ -323,7 +327,7 @@ class MemoryLedger:
         return Trimmed(dropped=len(dropped), first_seq=self._first_seq, is_pinned=is_pinned)
 
     def _drop_values(self) -> None:
-        """Delete values about deleted messages, as `retention.apply_trim` does."""
+        """Delete the values that belong to deleted messages, as `retention.apply_trim` does."""
         for table in (*RETENTION_FIELDS, *KEYED_BY_SEQ):
             values = self._tables[table].items()
             self._tables[table] = {
@@ -353,8 +357,8 @@ class MemoryLedger:
 def _is_readable(row: Row, spans: Sequence[Span], sender: str) -> bool:
     """Return whether the reader of an inbox may read a message.
 
-    A reply is readable if the first message of its thread is in the spans too, or if the reply's own span has open
-    threads. A reader's own messages are always readable.
+    A reply is readable if the first message of its thread is in the same span, or if the span that contains the reply
+    has open threads. The reader's own messages are always readable.
     """
     start = thread_start(row.stream)
     is_thread_readable = start is None or any(

@@ -1,11 +1,11 @@
 """The memtable: keys and places of the newest rows, before they are written to the index tables ``key`` and ``place``.
 
-A row itself is appended at the end of the log, next to the other rows of its commit. But its key and places are spread
-over the whole index tables, so each of them would write another page. Therefore they are first stored in memory. Later,
-the keys and places of thousands of rows are sorted in the order of the tables and written together (a flush), a part
-with each commit. ``flushed_to`` in ``meta`` is the seq up to which all rows are in the index tables. At a start, the
-rows after ``flushed_to`` are read again. Some of their keys and places may already be in the tables. Readers skip these
-entries, and writing them again does no harm.
+A row itself is appended at the end of the log, next to the other rows of its commit. Its key and places, however, are
+spread over the whole index tables, so each of them would write another page. Therefore the memtable first holds them in
+memory. Later, the keys and places of thousands of rows are sorted in the order of the tables and written together (a
+flush), a part with each commit. ``flushed_to`` in ``meta`` is the seq up to which all rows are in the index tables. At
+a start, the rows after ``flushed_to`` are read again. Some of their keys and places may already be in the tables.
+Readers skip these entries, and writing them again does no harm.
 
 Only the writer's thread adds, flushes and drops rows. Every thread may search.
 """
@@ -26,37 +26,43 @@ from roundelay.network.core.rows import Row, RowType
 from .row_encoding import collect_places, hash_bytes
 
 FLUSHED_TO = "placed_to"
-"""Key in ``meta`` for the newest row whose key and places are in the index tables. Existing files use this name."""
+"""Key in ``meta`` of the newest seq whose row is in the index tables. Existing files use this name, so it cannot
+change.
+"""
 FLUSH_ROWS = 32_768
 """Number of rows that are flushed together. With a smaller number, each page of the index tables would be written for
-only a few rows. With a larger number, a start would have to read more rows again."""
+only a few rows. With a larger number, a start would have to read more rows again.
+"""
 MIN_FLUSH_ENTRIES = 32
 FLUSH_ENTRIES_PER_ROW = 8
 """Number of keys and places that a commit flushes for each of its rows. A row has only three or four, so a flush ends
-before as many new rows have arrived."""
+before enough rows for the next flush have arrived.
+"""
 SKIP_ROWS = 500
-"""Number of rows that are read one by one if a page of the file cannot be read."""
+"""Number of rows that are read one by one after a page of the file could not be read."""
 
 Key = tuple[int, int]
-"""Hash of an idempotency key, and the seq of its row."""
+"""Hash of an idempotency key, and the seq of the row that has the key."""
 Range = tuple[str, int, int]
-"""A place and two seqs. The range contains the rows of the place that are strictly between the seqs."""
+"""A place and two seqs. The range contains the rows of the place whose seqs are strictly between the two."""
 
 
 class MemtableRows(NamedTuple):
-    """Result of a search in the memtable: seqs of rows above ``flushed_to``, ascending for each place."""
+    """Result of a search in the memtable. ``seqs`` are rows above ``flushed_to``, ascending for each place."""
 
     flushed_to: int
     seqs: list[int]
 
 
 class Flush(NamedTuple):
-    """The part of a flush that one transaction writes into the index tables. ``flushed_to`` is set in the last part."""
+    """The part of a flush that one transaction writes into the index tables. ``flushed_to`` is set only in the last
+    part.
+    """
 
     keys: Sequence[int]
-    """Hash and seq of each key, in one flat sequence."""
+    """Hash and seq of each key, as a flat sequence."""
     places: Sequence[str | int]
-    """Place and seq of each entry, in one flat sequence."""
+    """Place and seq of each entry, as a flat sequence."""
     flushed_to: int | None
 
 
@@ -64,7 +70,7 @@ _NOTHING = Flush((), (), None)
 
 
 class _FlushInProgress:
-    """A flush of all rows up to ``end``, sorted like the index tables. Commits write it part by part."""
+    """A flush of all rows up to ``end``, sorted like the index tables. Each commit writes a part of it."""
 
     def __init__(self, end: int, keys: list[int], places: list[str | int]) -> None:
         self.end = end
@@ -80,21 +86,23 @@ class _FlushInProgress:
 
 
 class Memtable:
-    """The memtable of one ledger. Rows stay in it until their whole flush has been written. Only then may readers
-    search for these rows in the index tables alone."""
+    """The memtable of one ledger. Rows stay in the memtable until their flush is completely written. Only then may
+    readers look for these rows in the index tables alone.
+    """
 
     def __init__(self, flushed_to: int) -> None:
         self.keys: dict[int, int] = {}
         """The first seq of each hash. Only the writer's thread uses this dict."""
         self._more_keys: list[Key] = []
-        """Keys whose hash is already the hash of another key."""
+        """Keys whose hash is the same as the hash of an earlier key."""
         self._flushed_to = self._last = flushed_to
         self._places: dict[str, list[int]] = {}
         self._whole_places: set[str] = set()
-        """Places whose rows are all in memory. Some such places may be missing here."""
+        """Places whose rows are all in memory. The set may lack some such places."""
         self._lock = Lock()
         """Guards ``_flushed_to``, ``_places`` and ``_whole_places``, which must change together. Otherwise a reader
-        could miss rows, or find them twice."""
+        could miss rows or find them twice.
+        """
         self._new_rows = 0
         """Number of new rows since the last flush began."""
         self._flush: _FlushInProgress | None = None
@@ -102,11 +110,12 @@ class Memtable:
     # --- searches
 
     def find(self, ranges: Iterable[Range], limit: int = -1, *, newest: bool = False) -> MemtableRows:
-        """Return the rows at the places of the ranges, each strictly between two seqs. For each range return the first
-        ``limit`` rows, or the last ones if ``newest``."""
+        """Return the rows in the ranges. For each range, return at most ``limit`` rows: the first ones, or the last
+        ones if ``newest`` is true.
+        """
         result: list[int] = []
-        # Search all ranges under one lock. If a flush ended between two ranges, some rows would be found twice and
-        # others not at all.
+        # Search all ranges under one lock. If a flush ended between two ranges, the search would find some rows twice
+        # and miss others.
         with self._lock:
             for place, after, before in ranges:
                 seqs = self._places.get(place)
@@ -118,15 +127,16 @@ class Memtable:
             return MemtableRows(self._flushed_to, result)
 
     def find_all(self, ranges: Iterable[Range], limit: int = -1, *, newest: bool = False) -> list[int] | None:
-        """Return the seqs that `find` would return. Return None if the index tables may have further rows for the
-        result."""
+        """Return the seqs that `find` would return. Return None if the index tables may contain more rows of the
+        result.
+        """
         ranges = [*ranges]
         with self._lock:
             flushed_to, whole = self._flushed_to, [place in self._whole_places for place, _, _ in ranges]
         seqs: list[int] = []
         for (place, after, before), is_whole in zip(ranges, whole, strict=True):
             rows = self.find([(place, after, before)], limit, newest=newest)
-            # The newest rows are in memory, so a full result needs no rows from the tables.
+            # The newest rows are in memory, so a full result needs no rows from the index tables.
             is_full = newest and len(rows.seqs) == limit
             if rows.flushed_to != flushed_to or not (is_whole or is_full or after >= flushed_to):
                 return None
@@ -134,8 +144,9 @@ class Memtable:
         return seqs
 
     def summarize(self, kind: str, among: Collection[str] | None) -> tuple[int, list[tuple[str, int, int]]]:
-        """Return ``flushed_to``, and for each place its newest row and its number of rows. ``among`` names the places,
-        or is None for all places of a kind."""
+        """Return ``flushed_to``, and the newest row and the number of rows of each place. ``among`` names the places,
+        or is None for all places of a kind.
+        """
         with self._lock:
             places = self._places if among is None else [kind + name for name in among if kind + name in self._places]
             seqs = [(place, self._places[place]) for place in places if place.startswith(kind)]
@@ -161,7 +172,7 @@ class Memtable:
         rows: int,
         whole_places: Iterable[str] = (),
     ) -> None:
-        """Add stored rows up to the seq ``last``. All rows at the ``whole_places`` are in memory."""
+        """Add stored rows up to the seq ``last``. ``whole_places`` are the places whose rows are now all in memory."""
         self._add_keys(keys)
         with self._lock:
             self._whole_places.update(whole_places)
@@ -175,7 +186,7 @@ class Memtable:
         self._new_rows += rows
 
     def _add_keys(self, keys: Collection[Key]) -> None:
-        # Hashes hardly ever repeat. Without a repeat, two operations on whole dicts replace a loop over the rows.
+        # Hashes hardly ever repeat. If none repeats, two operations on whole dicts replace a loop over the rows.
         known, new = self.keys, dict(keys)
         if len(new) == len(keys) and known.keys().isdisjoint(new):
             known.update(new)
@@ -185,23 +196,24 @@ class Memtable:
                 self._more_keys.append((key_hash, seq))
 
     def next_flush(self, rows: int) -> Flush:
-        """Return the part of the flush that the next commit must write. ``rows`` is the number of rows in that
-        commit."""
+        """Return the part of the flush that the next commit must write. ``rows`` is the number of rows in this
+        commit.
+        """
         if self._flush is None:
-            # Collect many rows before a flush: sorted together, they fill whole pages of the tables.
+            # Wait for many rows before a flush. Sorted together, they fill whole pages of the tables.
             if self._new_rows < FLUSH_ROWS:
                 return _NOTHING
             self._flush = self._begin_flush()
         return self._flush.next_part(max(MIN_FLUSH_ENTRIES, FLUSH_ENTRIES_PER_ROW * rows))
 
     def remaining_flushes(self) -> Iterator[Flush]:
-        """Yield all remaining parts of the flush, each for one transaction."""
+        """Yield everything that has yet to be flushed, in parts for one transaction each."""
         if self._last > self._flushed_to:
             flush = self._begin_flush()
             yield Flush(flush.keys, flush.places, flush.end)
 
     def _begin_flush(self) -> _FlushInProgress:
-        # Sort the entries like the tables, so that each page is written once.
+        # Sort the entries in the order of the tables, so that each page is written once.
         hashes, places = sorted(self.keys), list[str | int]()
         keys = list(chain.from_iterable(zip(hashes, map(self.keys.__getitem__, hashes), strict=True)))
         keys += chain.from_iterable(self._more_keys)
@@ -212,8 +224,8 @@ class Memtable:
         return _FlushInProgress(self._last, keys, places)
 
     def complete_flush(self, flush: Flush) -> None:
-        """Record that a part of the flush was stored. After the last part, the flushed rows leave memory."""
-        # Count the part only after the commit: a part that was rolled back is written again with the next commit.
+        """Record that a part of the flush was stored. After the last part, the flushed rows are removed from memory."""
+        # Count the part only after the commit. A part that was rolled back is written again with the next commit.
         if self._flush is not None:
             self._flush.written += len(flush.keys) + len(flush.places)
         if flush.flushed_to is not None:
@@ -224,7 +236,7 @@ class Memtable:
         """Remove rows that were deleted from the log."""
         gone = frozenset(seq for seq in seqs if seq > self._flushed_to)
         if gone:
-            # The flush in progress contains these rows and would write them, so begin it again. Entries that it has
+            # The flush in progress would write the entries of these rows, so begin the flush again. Entries that it has
             # already written are written a second time, which does no harm.
             self._flush = None
             self._new_rows = max(self._new_rows, FLUSH_ROWS)
@@ -246,19 +258,19 @@ class Memtable:
             self._flushed_to, self._places, self._whole_places = flushed_to, places, whole
 
 
-# --- at a start
+# --- loading at a start
 
 
 def load_memtable(db: sqlite3.Connection, flushed_to: int) -> Memtable:
     """Return the memtable with the rows after ``flushed_to``.
 
-    This function does not compare checksums. If a damaged row's key is readable, the key counts as taken.
+    Checksums are not compared here. If the key of a damaged row is readable, the key counts as taken.
     """
     memtable = Memtable(flushed_to)
     keys: list[Key] = []
     places: defaultdict[str, list[int]] = defaultdict(list)
     last, rows = flushed_to, 0
-    # Read text as bytes. Otherwise invalid UTF-8 in one damaged row would end the whole load.
+    # Read text as bytes. Otherwise invalid UTF-8 in one damaged row would stop the whole load.
     with _reading_bytes(db):
         for seq, *texts in _walk(db, flushed_to):
             last, rows = seq, rows + 1
@@ -274,8 +286,9 @@ def load_memtable(db: sqlite3.Connection, flushed_to: int) -> Memtable:
 
 
 def _make_placeholder(seq: int, type_: bytes, actor: str, target: str, stream: str, label: str) -> Row:
-    """Return a row with only the fields that `collect_places` reads. All types except record and message are treated
-    alike."""
+    """Return a row with only the fields that `collect_places` reads. For `collect_places`, all types except record and
+    message are the same.
+    """
     row_type: RowType = "message" if type_ == b"message" else "record" if type_ == b"record" else "registered"
     return Row(seq=seq, at=0, type=row_type, actor=actor, target=target, stream=stream, label=label, data=b"")
 
@@ -288,7 +301,7 @@ def _walk(db: sqlite3.Connection, after: int) -> Iterator[tuple[int, ...]]:
     while True:
         try:
             for columns in db.execute(f"{_SELECT_NEWEST} > ? ORDER BY seq", (after,)):
-                if columns[0] <= after:  # damaged pages of the file may refer to each other in a circle
+                if columns[0] <= after:  # damaged pages of the file may form a circle
                     raise sqlite3.DatabaseError(f"pages of the log are mixed up: #{columns[0]} is reached twice")
                 after = columns[0]
                 yield columns

@@ -1,12 +1,12 @@
 """`NewestRows`: a cache of the newest rows, and of the newest values about conversations and triggers.
 
-A reaction needs its trigger, the messages of its thread, and the budget of its conversation. Nearly always, all of them
-were stored a moment ago. An answer from this cache needs no switch to another thread, which would cost as much as the
-read itself.
+A reaction needs its trigger, the messages of its thread, and the budget of its conversation. Nearly always, all of
+these were stored a moment ago. An answer from this cache needs no switch to another thread, which would cost as much as
+the read itself.
 
 The cache has every row above `_since`, and every value about a message above `_since`. So a row or value above `_since`
-that is not in the cache does not exist. A value about an older message is in the cache if it was written recently. Only
-the event loop uses the cache. No IO.
+that is not in the cache does not exist. A value about an older message is in the cache only if it was written recently.
+Only the event loop uses the cache. No IO.
 """
 
 from __future__ import annotations
@@ -22,38 +22,40 @@ from .row_reader import Damage
 MAX_ROWS, MAX_ROW_BYTES = 8192, 8 << 20
 """Maximum number of cached rows, and their maximum size in bytes."""
 MAX_VALUE_BYTES = 4 << 20
-"""Maximum memory of the cached values, in bytes. The size of a value is estimated."""
+"""Maximum memory of the cached values, in bytes. The size of each value is estimated."""
 _VALUE_BYTES, _ITEM_BYTES = 600, 100
 _UNKNOWN = 2**62
 """Value of ``_since`` while the cache cannot answer any request."""
 
 
 class NewestRows:
-    """The cache of the newest rows of one ledger. The cache is empty until `restart`. Rows and values in ``damage`` are
-    read from the file, so that every reader gets the same answer."""
+    """The cache of the newest rows of one ledger. It is empty until `restart`. Rows and values in ``damage`` are always
+    read from the file, so that every reader gets the same answer.
+    """
 
     def __init__(self, damage: Damage) -> None:
         self._damage = damage
         self._since = _UNKNOWN
         self._head = 0
-        """Newest cached seq. Equal to ``_since`` if no row is cached."""
+        """Newest cached seq. The same as ``_since`` if no row is cached."""
         self._rows: dict[int, Row] = {}
         """Cached rows by seq, ascending."""
         self._revising: set[int] = set()
-        """Seqs of rows that a commit in progress rewrites. The file may already have the new versions."""
+        """Seqs of rows that a commit in progress is rewriting. The file may already have the new versions."""
         self._row_bytes = 0
         self._values: dict[tuple[Table, str], Any] = {}
-        """Cached values, least recently written first. The value is None if it was deleted."""
+        """Cached values, least recently written first. None stands for a deleted value."""
         self._value_bytes = 0
 
     def restart(self, head: int) -> None:
-        """Empty the cache. Rows after the row ``head`` are cached from now on."""
+        """Empty the cache. From now on, rows after the seq ``head`` are cached."""
         self.forget()
         self._since = self._head = head
 
     def forget(self) -> None:
-        """Empty the cache, because the stored rows may differ from the cached ones. The next row that is added restarts
-        the cache."""
+        """Empty the cache, because the stored rows may differ from the cached rows. The next added row restarts the
+        cache.
+        """
         self._since = self._head = _UNKNOWN
         self._rows.clear()
         self._values.clear()
@@ -61,8 +63,8 @@ class NewestRows:
         self._row_bytes = self._value_bytes = 0
 
     def add(self, rows: Sequence[Row], writes: Iterable[TableWrite]) -> None:
-        """Add a batch that was stored."""
-        # the cache lacks an earlier batch, because the outcome of its commit was unknown
+        """Add a batch that the ledger has stored."""
+        # An earlier batch is missing in the cache, because the outcome of its commit was unknown.
         if rows and rows[0].seq != self._head + 1:
             self.restart(rows[0].seq - 1)
         for row in rows:
@@ -80,7 +82,9 @@ class NewestRows:
         self._revising.update(seqs)
 
     def end_revising(self, seqs: Iterable[int], rows: Iterable[Row]) -> None:
-        """Replace the cached rows that an edit or a deletion has rewritten. ``rows`` are the new versions."""
+        """Replace the cached rows that an edit or a deletion has rewritten. ``rows`` are the new versions of these
+        rows.
+        """
         self._revising.difference_update(seqs)
         for row in rows:
             if row.seq in self._rows:
@@ -95,8 +99,8 @@ class NewestRows:
         while self._value_bytes > MAX_VALUE_BYTES:
             oldest = next(iter(self._values))
             self._value_bytes -= _estimate_bytes(self._values.pop(oldest))
-            # The dropped value may still be in the file. Raise `_since`, so that its absence here is not taken as proof
-            # that it does not exist.
+            # The dropped value may still be in the file. Raise `_since`, so that the missing cache entry does not mean
+            # that the value does not exist.
             while self._since < _read_seq(*oldest):
                 self._drop_oldest_row()
 
@@ -108,7 +112,7 @@ class NewestRows:
         else:
             self.forget()
 
-    # --- answers; None if the file may know more
+    # --- answers; None means that the file must be read
 
     def find(self, seqs: Iterable[int]) -> dict[int, Row] | None:
         """Return the rows with these seqs. Return None if the file must be read."""
@@ -121,7 +125,7 @@ class NewestRows:
         return rows
 
     def knows_value(self, table: Table, key: str) -> bool:
-        """Return whether `value` would return the stored value."""
+        """Return whether `value` would return the stored value without a read of the file."""
         if f"{table}/{key}" in self._damage.rows:
             return False
         return (table, key) in self._values or (table in _CACHED_TABLES and _read_seq(table, key) > self._since)
@@ -131,7 +135,7 @@ class NewestRows:
         return self._values.get((table, key))
 
     def recall(self, request: LookupRequest) -> Facts | None:
-        """Answer `Ledger.recall`. Return None if the file must be read."""
+        """Answer a request as `Ledger.recall` does. Return None if the file must be read."""
         rows = self.find(request.seqs)
         if rows is None:
             return None
@@ -145,12 +149,13 @@ class NewestRows:
 
 _CACHED_TABLES = frozenset({"root", "triggered"})
 """Tables with values about messages, whose keys end in the message's seq. Each message and each start of a reaction
-needs these values."""
+needs these values.
+"""
 
 
 def _read_seq(table: Table, key: str) -> int:
     seq = key if table == "root" else key.rpartition("/")[2]
-    return int(seq) if seq.isdecimal() else 0  # a request that will be refused may name no message
+    return int(seq) if seq.isdecimal() else 0  # a request that will be refused may contain an invalid seq
 
 
 def _estimate_bytes(value: Any) -> int:

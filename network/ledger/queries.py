@@ -1,7 +1,7 @@
-"""The reads of the SQLite ledger, as functions on a plain connection. They run on the threads of the connections.
+"""The reads of the SQLite ledger, as functions of a plain connection. They run on the threads of the connections.
 
 Readers find rows up to ``flushed_to`` in the index tables, and later rows in the memtable. So the queries about places
-have two parameters: ``:flushed_to``, and ``:newest``, which holds the seqs that the memtable has found.
+have two parameters: ``:flushed_to``, and ``:newest`` with the seqs that were found in the memtable.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from .schema import CHECKED_FROM, ROW_COLUMNS, checksum
 BY_SEQ = f"SELECT {ROW_COLUMNS} FROM log WHERE seq IN (SELECT value FROM json_each(?))"
 NEWEST_BY_SEQ = f"{BY_SEQ} ORDER BY seq DESC"
 KEYS = "SELECT hash, seq FROM key UNION ALL SELECT hash, seq FROM key_more"
-"""SQL that selects all keys. One table has the first key of each hash, and another table has further keys with the same
-hash."""
+"""SQL that selects all keys. The table ``key`` has the first key of each hash, and ``key_more`` has further keys with
+the same hash.
+"""
 
 # --- lookups of a batch
 
@@ -50,7 +51,7 @@ def _find_keys(
     facts: Facts, keys: list[tuple[str, str]], damage: Damage, memtable: Memtable, db: sqlite3.Connection
 ) -> None:
     hashes = [hash_key(*key) for key in keys]
-    # CROSS JOIN fixes the order of the tables: SQLite reads first the few requested keys, then the index.
+    # CROSS JOIN fixes the order of the tables: SQLite first reads the few requested keys, then the index.
     sql = " UNION ALL ".join(
         f"SELECT w.key, k.seq FROM json_each(?1) AS w CROSS JOIN {table} AS k ON k.hash = w.value"
         for table in ("key", "key_more")
@@ -60,8 +61,8 @@ def _find_keys(
     for index, seq in sorted(pairs):
         row = find_row(damage, seq, db)
         if row is None or hash_key(row.actor, row.key) != hashes[index]:
-            # The index names this row for the hash, so the row's key must have changed after it was stored. Treat the
-            # key as taken: a message that is sent again must not be stored twice.
+            # The index lists this row for the hash, so the row's key must have changed after it was stored. Treat the
+            # key as taken, because a message that is sent again must not be stored twice.
             damage.add(seq)
             row = damaged_row(seq)
         if row.is_damaged or (row.actor, row.key) == keys[index]:
@@ -101,8 +102,8 @@ def list_cold(
     """Answer `Ledger.cold`."""
     sql = "SELECT key, value, crc FROM state WHERE tbl = ? AND key >= ? AND key < ? AND key > ? ORDER BY key"
     with reading_any_text(db), closing(db.execute(sql, (table, prefix, f"{prefix}\U0010ffff", after))) as cursor:
-        # Read the rows lazily, without LIMIT in SQL: damaged values are left out, and must not make a page look like
-        # the last page.
+        # Read the rows lazily, without LIMIT in SQL. Damaged values are left out, and a page that is shorter because of
+        # them would look like the last page.
         values = ((key, _read_value(damage, table, key, value, crc)) for key, value, crc in cursor)
         return list(islice(((key, value) for key, value in values if value is not None), limit))
 
@@ -115,14 +116,15 @@ def list_calls(after: str, limit: int, db: sqlite3.Connection) -> list[tuple[str
 
 
 def drop_calls(keys: list[str], before: int, db: sqlite3.Connection) -> None:
-    """Delete the calls with these keys whose results are older than a time."""
+    """Delete those of the given calls whose results are older than ``before`` (ms)."""
     sql = f"DELETE FROM state WHERE tbl = 'call' AND key IN (SELECT value FROM json_each(?)) AND {_CALL_AT} < ?"
     db.execute(sql, (json.dumps(keys), before))
 
 
 def integer_in(path: str) -> str:
-    """Return SQL for an integer in a row's value. For a damaged value, the SQL returns NULL, where the operator `->>`
-    would fail."""
+    """Return SQL for an integer field of a row's value. For a damaged value, this SQL returns NULL, while the operator
+    `->>` would fail.
+    """
     number = f"CASE json_type(value, '$.{path}') WHEN 'integer' THEN value ->> '{path}' END"
     return f"CASE WHEN json_valid(value) THEN {number} END"
 
@@ -131,7 +133,7 @@ _CALL_AT = integer_in("at")
 
 
 def _read_value(damage: Damage, table: Table, key: str, value: str, crc: int | None) -> Any:
-    """Return the value of a row of a state table. Return None if the row is damaged."""
+    """Return the value of a row of a state table, or None if the row is damaged."""
     if crc == checksum((table, key, value)):
         return decode_value(table, value)
     damage.add(f"{table}/{key}")
@@ -139,8 +141,9 @@ def _read_value(damage: Damage, table: Table, key: str, value: str, crc: int | N
 
 
 def load_meta(db: sqlite3.Connection, required: Sequence[str] = (CHECKED_FROM,)) -> dict[str, str]:
-    """Load the identity and the marks of a file with checksums. Before the first start, only the ``required`` keys
-    exist. Raises `LedgerError` if one of them is missing, or if a row is damaged."""
+    """Load the identity and the marks of a file whose schema has checksums. Before the first start, only the
+    ``required`` keys exist. Raises `LedgerError` if a required key is missing or a row is damaged.
+    """
     with reading_any_text(db):
         cells = db.execute("SELECT key, value, crc FROM meta").fetchall()
     for key, value, crc in cells:
@@ -157,14 +160,14 @@ _DISPENSABLE_TABLES = frozenset({"attempt", "mark", "question", "dismissed"})
 
 
 def load_state(damage: Damage, db: sqlite3.Connection) -> list[TableWrite]:
-    """Load every row of the tables that are kept in memory.
+    """Load every row of the state tables that are kept in memory.
 
-    Raises `LedgerError` for a damaged row. Without its row, a participant might read another participant's messages,
-    join with a revoked token, react twice or exceed a budget. Only failed attempts and people's private settings may be
-    lost.
+    Raises `LedgerError` for most damaged rows. Without such a row, a participant might read another participant's
+    messages, join with a revoked token, react twice or exceed a budget. Only failed attempts and people's private
+    settings may be lost, so damaged rows of their tables are skipped.
     """
     writes = []
-    # Scan all rows instead of the range of each table: a damaged table name would end the range, and hide the rows that
+    # Scan all rows instead of the range of each table. A damaged table name would end its range and hide the rows that
     # follow.
     marks = ",".join("?" * len(COLD_TABLES))
     sql = f"SELECT tbl, key, value, crc FROM state WHERE +tbl NOT IN ({marks})"
@@ -182,8 +185,8 @@ def load_state(damage: Damage, db: sqlite3.Connection) -> list[TableWrite]:
 
 def _damaged_error(table: str, key: str) -> LedgerError:
     return LedgerError(
-        f"The row {key!r} of the table {table!r} is damaged: without it the hub cannot know who may do what. Stop the "
-        "node and restore a backup. `roundelay export --db` still reads the messages that are whole."
+        f"The row {key!r} of the table {table!r} is damaged, and the hub cannot run without it. Stop the node and "
+        "restore a backup. `roundelay export --db` can still read the undamaged messages."
     )
 
 
@@ -201,13 +204,14 @@ def select_at_place(
     order: str = "ASC",
     where: tuple[str, str] | None = None,
 ) -> tuple[str, dict[str, object]]:
-    """Return the query for rows at a place (`row_encoding.list_places`), after < seq < before, and its values.
-    ``where`` is a column and its required value."""
+    """Return an SQL query and its parameters, for the rows at a place (`row_encoding.list_places`) with ``after`` < seq
+    < ``before``. ``where`` is a column and the value that it must have.
+    """
     condition = "" if where is None else f"AND {where[0]} = :more"
     sql = f"""
         SELECT {columns} FROM place CROSS JOIN log USING (seq)
         WHERE place = :place AND seq > :after AND seq < :end {condition}"""
-    # Add the second SELECT only if the memtable has found rows: it would cost a scan of the JSON each time.
+    # Add the second SELECT only if the memtable has found rows, because the SELECT costs a scan of the JSON each time.
     if newest.seqs:
         sql += f" UNION ALL SELECT {columns} FROM log WHERE seq IN (SELECT value FROM json_each(:newest)) {condition}"
     values = {
@@ -217,9 +221,9 @@ def select_at_place(
     return f"{sql} ORDER BY seq {order} LIMIT :limit", values
 
 
-# Query for the seqs of an inbox. There is one indexed range per span, each limited to the size of a page, so the cost
-# per span depends only on the page size. The spans are passed as JSON, because SQLite accepts at most 500 SELECTs
-# joined by UNION, and an agent that joins and leaves a channel repeatedly has more spans.
+# Query for the seqs of an inbox. Each span has one indexed range that is limited to the size of a page, so the cost per
+# span depends only on the page size. The spans are passed as JSON, because SQLite accepts at most 500 SELECTs joined by
+# UNION. An agent that joins and leaves a channel repeatedly has more spans.
 INBOX_SEQS = """
     SELECT l.seq FROM json_each(:spans) AS span CROSS JOIN log AS l ON l.seq IN (
         SELECT seq FROM place
@@ -231,8 +235,8 @@ INBOX_SEQS = """
         ORDER BY seq {order} LIMIT :limit)
     UNION ALL SELECT value FROM json_each(:newest)"""
 INBOX = f"SELECT {{columns}} FROM log WHERE seq IN ({INBOX_SEQS}) ORDER BY seq {{order}} LIMIT :limit"
-# Condition for a readable reply: the first message of its thread is in the spans too, or the reply's own span has open
-# threads (`visibility.may_read`). The reader's own messages are always readable.
+# Condition for a readable reply: the first message of its thread is in the same span, or the span that contains the
+# reply has open threads (`visibility.may_read`). The reader's own messages are always readable.
 READABLE = """
     (l.actor = :sender OR ((l.excluded IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(l.excluded) WHERE value = :sender))
     AND (l.stream NOT GLOB 'thread:[1-9]*' OR EXISTS (
@@ -247,7 +251,7 @@ THREADS = f"""
 
 
 def inbox_ranges(spans: Sequence[Span], sender: str, after: int, until: int) -> list[Range]:
-    """Return the ranges of the memtable in which the rows of an inbox are found."""
+    """Return the ranges of the memtable that contain the rows of an inbox."""
     ends = cut_spans(spans, after, until)
     return [*((f"to/{target}", start, end) for target, start, end, _ in ends), (f"by/{sender}", after, until + 1)]
 
@@ -263,7 +267,8 @@ def inbox_values(
     }  # fmt: skip
 
 
-# Query for a few threads, each looked up by its own place: a reader of many messages often requests a single thread.
+# Query for a few threads. Each thread is looked up by its own place, because readers of many messages often ask for a
+# single thread.
 THREADS_AMONG = f"""
     WITH messages (seq) AS (
         SELECT p.seq FROM json_each(:threads) AS thread
@@ -285,7 +290,7 @@ ALL_THREADS = """
 def list_newest_heads(
     after: Mapping[str, tuple[int, MemtableRows]], before: int, limit: int, db: sqlite3.Connection
 ) -> dict[str, list[HeadAt]]:
-    """Answer `Ledger.newest_heads`. For each thread, ``after`` contains a seq and the thread's rows in the memtable."""
+    """Answer `Ledger.newest_heads`. ``after`` maps each thread to a seq and to the thread's rows in the memtable."""
     heads: dict[str, list[HeadAt]] = {}
     for stream, (seq, newest) in after.items():
         sql, values = select_at_place(f"in/{stream}", seq, before, newest, limit, columns=HEAD_COLUMNS, order="DESC")
@@ -306,7 +311,7 @@ def list_first_seqs(threads: Mapping[str, MemtableRows], db: sqlite3.Connection)
 def read_heads(sql: str, values: Mapping[str, object], db: sqlite3.Connection) -> list[HeadAt]:
     """Return the heads of a query that selects `HEAD_COLUMNS`. A head is None if its columns are damaged.
 
-    The rows are not compared with their checksums, because that would require reading their contents.
+    Heads are not compared with the rows' checksums, because the comparison would require reading the rows' contents.
     """
     with reading_any_text(db):
         try:
@@ -314,7 +319,7 @@ def read_heads(sql: str, values: Mapping[str, object], db: sqlite3.Connection) -
         except sqlite3.DatabaseError as error:
             if not is_damaged_cell(error):
                 raise
-        # one damaged row must not hide the others (`row_reader.read_rows`)
+        # One damaged row must not hide the others (see `row_reader.read_rows`).
         passed: set[int] = set()
         seqs = [pass_once(passed, seq) for (seq,) in db.execute(sql.replace(HEAD_COLUMNS, "seq"), values)]
         return [_find_head(seq, db) for seq in seqs]
@@ -339,8 +344,9 @@ HEAD_COLUMNS = "seq, actor, target, stream, label, excluded, head"
 
 
 def cut_spans(spans: Sequence[Span], after: int, until: int) -> list[tuple[str, int, int, bool]]:
-    """Cut spans to a range of seqs and return those that are not empty. Each result has a target, both ends
-    (exclusive), and whether the span's threads are open."""
+    """Cut spans to a range of seqs, and return those that are not empty. Each result has a target, the two ends
+    (exclusive), and whether the span has open threads.
+    """
     ends = [
         (
             span.target,

@@ -1,5 +1,6 @@
-"""Retention in the SQLite ledger's file. It decides which rows a trim may delete, and deletes them. Runs on the
-writer's thread."""
+"""Retention in the SQLite ledger's file: decides which rows a trim may delete, and deletes them. Runs on the writer's
+thread.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +23,13 @@ from .schema import ROW_COLUMNS
 from .writes import write_meta
 
 MAX_DROPPED_BYTES = 16 * 1024 * 1024
-"""Maximum size in bytes of the rows that one transaction deletes. The limit bounds memory, because rows must be read to
-be deleted."""
+"""Maximum size in bytes of the rows that one transaction deletes. Rows must be read to be deleted, so the limit bounds
+the memory.
+"""
 
 
 class Marks(Struct, frozen=True):
-    """The first seqs that are kept: of messages and other rows, of records, and of values about messages."""
+    """The lowest seqs that are kept: for messages and other rows, for records, and for values about messages."""
 
     first_seq: int
     first_record_seq: int
@@ -35,7 +37,7 @@ class Marks(Struct, frozen=True):
 
 
 class TrimProgress(Struct, frozen=True):
-    """Result of one transaction of a `TrimStep`, with whether the step is done."""
+    """Result of one transaction of a `TrimStep`. ``is_done`` says whether the whole step is done."""
 
     dropped: int
     first_seq: int
@@ -52,20 +54,22 @@ def read_marks(db: sqlite3.Connection) -> Marks:
 
 
 def read_head(db: sqlite3.Connection) -> int:
-    """Return the newest seq that was assigned, even to a deleted row. No seq may be assigned again."""
+    """Return the newest seq that was assigned, even if its row was deleted. No seq may be assigned twice."""
     newest = int(db.execute("SELECT ifnull(max(seq), 0) FROM log").fetchone()[0])
     return max(newest, read_mark(db, "first_seq") - 1, read_mark(db, "first_record_seq") - 1)
 
 
 def read_stamp(damage: Damage, db: sqlite3.Connection) -> int:
-    """Return the newest timestamp (ms) that was assigned, even to a deleted row."""
-    # skip damaged rows, whose timestamp could lie in the far future
+    """Return the newest timestamp (ms) that was assigned, even if its row was deleted."""
+    # Skip damaged rows, because a damaged timestamp could lie in the far future.
     newest = _find_undamaged(damage, db, "ORDER BY seq DESC")
     return max(newest.at if newest is not None else 0, read_mark(db, "trimmed_stamp", 0))
 
 
 def read_beginning(damage: Damage, db: sqlite3.Connection) -> TrimStep:
-    """Return a step that describes all deletions so far: the seqs at which kept messages and kept records begin."""
+    """Return a `TrimStep` that describes all deletions so far: the seqs at which the kept messages and the kept records
+    begin.
+    """
     marks = read_marks(db)
     return TrimStep(marks.first_seq, marks.first_record_seq, is_last=False, stamp=read_stamp(damage, db))
 
@@ -74,8 +78,9 @@ def read_beginning(damage: Damage, db: sqlite3.Connection) -> TrimStep:
 
 
 def plan_trim(trim: Trim, damage: Damage, db: sqlite3.Connection) -> tuple[TrimStep | None, bool]:
-    """Return the step that a trim deletes now, with at most ``trim.limit`` messages and as many records. Return None
-    instead of a step if nothing may be deleted. Also return whether the pin keeps old rows."""
+    """Return the step to delete now, with at most ``trim.limit`` messages and as many records, or None if nothing may
+    be deleted. Also return whether the pin keeps old rows.
+    """
     marks = read_marks(db)
     messages = _first_kept(damage, db, trim.messages_before, trim.pinned, marks.first_seq)
     records = _first_kept(damage, db, trim.records_before, trim.pinned, marks.first_record_seq)
@@ -95,15 +100,16 @@ def plan_trim(trim: Trim, damage: Damage, db: sqlite3.Connection) -> tuple[TrimS
 
 
 def _limit_rows(db: sqlite3.Connection, kind: str, start: int, end: int, limit: int) -> int:
-    """Return ``end``, or an earlier seq if more than ``limit`` rows of a kind are before ``end``."""
+    """Return ``end``, or an earlier seq if more than ``limit`` rows of a kind precede ``end``."""
     sql = f"SELECT seq FROM log WHERE {kind} AND seq >= ? AND seq < ? ORDER BY seq LIMIT 1 OFFSET ?"
     cells = db.execute(sql, (start, end, limit)).fetchone()
     return max(start, end) if cells is None else int(cells[0])
 
 
 def _first_kept(damage: Damage, db: sqlite3.Connection, before_ms: int | None, pinned: int, low: int) -> int:
-    """Return the first seq that is not older than a time. Return ``low`` if all rows are newer. Uses bisection, because
-    timestamps never decrease with rising seqs."""
+    """Return the first seq whose row is not older than ``before_ms``, or ``low`` if all rows are newer. Uses bisection,
+    because timestamps never decrease with rising seqs.
+    """
     if before_ms is None:
         return low
     high = max(low, pinned)
@@ -118,7 +124,7 @@ def _first_kept(damage: Damage, db: sqlite3.Connection, before_ms: int | None, p
 
 
 def _is_older(damage: Damage, db: sqlite3.Connection, seq: int, before_ms: int | None) -> bool:
-    """Return whether the first undamaged row from a seq on is older than a time."""
+    """Return whether the first undamaged row at or after a seq is older than ``before_ms``."""
     if before_ms is None:
         return False
     row = _next_undamaged(damage, db, seq)
@@ -126,8 +132,9 @@ def _is_older(damage: Damage, db: sqlite3.Connection, seq: int, before_ms: int |
 
 
 def _next_undamaged(damage: Damage, db: sqlite3.Connection, seq: int) -> Row | None:
-    """Return the first undamaged row from a seq on. A damaged timestamp could cause the deletion of rows that must be
-    kept."""
+    """Return the first undamaged row at or after a seq. Damaged rows are skipped, because a damaged timestamp could
+    cause the deletion of rows that must be kept.
+    """
     return _find_undamaged(damage, db, "WHERE seq >= ? ORDER BY seq", seq)
 
 
@@ -146,9 +153,9 @@ def _find_undamaged(damage: Damage, db: sqlite3.Connection, clause: str, *values
 def _first_within_size(db: sqlite3.Connection, max_bytes: int, low: int) -> int:
     """Return the seq below which rows must be deleted to reach the size limit.
 
-    This is an estimate, as if every row had the same size. The function adds a little to the share of rows, because a
-    page is only free when its last row is deleted, and to need few calls. The next call measures the result of this
-    one.
+    This is an estimate that assumes rows of equal size. The function adds one percent to the share of rows, because a
+    page is free only when its last row is deleted, and to need fewer calls. The next call measures the result of this
+    call.
     """
     used = read_used_bytes(db)
     lowest, highest = db.execute("SELECT min(seq), max(seq) FROM log WHERE seq >= ?", (low,)).fetchone()
@@ -171,11 +178,11 @@ _RECORDS, _OTHER_ROWS = "type = 'record'", "type <> 'record'"
 _DELETE_ROWS = "DELETE FROM log WHERE seq IN (SELECT value FROM json_each(?))"
 _DELETE_KEYS = """
     DELETE FROM {} WHERE (hash, seq) IN (SELECT value ->> 0, value ->> 1 FROM json_each(?))"""
-# use one range per place, because other rows of the place within the range may be kept
+# Use one range per place. Other rows of the place within the range may have to be kept.
 _DELETE_PLACES = """
     DELETE FROM place WHERE place = ?1 AND seq >= (?2 ->> 0) AND seq <= (?2 ->> '$[#-1]')
     AND seq IN (SELECT value FROM json_each(?2))"""
-# Let another key with the same hash replace the deleted key, because a lookup searches the table `key` first.
+# After deleting a key, let another key with the same hash take its row in the table `key`: lookups search `key` first.
 _PROMOTE_KEYS = (
     "INSERT OR IGNORE INTO key SELECT hash, min(seq) FROM key_more GROUP BY hash",
     "DELETE FROM key_more WHERE (hash, seq) IN (SELECT hash, seq FROM key)",
@@ -184,37 +191,40 @@ _PROMOTE_KEYS = (
 
 def apply_trim(step: TrimStep, damage: Damage, memtable: Memtable, db: sqlite3.Connection) -> TrimProgress:
     """Delete a step in one transaction, or a part of the step if its rows are large. The caller repeats the call until
-    the step is done. The stored marks say where to continue, even after the process was killed."""
+    the step is done. Stored marks say where to continue, even after a kill.
+    """
     db.execute("BEGIN IMMEDIATE")
     try:
-        # Store the timestamp in this transaction: if no row is left, the next start must not assign an older timestamp.
+        # Store the timestamp in this transaction. If no row is left, the next start must still not assign an older
+        # timestamp.
         marks, stamp = read_marks(db), max(step.stamp, read_stamp(damage, db))
         dropped, first = _delete_rows(damage, db, _OTHER_ROWS, marks.first_seq, step.messages)
         dropped_records, first_record = _delete_rows(damage, db, _RECORDS, marks.first_record_seq, step.records)
         is_done = first >= step.messages and first_record >= step.records
         first_cold = marks.first_cold
-        # Delete values only at the end of a trim, because this scans whole tables. Until then, lookups still find these
-        # values.
+        # Delete values only at the end of a trim, because the deletion scans whole tables. Until then, lookups still
+        # find these values, which does no harm.
         if is_done and step.is_last and first > first_cold:
             _delete_values(db, first)
             first_cold = first
         now = {"first_seq": first, "first_record_seq": first_record, "first_cold": first_cold, "trimmed_stamp": stamp}
-        # Write the marks in the transaction of the deletions, so that marks and rows agree even after a kill.
+        # Write the marks in the same transaction as the deletions, so that marks and rows agree even after a kill.
         write_meta(db, {key: str(mark) for key, mark in now.items()})
         db.execute("COMMIT")
     except BaseException:
-        # after some errors, such as a full disk, SQLite has already ended the transaction
+        # After some errors, such as a full disk, SQLite has already ended the transaction.
         with suppress(sqlite3.Error):
             db.execute("ROLLBACK")
         raise
-    # drop the rows after the commit: if the deletion is rolled back, the rows must still be found
+    # Change the memtable only after the commit. If the deletion is rolled back, the rows must still be found.
     memtable.drop(dropped + dropped_records)
     return TrimProgress(len(dropped) + len(dropped_records), first, is_done)
 
 
 def _delete_rows(damage: Damage, db: sqlite3.Connection, kind: str, start: int, end: int) -> tuple[list[int], int]:
-    """Delete rows of a kind in start <= seq < end. If the rows are large, delete only some of them, from the start on.
-    Return the seqs of the deleted rows, and the seq at which the kept rows begin."""
+    """Delete rows of a kind with ``start`` <= seq < ``end``. If the rows are large, delete only the first of them.
+    Return the seqs of the deleted rows, and the seq at which the kept rows begin.
+    """
     if end <= start:
         return [], start
     seqs: list[int] = []
@@ -223,11 +233,12 @@ def _delete_rows(damage: Damage, db: sqlite3.Connection, kind: str, start: int, 
     damaged: list[int] = []
 
     def collect(rows: Iterator[Row]) -> bool:
-        """Return whether rows are left for another transaction."""
-        for collected in (seqs, keys, places, damaged):  # `read_rows` may call this function twice
+        """Collect the rows to delete. Return whether rows are left for another transaction."""
+        # start from empty lists, because `read_rows` may call this function twice
+        for collected in (seqs, keys, places, damaged):
             collected.clear()
         size = 0
-        for row in rows:  # hold one row in memory at a time, because the rows together may be large
+        for row in rows:  # hold only one row in memory, because the rows together may be large
             seqs.append(row.seq)
             size += len(row.data)
             if row.is_damaged:
@@ -243,12 +254,12 @@ def _delete_rows(damage: Damage, db: sqlite3.Connection, kind: str, start: int, 
 
     sql = f"SELECT {ROW_COLUMNS} FROM log WHERE {kind} AND seq >= ? AND seq < ? ORDER BY seq"
     is_partial = read_rows(damage, sql, (start, end), collect, db)
-    # Use one statement with a JSON list, because the thread gives up the GIL at each statement.
+    # Use one statement with a JSON list, because the thread releases the GIL at each statement.
     db.execute(_DELETE_ROWS, (json.dumps(seqs),))
     for table in ("key", "key_more"):
         db.execute(_DELETE_KEYS.format(table), (json.dumps(keys),))
     db.executemany(_DELETE_PLACES, [(place, json.dumps(gone)) for place, gone in places.items()])
-    if damaged:  # keys and places of damaged rows are unknown, so scan the index tables
+    if damaged:  # the keys and places of damaged rows are unknown, so scan the index tables
         for table in ("key", "key_more", "place"):
             db.execute(f"DELETE FROM {table} WHERE seq IN (SELECT value FROM json_each(?))", (json.dumps(damaged),))
     for statement in _PROMOTE_KEYS:
@@ -257,7 +268,7 @@ def _delete_rows(damage: Damage, db: sqlite3.Connection, kind: str, start: int, 
 
 
 def _delete_values(db: sqlite3.Connection, first: int) -> None:
-    """Delete values about deleted messages."""
+    """Delete the values that belong to messages below ``first``."""
     for table, field in RETENTION_FIELDS.items():
         db.execute(f"DELETE FROM state WHERE tbl = ? AND {integer_in(field)} < ?", (table, first))
     for table in KEYED_BY_SEQ:

@@ -1,9 +1,9 @@
 """Encoding of a row of the log in the file, and the places where a row is found. Each value is stored only once.
 
 The JSON of a message begins with values that are also columns of its row. `write_columns` leaves this beginning out of
-the stored JSON, and stores only the parts of the head that no column has. `make_row` restores the beginning. The
-beginning is left out only if it is exactly what `make_row` would write. Any other row, and a row of an older release,
-is stored unchanged. No IO.
+the stored JSON, and stores only the parts of the head that no column contains. `make_row` restores the beginning. The
+beginning is left out only if it is exactly the text that `make_row` would write. All other rows, and rows of older
+releases, are stored unchanged. No IO.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from roundelay.network.core.rows import MessageHead, Row
 
 Columns = tuple[int, int, str, str, "str | None", "str | None", "str | None", "str | None", "str | None", "str | None",
                 "str | None", str]  # fmt: skip
-"""Type of a row's columns: the values of `schema.LOG_COLUMNS`."""
+"""Type of a row's columns, in the order of `schema.LOG_COLUMNS`."""
 
 MAX_BETWEEN = 96
-"""Maximum number of bytes between the two parts of a message's beginning. `reply_to` and `cause` may be between
-them."""
+"""Maximum number of bytes between the two parts of a message's beginning. `reply_to` and `cause` may stand between
+these parts.
+"""
 
 
 class _HeadRest(Struct, array_like=True, gc=False):
-    """The parts of a message's head that no column has. ``root`` is 0 if the message itself is the root. ``between`` is
-    the data between the two parts of the beginning."""
+    """The parts of a message's head that no column contains. ``root`` is 0 if the message is its own root. ``between``
+    is the text between the two parts of the beginning.
+    """
 
     kind: str
     sender_kind: str
@@ -57,7 +59,7 @@ def write_columns(row: Row) -> Columns:
 
 
 def _shorten(row: Row) -> tuple[str | None, str | None, str]:
-    """Return label, head and data of a row, without values that its other columns contain."""
+    """Return the label, head and data of a row, without the values that its other columns contain."""
     head, seq, data, key, label = row.head, row.seq, row.data, row.key, row.label
     if head is None:
         return label or None, None, data.decode()
@@ -75,12 +77,12 @@ def _shorten(row: Row) -> tuple[str | None, str | None, str]:
         beginning = _write_beginning(seq, key, kind, actor, sender_kind, target, stream)
         continuation = _write_continuation(root, hops, row.at)
         short = None if head.label == seq else label
-        # Store 0 if the message is its own root: most conversations consist of a single message, and a seq takes up to
+        # Store 0 if the message is its own root. Most conversations consist of a single message, and a seq takes up to
         # 16 digits.
         if root == seq:
             root = 0
-        # Compare bytes instead of trusting the fields: JSON with any other spelling must be stored whole, and returned
-        # unchanged.
+        # Compare bytes instead of trusting the fields. JSON with any other spelling must be stored completely and
+        # returned unchanged.
         if data.startswith(whole := (beginning + continuation).encode()):
             if cause is None and kind.isalpha() and sender_kind.isalpha():  # letters need no escapes in JSON
                 return short, f'["{kind}","{sender_kind}",{root},{hops}]', data[len(whole) :].decode()
@@ -88,7 +90,7 @@ def _shorten(row: Row) -> tuple[str | None, str | None, str]:
             return short, _encode_json(rest).decode(), data[len(whole) :].decode()
         if data.startswith(first := beginning.encode()):
             start, second = len(first), continuation.encode()
-            # Limit the search: the content of a message could contain the same text further on.
+            # Limit the search, because the content of a message could contain the same text later.
             end = data.find(second, start, start + MAX_BETWEEN)
             if end >= 0:
                 rest = _HeadRest(kind, sender_kind, root, hops, cause, data[start:end].decode())
@@ -111,7 +113,9 @@ def make_row(
     seq: int, at: int, type_: Any, actor: str, key: str | None, target: str | None, stream: str | None,
     label: str | None, excluded: str | None, digest: str | None, head: str | None, data: str, crc: int | None,
 ) -> Row:  # fmt: skip
-    """Return the row of `schema.ROW_COLUMNS`. Raises one of `row_reader.UNREADABLE` for invalid columns."""
+    """Return the row for columns in the order of `schema.ROW_COLUMNS`. Raises one of `row_reader.UNREADABLE` for
+    invalid columns.
+    """
     message_head = make_head(seq, actor, target, stream, label, excluded, head)
     if head and head[0] == "[" and message_head is not None:
         kind, sender_kind, to, thread_id = (
@@ -123,7 +127,7 @@ def make_row(
         label = label or str(seq)
     raw = data.encode()
     if crc is None:
-        _check_json(raw)  # invalid JSON in a row without a checksum would fail at every client that receives it
+        _check_json(raw)  # each client that receives invalid JSON would fail, and no checksum protects this row
     return Row(
         seq=seq, at=at, type=type_, actor=actor, key=key or "", target=target or "", stream=stream or "",
         label=label or "", excluded=_read_names(excluded), digest=digest or "", data=raw, head=message_head,
@@ -134,7 +138,7 @@ def make_head(
     seq: int, actor: str, target: str | None, stream: str | None, label: str | None, excluded: str | None,
     head: str | None,
 ) -> MessageHead | None:  # fmt: skip
-    """Return the head of a message from its columns. Raises the errors of `make_row`."""
+    """Return the head of a message from its columns. Raises the same errors as `make_row`."""
     if not head:
         return None
     if head[0] != "[":
@@ -155,7 +159,7 @@ def _read_names(excluded: str | None) -> tuple[str, ...]:
 
 
 def list_places(row: Row) -> Iterator[str]:
-    """Yield the places of a row. A place lists the rows in which readers look for the same thing, in seq order.
+    """Yield the places of a row. A place is a list of rows, in the order of seqs, that answers one kind of request.
 
     The prefixes are: ``to/`` for the row's target, ``by/`` for the sender of a message to one participant or mod,
     ``in/`` for a message's thread, ``re/`` for a record's reaction, and ``of/`` for an agent's records of one kind.
@@ -171,8 +175,9 @@ def list_places(row: Row) -> Iterator[str]:
 
 
 def collect_places(row: Row, places: defaultdict[str, list[int]]) -> None:
-    """Add a row's seq to its places. The places are those of `list_places`, but this function costs less for many
-    rows."""
+    """Add a row's seq to the lists of its places. The places are the same as in `list_places`, but this function is
+    faster for many rows.
+    """
     seq, target, stream = row.seq, row.target, row.stream
     if row.type == "message" and target and stream:
         places[f"to/{target}"].append(seq)
@@ -185,17 +190,17 @@ def collect_places(row: Row, places: defaultdict[str, list[int]]) -> None:
 
 
 def hash_key(actor: str, key: str) -> int:
-    """Return the hash of an idempotency key. Two keys may share a hash, so the caller must compare the row's key.
+    """Return the hash of an idempotency key. Two keys may share a hash, so the caller must also compare the row's key.
 
-    Files depend on this hash, so it must never change, and a test checks its values. The hash covers all 62 bits of an
-    id, even if the id begins with its time. With fewer bits, an attacker could find thousands of ids with the same hash
+    Files depend on this hash, so it must never change. A test checks its values. The hash covers all 62 bits of an id,
+    even if the id begins with its time. With fewer bits, an attacker could find thousands of ids with the same hash
     within hours. Each new id would then cause a read of all earlier ones.
     """
     return _hash(f"{actor}\0{key}".encode())
 
 
 def hash_bytes(actor: bytes, key: bytes) -> int:
-    """Return the hash that `hash_key` returns, for bytes of a file, which may be invalid UTF-8."""
+    """Return the same hash as `hash_key`, for bytes that were read from a file and may be invalid UTF-8."""
     return _hash(b"%b\0%b" % (actor, key))
 
 

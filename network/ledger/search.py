@@ -1,10 +1,10 @@
 """Full-text search over the messages of a ledger: the definition of a word, and `SearchIndex`, the index of the durable
 ledger.
 
-The index is an FTS5 table in a separate file, ``FILE.search``. The first search creates the index, each search brings
-it up to date, and a send writes nothing into it. The index is not part of the ledger, so it is never backed up or
-migrated. It is deleted if it cannot be read, or if it may not belong to this log (another epoch, another boot of the
-machine). Every row that the index finds is read from the log and checked again. So a wrong index never reveals a
+The index is an FTS5 table in a separate file, ``FILE.search``. The first search creates the index, and each search
+brings it up to date. Sending a message writes nothing to it. The index is not part of the ledger, so it is never backed
+up or migrated. It is deleted if it cannot be read, or if it may not belong to this log (another epoch, or another boot
+of the machine). Every row that the index finds is read from the log and checked again, so a wrong index never reveals a
 message.
 """
 
@@ -34,13 +34,13 @@ from . import Page, SearchPage, collect_page
 T = TypeVar("T")
 
 PRIVATE = frozenset({"direct", "mod"})
-"""Kinds of messages that go to a single recipient. A search by their sender finds them too."""
+"""Kinds of messages with a single recipient. A search by the sender finds these messages too."""
 
 MAX_WORD_CHARS = 64
-"""Maximum number of characters in an indexed word. A longer word is cut, so it is found by its beginning."""
+"""Maximum number of characters in an indexed word. A longer word is cut, so a search compares only its beginning."""
 
 MAX_SEARCHED, SEARCH_STEP = 4000, 1000
-"""Maximum number of messages that one search examines if few of them are within its spans, and the maximum number per
+"""Maximum number of messages that one search examines if few of them are within its spans, and maximum number in one
 step of a search."""
 
 # In scripts without spaces between words, each character counts as a word.
@@ -48,7 +48,7 @@ _WORD = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W_\u3040-\u30f
 
 
 def list_words(text: str) -> list[str]:
-    """Return the words of a text, in order. A word is a run of letters and digits, without case and accents."""
+    """Return the words of a text, in order. A word is a run of letters and digits. Case and accents are removed."""
     if not text.isascii():
         decomposed = unicodedata.normalize("NFKD", text)
         # Remove accents, because people type "resume" for "résumé". Messages and queries both pass through this
@@ -59,8 +59,9 @@ def list_words(text: str) -> list[str]:
 
 
 def read_terms(query: str) -> list[str]:
-    """Return the terms of a query, which are its words without repetitions. A term that ends in ``*`` matches all words
-    with this beginning."""
+    """Return the terms of a query: its words without repetitions. A term that ends in ``*`` matches all words that
+    begin with it.
+    """
     terms: dict[str, None] = {}
     for piece in query.split():
         words = list_words(piece)
@@ -71,7 +72,7 @@ def read_terms(query: str) -> list[str]:
 
 
 def holds(row: Row, terms: Iterable[str]) -> bool:
-    """Return whether the text of a message contains all of these terms."""
+    """Return whether the text of a message contains all terms."""
     words = _words_of(row)
     return all(
         any(word.startswith(term[:-1]) for word in words) if term[-1] == "*" else term in words for term in terms
@@ -95,8 +96,9 @@ async def collect_matches(
     limit: int,
     max_bytes: int,
 ) -> SearchPage:
-    """Answer `Ledger.search`. ``find`` returns the newest candidates below a seq, descending. ``read`` passes the rows
-    of the candidates to a function."""
+    """Answer `Ledger.search`. ``find`` returns the newest candidates below a seq, descending. ``read`` reads the rows
+    of candidates and passes them to a function.
+    """
 
     def collect(rows: Iterable[Row]) -> Page:
         return collect_page(filter(is_match, rows), limit + 1, max_bytes, newest=True)
@@ -106,8 +108,8 @@ async def collect_matches(
     while len(matches) <= limit and size <= max_bytes:
         if searched >= MAX_SEARCHED:
             return SearchPage(matches[::-1], True, end)
-        # Check each candidate against its row in the log: the words of the index may come from a damaged or deleted
-        # row.
+        # Check each candidate against its row in the log: the index may have got its words from a row that is damaged
+        # or was deleted since.
         seqs = await find(end, step)
         if not seqs:
             break
@@ -115,8 +117,8 @@ async def collect_matches(
         matches += reversed(page.rows)
         size += sum(len(row.data) for row in page.rows)
         end = page.rows[0].seq if page.has_more else seqs[-1]
-        # each `find` scans all matching words again, so request more candidates at a time if few of them are within the
-        # spans
+        # Each `find` scans all matching words again. So ask for more candidates at a time if few of them are within the
+        # spans.
         searched, step = searched + len(seqs), min(step * 4, SEARCH_STEP)
     return SearchPage(*collect_page(matches, limit, max_bytes, newest=True))
 
@@ -132,12 +134,13 @@ _TABLES = """
 CREATE TABLE mark (log TEXT NOT NULL, upto INTEGER NOT NULL);
 CREATE VIRTUAL TABLE said USING fts5(words, tokenize = 'ascii', detail = 'none', columnsize = 0);
 """
-"""The FTS5 table. `list_words` splits words before they are stored here, so that searches match those of the memory
-ledger. The tokenizer of the table treats every character outside of ASCII as a letter."""
+"""SQL of the index. `list_words` splits the words before they are stored, so that searches have the same results as in
+the memory ledger. The tokenizer of the table treats every character outside ASCII as a letter.
+"""
 
 
 class SearchIndex:
-    """The search index of one open ledger. All its SQL runs on a separate thread."""
+    """The search index of one open ledger. All its SQL runs on the index's own thread."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -147,18 +150,17 @@ class SearchIndex:
         self._is_closed = False
 
     async def catch_up(self, log: str, first: int, head: int, read: Callable[[int], Awaitable[Sequence[Row]]]) -> None:
-        """Bring the index up to ``head``. Raises `LedgerError`.
+        """Bring the index up to date with the log up to ``head``. Raises `LedgerError`.
 
         ``log`` is a unique name of the log, and ``first`` is the seq of its oldest message. ``read`` returns a page of
-        the messages above a seq. The page begins with the older messages that were edited or deleted by rows above that
-        seq.
+        the messages above a seq. The page begins with older messages that rows above this seq have edited or deleted.
         """
-        # Hold the lock, so that one search at a time updates the index. Searches that wait for the lock then find
-        # nothing to update.
+        # Hold the lock, so that only one search at a time updates the index. Searches that waited for the lock then
+        # find nothing left to update.
         async with self._lock:
             upto = await self._run(partial(self._open_for, log, head))
             await self._run(partial(self._delete_below, first))
-            # read page by page, so that a first search over a long log does not hold all of its words in memory
+            # Read page by page, so that the first search of a long log does not hold all of its words in memory.
             while upto < head:
                 rows = [row for row in await read(upto) if row.seq <= head]
                 before, upto = upto, rows[-1].seq if rows else head
@@ -173,11 +175,11 @@ class SearchIndex:
         before: int,
         limit: int,
     ) -> list[int]:
-        """Return the seqs of the newest messages below ``before`` that may have these terms, descending."""
+        """Return the seqs of the newest messages below ``before`` that may contain these terms, descending."""
         sql = "SELECT rowid FROM said WHERE said MATCH ? AND rowid > ? AND rowid < ? ORDER BY rowid DESC LIMIT ?"
         queries = [(match, after, before, limit) for match, after in _write_matches(terms, spans, sender, stream)]
         async with self._lock:
-            # Hold the lock, because another search may find the index damaged and delete its file.
+            # Hold the lock: another search may find the index damaged and delete its file.
             seqs = await self._run(lambda: [seq for values in queries for (seq,) in self._open().execute(sql, values)])
         return sorted(set(seqs), reverse=True)[:limit]
 
@@ -191,19 +193,20 @@ class SearchIndex:
             await self._run(lambda: self._delete_below(first) if self._path.exists() else None)
 
     async def close(self) -> None:
-        """Close after the running step has ended. A search that needs further steps fails."""
+        """Close the index after the current step has ended. A search that needs further steps fails."""
         self._is_closed = True
         await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
         self._thread.shutdown(wait=False)
 
     async def _run(self, function: Callable[[], T]) -> T:
-        """Run a step on the index's thread. The step runs to its end even if the caller is cancelled, and the next step
-        runs after it."""
+        """Run a step on the index's thread. The step runs to its end even if the caller is cancelled. Later steps wait
+        for it.
+        """
         if self._is_closed:
             raise LedgerError(f"The ledger of {self._path} is closed.")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._guard, function)
 
-    # --- on its thread
+    # --- on the thread of the index
 
     def _guard(self, function: Callable[[], T]) -> T:
         try:
@@ -212,8 +215,8 @@ class SearchIndex:
             with suppress(sqlite3.Error, OSError):
                 self._discard()
             raise LedgerError(
-                f"The search index {self._path} cannot be used ({error}). It was deleted, and the next search creates it "
-                "again. Without SQLite's FTS5 there is no search."
+                f"The search index {self._path} cannot be used ({error}). It was deleted, and the next search creates "
+                "it again. Search needs SQLite's FTS5."
             ) from error
 
     def _close(self) -> None:
@@ -224,30 +227,32 @@ class SearchIndex:
 
     def _open(self) -> sqlite3.Connection:
         if self._db is None:
-            if self._path.is_symlink():  # the file that the link points to does not belong to Roundelay
+            if self._path.is_symlink():  # the target of the link does not belong to Roundelay
                 self._path.unlink()
-            # use mode 0600, because the index holds the words of all messages
+            # Use mode 0600, because the index holds the words of all messages.
             os.close(os.open(self._path, os.O_CREAT | os.O_RDWR | CLOSE_ON_EXEC | NO_FOLLOW, 0o600))
             self._db = sqlite3.connect(self._path, isolation_level=None)
             self._refuse_foreign(self._db)
             self._db.execute("PRAGMA journal_mode = MEMORY")
-            # Do not sync: after a crash of the machine, the index is created again (`_open_for` compares the boot).
+            # Do not sync. After a crash of the machine, the index is created again (`_open_for` compares the boot).
             self._db.execute("PRAGMA synchronous = OFF")
-            # Overwrite deleted data: the words of deleted messages must leave the file, not only its tables.
+            # Overwrite deleted data: the words of deleted messages must disappear from the file, not only from its
+            # tables.
             self._db.execute("PRAGMA secure_delete = ON")
         return self._db
 
     def _refuse_foreign(self, db: sqlite3.Connection) -> None:
-        """Raise `LedgerError` for a database with other tables, which must not be deleted as if it were a damaged
-        index."""
+        """Raise `LedgerError` for a database with other tables. Such a file must not be deleted as if it were a damaged
+        index.
+        """
         names: list[str] = []
         with suppress(sqlite3.DatabaseError):  # the file is not a database, so it is a damaged index
             names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         if foreign := [name for name in names if name != "mark" and not name.startswith("said")]:
             self._close()
             raise LedgerError(
-                f"{self._path} is another database (it has the table {foreign[0]}), and the search index needs this name. "
-                "Move that file away; until then there is no search."
+                f"{self._path} is another database (it has the table {foreign[0]}), but the search index needs this "
+                "name. Move that file away. Until then, search does not work."
             )
 
     def _discard(self) -> None:
@@ -255,12 +260,13 @@ class SearchIndex:
         self._path.unlink(missing_ok=True)
 
     def _open_for(self, log: str, head: int) -> int:
-        """Return the seq up to which the log is indexed. Create the index again if it belongs to another log or cannot
-        be read."""
+        """Return the seq up to which the log is indexed. If the index belongs to another log or cannot be read, create
+        it again.
+        """
         mark = None
         with suppress(sqlite3.DatabaseError):
             mark = self._open().execute("SELECT log, upto FROM mark").fetchone()
-        # An index beyond the head belongs to a ledger that was replaced by an older copy of its file.
+        # If the index is ahead of the log, the ledger was replaced by an older copy of its file.
         if mark is not None and mark[0] == log and mark[1] <= head:
             return int(mark[1])
         self._discard()
@@ -275,12 +281,13 @@ class SearchIndex:
         revised = [row.seq for row in rows if row.seq <= before]
         if revised:
             db.execute("DELETE FROM said WHERE rowid IN (SELECT value FROM json_each(?))", (json.dumps(revised),))
-            # Without this, the deleted words would stay in older parts of the index.
+            # Without this statement, the deleted words would stay in older parts of the index.
             db.execute("INSERT INTO said (said) VALUES ('optimize')")
-        # use one statement: with `executemany`, the thread would give up the GIL for each row (`writes`)
+        # Use one statement: with `executemany`, the thread would release the GIL for each row (see `writes`).
         words = json.dumps([(row.seq, _index_words(row)) for row in rows if row.type not in REVISIONS])
         db.execute("INSERT INTO said (rowid, words) SELECT value ->> 0, value ->> 1 FROM json_each(?)", (words,))
-        # Update the mark in the transaction of the rows. Otherwise, after a kill, rows would be indexed twice or never.
+        # Update the mark in the same transaction as the rows. Otherwise, after a kill, rows would be indexed twice or
+        # never.
         db.execute("UPDATE mark SET upto = ?", (upto,))
         db.execute("COMMIT")
 
@@ -291,12 +298,13 @@ class SearchIndex:
         db.execute("DELETE FROM said WHERE rowid < ?", (first,))
         db.execute(
             "INSERT INTO said (said) VALUES ('optimize')"
-        )  # without this, the deleted words would stay in older parts of the index
+        )  # without this statement, the deleted words would stay in older parts of the index
 
 
 def _index_words(row: Row) -> str:
-    """Return the words of a message, followed by marks: words for its target, thread and sender. Marks let
-    FTS5 select the messages within the reader's spans among all matches."""
+    """Return the words of a message, preceded by marks. A mark is a word that stands for the target, the thread or the
+    sender. Marks let FTS5 select only matches within the reader's spans.
+    """
     places = [_mark("t", row.target), _mark("s", row.stream)]
     if row.head is not None and row.head.kind in PRIVATE:
         places.append(_mark("a", row.actor))
@@ -304,17 +312,17 @@ def _index_words(row: Row) -> str:
 
 
 def _mark(kind: str, name: str) -> str:
-    """Return a word that cannot occur in a text."""
+    """Return a word that stands for a name and cannot occur in a text."""
     return f"§{kind}{name.encode().hex()}"
 
 
 def _write_matches(
     terms: Sequence[str], spans: Sequence[Span] | None, sender: str, stream: str | None
 ) -> Iterator[tuple[str, int]]:
-    """Yield FTS5 queries, each with the seq above which the query applies.
+    """Yield FTS5 queries, each with the seq above which it applies.
 
-    Targets that the reader may read from the beginning are separate from targets that the reader joined later.
-    Otherwise a new member's search would scan all messages from before the join.
+    Targets that the reader may read from the beginning and targets that the reader joined later have separate queries.
+    Otherwise the search of a new member would scan all messages from before the join.
     """
     required = [f'"{term[:-1]}" *' if term[-1] == "*" else f'"{term}"' for term in terms]
     if stream is not None:

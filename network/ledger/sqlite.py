@@ -1,8 +1,8 @@
 """`SQLiteLedger`: the durable ledger, one file in WAL mode.
 
-`append` is one transaction. With ``durability="full"`` it is on the disk when `append` returns. The statements are in
-`writes`, `queries` and `retention`, and the tables in `schema`. `database_file` opens and checks the file. Most reads
-of new rows are answered from memory (`newest_rows`).
+`append` is one transaction. With ``durability="full"``, the transaction is on the disk when `append` returns. The SQL
+statements are in `writes`, `queries` and `retention`, and the tables in `schema`. `database_file` opens and checks the
+file. Most reads of new rows are answered from memory (`newest_rows`).
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ from .search import SearchIndex, collect_matches, holds, is_within
 from .writes import check_batch, encode_batch, store_batch
 
 EXPIRY_STEP = 1000
-"""Maximum number of call results that are examined at a time."""
+"""Maximum number of call results that are examined in one step."""
 _INDEXED = ", ".join(f"'{type_}'" for type_ in ("message", *sorted(REVISIONS)))
 INDEX_STEP = 500
-"""Maximum number of messages that are added to the search index at a time."""
+"""Maximum number of messages that are added to the search index in one step."""
 
 T = TypeVar("T")
 
@@ -79,8 +79,9 @@ class SQLiteLedger(DatabaseFile):
     async def append(
         self, rows: Sequence[Row], writes: Sequence[TableWrite], *, before_commit: Callable[[], None] = lambda: None
     ) -> None:
-        """Implement `Ledger.append`. ``before_commit`` is called on the writer's thread before the transaction is
-        committed. If ``before_commit`` raises an error, the transaction is rolled back."""
+        """Implement `Ledger.append`. ``before_commit`` is called on the writer's thread just before the transaction is
+        committed. If it raises an error, the transaction is rolled back.
+        """
         change = partial(store_batch, encode_batch(rows, writes), self._memtable, before_commit)
         revising = [seq for row in rows if row.type in REVISIONS for seq in list_revised(row)]
         self._newest.begin_revising(revising)
@@ -106,20 +107,21 @@ class SQLiteLedger(DatabaseFile):
         return self._newest.recall(request)
 
     def _recall_rows(self, ranges: Iterable[Range], limit: int, *, newest: bool = False) -> list[Row] | None:
-        """Return the first rows at these places, or the last rows, descending. Return None if the file may have further
-        rows."""
+        """Return the first rows in these ranges, or with ``newest`` the last rows, descending. Return None if the file
+        may contain more rows.
+        """
         seqs = self._memtable.find_all(ranges, limit, newest=newest)
         if seqs is None:
             return None
         chosen = sorted(set(seqs), reverse=newest)[: limit if limit >= 0 else None]
         rows = self._newest.find(chosen)
-        # If a commit has not returned yet, its rows are in the memtable but not in the cache.
+        # Until a commit returns, its rows are in the memtable but not in the cache.
         return [*rows.values()] if rows is not None and len(rows) == len(chosen) else None
 
     async def lookup(self, request: LookupRequest) -> Facts:
         if not request:
             return Facts()
-        # use the writer's connection, which sees its own last commit without a new read transaction
+        # Use the writer's connection, which sees its own last commit without a new read transaction.
         return await self._run(self._writer, partial(answer_lookup, request, self._damage, self._memtable))
 
     async def inbox(
@@ -138,7 +140,8 @@ class SQLiteLedger(DatabaseFile):
             return collect_page(rows, limit, max_bytes, newest=newest)
         values = inbox_values(spans, sender, after, until, limit + 1, self._memtable, newest=newest)
         sql = INBOX.replace("{columns}", ROW_COLUMNS).replace("{order}", "DESC" if newest else "ASC")
-        # Use separate connections: windows read the newest messages, and deliveries read the oldest.
+        # Use separate connections. Windows read the newest messages and deliveries read the oldest, so neither delays
+        # the other.
         return await self._read_page(self._browser if newest else self._reader, sql, values, limit, max_bytes, newest)
 
     async def thread(
@@ -163,7 +166,7 @@ class SQLiteLedger(DatabaseFile):
     async def reaction(
         self, reaction: str, after: int, limit: int, *, actor: str | None = None, max_bytes: int = MAX_PAGE_BYTES
     ) -> Page:
-        # use the place of the reaction, because nearly all records of a reaction come from its agent
+        # Use the place of the reaction: nearly all records of a reaction were written by its agent.
         where = None if actor is None else ("actor", actor)
         return await self._read_place(f"re/{reaction}", after, limit, max_bytes, where)
 
@@ -262,7 +265,7 @@ class SQLiteLedger(DatabaseFile):
         return await (await self._update_search_index()).find(terms, spans, sender, stream, before, limit)
 
     async def _update_search_index(self) -> SearchIndex:
-        """Return the search index, after adding all messages that it lacks."""
+        """Add all missing messages to the search index, and return the index."""
         if self._index is None:
             raise LedgerError(f"The ledger {self.path} is closed.")
         index = self._index
@@ -317,7 +320,7 @@ class SQLiteLedger(DatabaseFile):
         if recalled is not None:
             return {seq: row.head for seq, row in recalled.items() if row.head is not None}
 
-        def collect(rows: Iterator[Row]) -> dict[int, MessageHead]:  # hold one whole row in memory at a time
+        def collect(rows: Iterator[Row]) -> dict[int, MessageHead]:  # hold only one whole row in memory at a time
             return {row.seq: row.head for row in rows if row.head is not None}
 
         return await self._read(self._browser, BY_SEQ, [json.dumps(seqs)], collect)
@@ -335,13 +338,14 @@ class SQLiteLedger(DatabaseFile):
         while after is not None:
             old, next_after = await self.find_old_calls(before, after)
             if old:
-                # Check the time again in the transaction, because a repeated call may have a new result by then.
+                # Check the time again in the transaction, because a repeated call may have got a new result since.
                 await self._change(partial(drop_calls, old, before))
             after = next_after
 
     async def find_old_calls(self, before: int, after: str) -> tuple[list[str], str | None]:
-        """Examine some calls after the key ``after``. Return the keys of calls whose results are older than a time
-        (ms), and the last examined key. The last key is None at the end. Does not block the writer."""
+        """Examine some calls after the key ``after``. Return the keys of calls whose results are older than ``before``
+        (ms), and the last examined key. The last key is None at the end. Does not block the writer.
+        """
         calls = await self._run(self._browser, partial(list_calls, after, EXPIRY_STEP))
         old = [key for key, at in calls if at is not None and at < before]
         return old, calls[-1][0] if len(calls) == EXPIRY_STEP else None
@@ -355,12 +359,14 @@ class SQLiteLedger(DatabaseFile):
 
     async def plan_trim(self, trim: Trim) -> tuple[TrimStep | None, bool]:
         """Return the step that `trim` would delete now, and whether the pin keeps old rows. The step is None if nothing
-        may be deleted."""
+        may be deleted.
+        """
         return await self._run(self._writer, partial(plan_trim, trim, self._damage))
 
     async def drop(self, step: TrimStep) -> int:
-        """Delete everything in a step, in several transactions. Return the number of deleted rows. Rows that were
-        deleted earlier do not count, so an interrupted call can be repeated."""
+        """Delete all rows of a step, in several transactions. Return the number of deleted rows. Rows that were already
+        missing do not count, so an interrupted call can be repeated.
+        """
         progress, dropped = await self._apply_trim(step), 0
         while not progress.is_done:
             dropped += progress.dropped
@@ -371,21 +377,23 @@ class SQLiteLedger(DatabaseFile):
         try:
             progress = await self._change(partial(apply_trim, step, self._damage, self._memtable))
         finally:
-            self._newest.forget()  # it may have deleted rows
+            self._newest.forget()  # the cache may contain deleted rows
         self._first = progress.first_seq
         return progress
 
     async def read_beginning(self) -> TrimStep:
-        """Return a step that describes all deletions so far: the seqs at which kept messages and kept records begin."""
+        """Return a `TrimStep` that describes all deletions so far: the seqs at which the kept messages and the kept
+        records begin.
+        """
         return await self._run(self._writer, partial(read_beginning, self._damage))
 
     async def holds_up_to(self, seq: int) -> bool:
-        """Return whether any row up to a seq still exists."""
+        """Return whether any row at or below a seq still exists."""
         sql = "SELECT EXISTS (SELECT 1 FROM log WHERE seq <= ?)"
         return bool(await self._run(self._writer, lambda db: db.execute(sql, (seq,)).fetchone()[0]))
 
     async def read_marks(self) -> Marks:
-        """Return the first seqs that retention has kept (`Marks`)."""
+        """Return the lowest seqs that retention has kept (`Marks`)."""
         return await self._run(self._writer, read_marks)
 
     @property
@@ -408,15 +416,15 @@ class SQLiteLedger(DatabaseFile):
         reaction: str | None = None,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> Page:
-        # use the place of the agent's records of the kind: other agents may use the same reaction id, and the place of
-        # the reaction contains their rows too
+        # Use the place of the agent's records of this kind. Other agents may use the same reaction id, and the place of
+        # the reaction also contains their rows.
         where = None if reaction is None else ("stream", reaction)
         return await self._read_place(f"of/{agent_id}/{kind}", after, limit, max_bytes, where)
 
     async def _read_place(
         self, place: str, after: int, limit: int, max_bytes: int, where: tuple[str, str] | None
     ) -> Page:
-        """Return a page of the rows at a place, ascending. ``where`` is the argument of `select_at_place`."""
+        """Return a page of the rows at a place, ascending. ``where`` has the same meaning as in `select_at_place`."""
         ranges, bound = [(place, after, 2**62)], limit + 1 if where is None else -1
         recalled = self._recall_rows(ranges, bound)
         if recalled is not None:
@@ -440,8 +448,9 @@ class SQLiteLedger(DatabaseFile):
         max_bytes: int,
         newest: bool = False,
     ) -> Page:
-        """Return a page of a query that returns at most one row beyond the page. ``newest`` says whether the rows
-        descend."""
+        """Return a page of a query that returns at most one row beyond the page. ``newest`` says that the rows
+        descend.
+        """
         return await self._read(db, sql, values, lambda rows: collect_page(rows, limit, max_bytes, newest=newest))
 
     async def _read(

@@ -1,8 +1,8 @@
 """Explanations for errors of a database's files: what failed, where, and what to do.
 
 SQLite reports "disk I/O error" for many causes, and "unable to open database file" for most others. The operating
-system names the cause more precisely than SQLite does. So `explain` repeats the system calls that SQLite made, with a test file next
-to the database.
+system names the cause more precisely. So `explain` repeats the system calls that SQLite made, with a test file next to
+the database.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ _HIDDEN = {
     sqlite3.SQLITE_PERM: errno.EACCES, sqlite3.SQLITE_READONLY: errno.EACCES, sqlite3.SQLITE_CANTOPEN: 0,
     sqlite3.SQLITE_CORRUPT: 0, sqlite3.SQLITE_NOTADB: 0,
 }  # fmt: skip
-"""SQLite's result codes that hide the cause. Each has an errno to report if the repeated system calls succeed."""
+"""SQLite's result codes that hide the cause. If the repeated system calls succeed, the errno of the code is
+reported.
+"""
 
 _MIN_SIDE_FILE_BYTES = 32 * 1024
-"""Size of a new ``-shm`` file of SQLite."""
+"""Size of a new ``-shm`` file, in bytes."""
 
 
 def explain(error: Exception, path: Path, action: FileAction = "write") -> LedgerError:
-    """Return the `LedgerError` for an error of the system or of SQLite. The error concerns a database's file or a file
-    next to it."""
+    """Return the `LedgerError` for an error of the system or of SQLite that concerns a database's file or a file next
+    to it.
+    """
     if isinstance(error, sqlite3.Error):
         return LedgerError(_describe_sqlite(error, path, action))
     number = errno.ELOOP if isinstance(error, RuntimeError) else getattr(error, "errno", None) or 0
@@ -41,8 +44,9 @@ def explain(error: Exception, path: Path, action: FileAction = "write") -> Ledge
 
 
 def find_errno(path: Path, action: FileAction) -> int:
-    """Repeat the plain system calls and return their errno, or 0 if they succeed. May write a small file next to the
-    database, and deletes the file again."""
+    """Repeat the plain system calls and return their errno, or 0 if they succeed. For the action "write", this writes a
+    small file next to the database and deletes it again.
+    """
     try:
         if path.is_dir():
             return errno.EISDIR
@@ -52,7 +56,7 @@ def find_errno(path: Path, action: FileAction) -> int:
             _try_to_read(path)
     except OSError as error:
         return ERRNO_ALIASES.get(error.errno or 0, error.errno or 0)
-    except RuntimeError:  # `Path.resolve` raises this error for links in a circle
+    except RuntimeError:  # raised by `Path.resolve` for links that form a circle
         return errno.ELOOP
     return 0
 
@@ -64,14 +68,14 @@ def _describe_sqlite(error: sqlite3.Error, path: Path, action: FileAction) -> st
         return f"The database {path} was moved or deleted while it was in use. Put it back."
     number = find_errno(path, action) if primary in _HIDDEN else 0
     if primary == sqlite3.SQLITE_NOTADB and not number:
-        return f"{path} is no database ({error}). Name another one with --db, or go on from a backup if it was one."
+        return f"{path} is not a database ({error}). Name another file with --db, or restore a backup if it was one."
     if primary == sqlite3.SQLITE_CORRUPT and action == "write":  # SQLite also reports EIO with this code
         return (
-            f"The database {path} is damaged, or its disk fails to return it ({error}). Stop the node, and go on from a "
-            "backup if `roundelay doctor` says so too."
+            f"The database {path} is damaged, or its disk cannot read it ({error}). Stop the node. If `roundelay "
+            "doctor` also reports damage, restore a backup."
         )
     if primary == sqlite3.SQLITE_CORRUPT and not number:
-        return f"The database {path} is damaged ({error}). Stop the node, and go on from a backup."
+        return f"The database {path} is damaged ({error}). Stop the node, and restore a backup."
     required: FileAction = action
     if (
         not number and action == "read" and primary in _HIDDEN
@@ -104,21 +108,20 @@ def _try_to_read(path: Path) -> None:
 
 
 def _try_to_write(path: Path) -> None:
-    """Perform the operations that a node performs on its files with a test file next to the database, and delete the
-    file. Raises `OSError`."""
+    """Perform a node's file operations on a test file next to the database, and delete this file. Raises `OSError`."""
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
         raise OSError(errno.EROFS if is_read_only(path) else errno.EACCES, "")
     sizes = (os.stat(file).st_size for file in (path, f"{path}-wal") if os.path.exists(file))
     size = max(_MIN_SIDE_FILE_BYTES, *sizes, 0)
     probe = f"{path}-probe-{os.getpid()}"
-    # Use a separate file, never the database itself: closing a descriptor of the database would drop SQLite's locks.
+    # Use a separate file, never the database: closing a descriptor of the database would drop SQLite's locks.
     descriptor = os.open(probe, os.O_RDWR | os.O_CREAT | CLOSE_ON_EXEC, 0o600)
     try:
         os.pwrite(descriptor, bytes(4096), 0)
-        # a sparse file needs no space on the disk, but triggers a limit of file sizes
+        # A sparse file needs no space on the disk, but shows whether a limit on file sizes is exceeded.
         os.pwrite(descriptor, b"\0", size)
         try_record_lock(descriptor)
-        # Sync the file, because many failures of a disk appear only at a sync.
+        # Sync the file, because many failures of a disk appear only during a sync.
         sync_descriptor(descriptor)
         os.pread(descriptor, 4096, 0)
     finally:

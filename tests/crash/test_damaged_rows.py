@@ -276,8 +276,8 @@ async def test_doctor_and_backup_name_what_is_damaged(team: Team) -> None:
     damage(team.db, second)
     damage(team.db, third, "target")
     found = await run("doctor", cwd=team.db.parent, ROUNDELAY_DB=str(team.db), code=1)
-    assert f"2 rows of the log not as stored: #{second}, #{third}" in found.out
-    with pytest.raises(LedgerError, match=f"2 rows of the log not as stored: #{second}, #{third}"):
+    assert f"2 damaged rows in the log: #{second}, #{third}" in found.out
+    with pytest.raises(LedgerError, match=f"2 damaged rows in the log: #{second}, #{third}"):
         back_up(team.db, team.db.with_name("copy.db"))
     assert not team.db.with_name("copy.db").exists()
 

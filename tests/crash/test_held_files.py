@@ -1,4 +1,6 @@
-"""The node's files in the hands of others: programs that open and close them, other nodes, a move, a deletion, an older copy."""
+"""The node's files in the hands of others: programs that open and close them, other nodes, a move, a deletion, an
+older copy.
+"""
 
 from __future__ import annotations
 
@@ -309,14 +311,14 @@ async def test_a_copy_is_not_mixed_with_the_log_that_another_database_has_left(t
     for path in (tmp_path / "killed").iterdir():
         shutil.copy(path, tmp_path)
     as_copied = db.read_bytes()
-    with pytest.raises(LedgerError, match="does not belong to this database"):
+    with pytest.raises(LedgerError, match="belongs to another database"):
         async with running_node(db=db, durability="full"):
             pass
     assert db.read_bytes() == as_copied
     _delete_log(db)
     async with running_node(db=db, durability="full", limits=_LIMITS) as node:
         assert await _epoch_of(node, "bob") != epoch
-    assert "not as stored" not in (await run("doctor", ROUNDELAY_DB=str(db))).out
+    assert "damaged row" not in (await run("doctor", ROUNDELAY_DB=str(db))).out
 
 
 @pytest.mark.parametrize("way", ["mv", "cp"])
@@ -335,13 +337,13 @@ async def test_a_backup_put_in_the_place_of_a_running_nodes_database_is_not_mixe
             shutil.copyfile(copy, db)
         assert await alice.closed() == 4503
         if way == "cp":  # SQLite's log is still there, and would be written over it
-            await _until(lambda: "does not belong to this database" in caplog.text)
+            await _until(lambda: "belongs to another database" in caplog.text)
             assert (await get_http(node.url, "/readyz"))[0] == 503
             assert db.read_bytes() == as_copied
             _delete_log(db)
         await until_ready(node.url)
         assert await _epoch_of(node, "carol") != epoch
-    assert "not as stored" not in (await run("doctor", ROUNDELAY_DB=str(db))).out
+    assert "damaged row" not in (await run("doctor", ROUNDELAY_DB=str(db))).out
 
 
 async def test_a_copy_from_before_there_were_head_files_is_an_older_copy_too(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ TABLE = (
     Wrong("folder", _folder, "it is a folder", "it is a folder"),
     Wrong("link_to_nowhere", _link_to("none/x.db"), "there is no folder", "There is no database"),
     Wrong("link_in_a_circle", _link_to(DB), "its link leads back to itself", "its link leads back to itself"),
-    Wrong("no_database", _garbage, "is no database", "is no database"),
+    Wrong("no_database", _garbage, "is not a database", "is not a database"),
     Wrong("cut", _cut, "malformed", "malformed"),
     Wrong("newer", _sql("PRAGMA user_version = 99"), "has schema 99", "has schema 99"),
     Wrong("of_something_else", _sql("PRAGMA user_version = 0"), "of another program", "of another program"),

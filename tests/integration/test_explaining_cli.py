@@ -1,4 +1,6 @@
-"""`roundelay why`, `impact`, `export`: against a node and against its file, for operators and for others, whatever was said."""
+"""`roundelay why`, `impact`, `export`: against a node and against its file, for operators and for others, whatever
+was said.
+"""
 
 from __future__ import annotations
 
@@ -310,7 +312,7 @@ async def test_what_is_no_ledger_is_refused(tmp_path: Path) -> None:
     (tmp_path / "other.txt").write_text("hello\n", encoding="utf-8")
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for name, said in {
-        "other.txt": "is no export of a ledger",
+        "other.txt": "is not an export of a ledger",
         "binary": "neither a node's database nor an export",
     }.items():
         assert said in (await invoke("why", "1", "--db", tmp_path / name, code=1)).err
