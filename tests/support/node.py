@@ -29,6 +29,8 @@ Visibility = Literal["people", "strict", "all", "current"]
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
+IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Folder for nodes whose files no test looks at: there a sync to disk is free."""
 DEFAULT_MODS = ("channels", "discovery")
 _URL = re.compile(r"ws://[^\s'\"]+")
 
@@ -104,7 +106,7 @@ async def running_node(
     """Run a node in this event loop, on a free port of loopback. At the end, close its sessions and then the node.
     ``fields`` are further fields of its configuration.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
         config = NodeConfig.model_validate(
             {
                 "name": "contract",
