@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support import forks
 from tests.support.command import Command
 from tests.support.fake_openai import FakeOpenAI, Reply, calls, text
 
@@ -48,6 +49,8 @@ OFFLINE = {  # pip reads 0 as the value of `build_isolation`; of these tests' pl
     "PIP_NO_COMPILE": "1",  # a command compiles what it loads, which is a part
     "PYTEST_ADDOPTS": "-p no:asyncio -p no:langsmith_plugin",
 }
+SIMPLE = re.compile(r"roundelay [^|&;()$<>]*")
+INSTALLING = re.compile(r"python3 -m venv|\. \.venv/bin/activate|pip install")
 VARIES = [
     (re.compile(r"\b\d\d:\d\d:\d\d\b"), "<time>"),
     (re.compile(r"\b\d+\.\d+ ?s\b"), "<seconds>"),
@@ -101,9 +104,11 @@ def read_steps(page: Path) -> Iterator[Step]:
 
 
 class Reader:
-    """Somebody who does what the page says, and compares what comes with what it shows."""
+    """Reader who follows a page and compares the output with what the page shows. With ``installs=False``, the reader
+    uses the installation that runs the tests, and forks simple commands."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, installs: bool) -> None:
+        self._installs = installs
         self._state = folder / "state"
         self._state.write_text("", encoding="utf-8")
         self._start = folder
@@ -153,21 +158,37 @@ class Reader:
         return Path(self._state.with_suffix(".cwd").read_text().strip()) if self._state.stat().st_size else self._start
 
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, "ROUNDELAY_PORT": self._port, **OFFLINE}
+        path = os.environ["PATH"] if self._installs else f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {**os.environ, "ROUNDELAY_PORT": self._port, "PATH": path, **OFFLINE}
+
+    async def _launch(self, words: str, stdin: int, stderr: int) -> forks.Process:
+        """Start a command in a shell with the state of the one before, or as a fork."""
+        exported = f". {shlex.quote(str(self._state))}; "
+        pipe = asyncio.subprocess.PIPE
+        if self._installs or not SIMPLE.fullmatch(words):
+            return await asyncio.create_subprocess_exec(
+                *("bash", "-c", exported + words),
+                cwd=self._folder, env=self._environment(), stdin=stdin, stdout=pipe, stderr=stderr,
+            )  # fmt: skip
+        shell = await asyncio.create_subprocess_exec(
+            *("bash", "-c", f"{exported} env -0"), env=self._environment(), stdout=pipe
+        )
+        named = (await shell.communicate())[0].decode().split("\0")
+        environment = dict(it.split("=", 1) for it in named if it)
+        _, *arguments = shlex.split(words)
+        return await forks.start_roundelay(
+            *arguments, cwd=self._folder, env=environment, stdin=stdin, stdout=pipe, stderr=stderr
+        )
 
     async def _run(self, step: Step, words: str) -> list[str]:
         """Run a line in a shell that goes on where the one before ended: in its folder, with its variables."""
+        if not self._installs and INSTALLING.match(words):
+            return step.shown
         state, where = shlex.quote(str(self._state)), shlex.quote(str(self._state.with_suffix(".cwd")))
-        script = f". {state}; {{ {words}\n}}; code=$?; export -p > {state}; pwd > {where}; exit $code"
-        process = await asyncio.create_subprocess_exec(
-            "bash",
-            "-c",
-            script,
-            cwd=self._folder,
-            env=self._environment(),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
+        script = f"{{ {words}\n}}; code=$?; export -p > {state}; pwd > {where}; exit $code"
+        is_forked = not self._installs and SIMPLE.fullmatch(words)
+        process = await self._launch(
+            words if is_forked else script, asyncio.subprocess.DEVNULL, asyncio.subprocess.STDOUT
         )
         out, _ = await process.communicate()
         assert process.returncode == 0, f"{step.line}: $ {words}\n{out.decode()}"
@@ -176,17 +197,9 @@ class Reader:
         return out.decode().splitlines()
 
     async def _open(self, words: str) -> Command:
-        script = f". {shlex.quote(str(self._state))}; exec {words}"
-        process = await asyncio.create_subprocess_exec(
-            "bash",
-            "-c",
-            script,
-            cwd=self._folder,
-            env=self._environment(),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        is_forked = not self._installs and SIMPLE.fullmatch(words)
+        pipe = asyncio.subprocess.PIPE
+        process = await self._launch(words if is_forked else f"exec {words}", pipe, pipe)
         return Command(process)
 
     async def _read_chat(self, step: Step) -> None:
@@ -258,14 +271,17 @@ def play_model(body: dict[str, Any]) -> Reply:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("installs", [False, pytest.param(True, marks=pytest.mark.full)])
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="the page makes a certificate by the openssl command")
-async def test_a_reader_of_the_tutorial_gets_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reader_of_the_tutorial_gets_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, installs: bool
+) -> None:
     clone = tmp_path / "roundelay"
     clone.mkdir()
-    for name in PACKAGE:
+    for name in PACKAGE if installs else ():
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, clone / name)
-    reader = Reader(tmp_path)
+    reader = Reader(tmp_path, installs=installs)
     async with FakeOpenAI(play_model) as model:
         monkeypatch.setenv("OPENAI_BASE_URL", model.base_url)
         try:
@@ -276,4 +292,5 @@ async def test_a_reader_of_the_tutorial_gets_what_it_shows(tmp_path: Path, monke
             await reader.end()
         offered = [it["function"]["name"] for it in model.requests[-1]["tools"]]
     assert "search_history" in offered, "memory brings it"
-    assert sys.executable not in (tmp_path / "shop/.venv/bin/roundelay").read_text(encoding="utf-8")
+    if installs:
+        assert sys.executable not in (tmp_path / "shop/.venv/bin/roundelay").read_text(encoding="utf-8")
