@@ -1,11 +1,11 @@
-"""Threads that a person has taken over, from the agent's side. During a takeover the agent's work is suspended and new
-messages wait. At its end the agent reacts once.
+"""Suspends an agent's work in threads that a person has taken over. New messages wait until the takeover ends. The
+agent then reacts once.
 
-Stands between `reaction_scheduler` and the inbox. The hub decides on takeovers (`ThreadHeld`), so the state of this
-module need not survive. An interrupted reaction stays open in the ledger, which marks it as overtaken. Waiting messages
-stay unacknowledged, unless a later message makes them context. The reaction after the takeover is a new reaction. Its
-id is derived from the interrupted reaction, so that a restarted agent finds it again. The interrupted reaction ends
-when the new reaction has ended, or when a later message replaces it.
+`reaction_scheduler` uses this module together with the inbox. The hub decides on takeovers (`ThreadHeld`), so a restart
+may lose the state of this module. An interrupted reaction stays open in the ledger, which marks the reaction as
+overtaken. Waiting messages stay unacknowledged, unless a later message makes them context. After the takeover, a new
+reaction starts. Its id is derived from the interrupted reaction, so that a restarted agent finds the new reaction
+again. The interrupted reaction ends when the new reaction has ended, or when a later message replaces the trigger.
 """
 
 from __future__ import annotations
@@ -40,25 +40,29 @@ MAX_MISSED = 500
 
 
 def list_answer_threads(message: BaseMessage) -> tuple[str, ...]:
-    """Return the threads in which a message may be answered: the message's own thread first, the thread of the
-    answer last.
+    """Return the threads in which a message may be answered. The first is the thread of the message, and the last is
+    the thread of the answer.
     """
     return answer_threads(message.kind, message.thread_id, message.seq)
 
 
 class Takeovers:
-    """Takeovers of one agent's threads on one ledger. ``ack`` acknowledges a message that waits in the inbox."""
+    """State of the takeovers of one agent's threads, for one ledger. ``ack`` acknowledges a message that waits in the
+    inbox.
+    """
 
     def __init__(self, client: NetworkClient, inbox: Inbox, ack: Callable[[int], Awaitable[None]]) -> None:
         self._client = client
         self._inbox = inbox
         self._ack = ack
-        self._interrupted: dict[int, str] = {}  # open reactions that may not answer, by the trigger's seq
+        self._interrupted: dict[int, str] = {}  # ids of open reactions that may not answer, by the trigger's seq
         self._waiting: set[int] = set()  # seqs of messages that wait, or waited, for the end of a takeover
         self._ends = 0  # number of takeovers that ended, or may have ended
 
     def find_next_id(self, trigger: int) -> str | None:
-        """Return the id of the reaction that replaces an interrupted reaction. Return None if none was interrupted."""
+        """Return the id of the reaction that replaces the interrupted reaction to ``trigger``. Return None if no
+        reaction to this message was interrupted.
+        """
         reaction = self._interrupted.get(trigger)
         return None if reaction is None else _derive_next_id(reaction)
 
@@ -67,8 +71,9 @@ class Takeovers:
     ) -> bool:
         """Add a reaction that was interrupted before the agent started.
 
-        ``open_ids``: all open reactions. ``read``: the messages that this reaction had read. Return whether the agent
-        must react to the message again, because no other reaction and no later message replaces it.
+        ``open_ids``: ids of all open reactions. ``read``: seqs of the messages that this reaction had read. Return
+        whether the agent must react to the message again, because no other reaction and no later message replaces the
+        interrupted reaction.
         """
         self._interrupted[message.seq] = reaction
         # The successor's id is derived from the interrupted reaction. An open successor therefore proves that the
@@ -79,10 +84,11 @@ class Takeovers:
         return True
 
     async def _has_later(self, message: BaseMessage, read: Collection[int]) -> bool:
-        """Return whether a later message of the thread wakes the agent and was not ``read`` together with this
-        message. The hub delivers such a message again, or the agent has already reacted to it.
+        """Return whether a later message of the thread wakes the agent. Messages that the agent had ``read`` together
+        with this message do not count. The agent has already reacted to such a later message, or the hub will deliver
+        that message again.
         """
-        # The answer to a broadcast goes to a separate thread, so later messages of the broadcast replace nothing.
+        # Each answer to a broadcast goes to a separate thread, so a later broadcast does not replace an earlier one.
         if len(list_answer_threads(message)) > 1:
             return False
         page = await retry_later(partial(self._client.history, message.thread_id, limit=MAX_MISSED))
@@ -95,19 +101,19 @@ class Takeovers:
         await self.drop_superseded()
 
     def end(self, thread_id: str | None = None) -> None:
-        """Release the messages of a thread at the end of its takeover. With None, release those of all threads,
+        """Release the messages of a thread at the end of its takeover. With None, release the messages of all threads,
         because any takeover may have ended while the connection was lost.
         """
-        # Count every end. `suspend` compares the counter to notice an end during its request.
+        # Count every end, so that `suspend` detects a takeover that ends during its request.
         self._ends += 1
         for name in [thread_id] if thread_id is not None else self._inbox.taken_over_threads:
             self._waiting |= {message.seq for message in self._inbox.end_takeover(name)}
 
     async def suspend(self, running: RunningReaction) -> None:
-        """Suspend a reaction that may not start, or not answer.
+        """Suspend a reaction that may not start or may not answer, because of a takeover.
 
-        Its message waits for the end of the takeover. If a later message already waits, the agent reacts to the later
-        message instead and reads this one as context.
+        The message of the reaction waits for the end of the takeover. If a later message already waits, the agent
+        reacts to the later message instead and reads the message of this reaction as context.
         """
         message = running.message
         if running.journal.is_started:
@@ -118,8 +124,8 @@ class Takeovers:
             thread_id = await self._find_taken_over(message)
             if ends == self._ends:  # otherwise a takeover ended during the request, and the answer may be outdated
                 break
-        # Do not await between here and `admit`: after the release, the inbox may return messages that wait behind this
-        # one.
+        # Do not await anything between this line and `admit`: after `release`, the inbox may return messages that must
+        # wait behind this message.
         is_next = thread_id is not None or not self._inbox.has_later(list_answer_threads(message)[-1], message.seq)
         self._inbox.release(message)
         if thread_id is not None:
@@ -142,7 +148,7 @@ class Takeovers:
             await journal.record_finished(Finish("cancelled", "a person took the thread over, and gave it back"))
         except (ConnectError, Superseded):
             raise
-        except RoundelayError as error:  # the hub lists it again at the next start, and it ends then
+        except RoundelayError as error:  # at the next start, the hub lists the reaction as open, and the agent ends it
             _logger.warning("an interrupted reaction stays open", extra={"reaction": reaction, "code": error.code})
 
     def add_missed_messages(self, running: RunningReaction) -> None:
@@ -154,7 +160,7 @@ class Takeovers:
             running.new_messages = MessagesDuringTakeover(running, self._inbox, running.new_messages)
 
     async def drop_superseded(self) -> None:
-        """Acknowledge messages that a later message of their thread has made context."""
+        """Acknowledge messages that are only context now, because a later message of the thread supersedes them."""
         for message in self._inbox.pop_superseded():
             self._waiting.discard(message.seq)
             await self._drop(message.seq)
@@ -176,7 +182,8 @@ class Takeovers:
             except RoundelayError as error:
                 details = {"seq": message.seq, "code": error.code}
                 _logger.warning("cannot find out whether a thread is taken over", extra=details)
-                # If in doubt, keep waiting. An answer to a thread that a person controls cannot be withdrawn.
+                # If the state is unknown, keep waiting: an answer to a thread that a person controls cannot be
+                # withdrawn.
                 return message.thread_id
             if "held" in page:
                 return thread_id
@@ -184,8 +191,8 @@ class Takeovers:
 
 
 class MessagesDuringTakeover:
-    """Messages of a takeover, which the next reaction reads before its first turn, followed by the messages of
-    ``following``.
+    """Source of new messages for the reaction after a takeover. The reaction reads the messages of the takeover before
+    its first turn, and later the messages of ``following``.
     """
 
     def __init__(self, running: RunningReaction, inbox: Inbox, following: NewMessagesSource | None) -> None:
@@ -202,7 +209,7 @@ class MessagesDuringTakeover:
             self._is_read = True
             messages = await self._find_messages()
             if messages:
-                # Return no seqs: these messages are context that nobody must mark as read, and none of them requires an
+                # Return no seqs: these messages are only context. They need not be marked as read and require no
                 # answer.
                 return NewMessages(render_new_messages(messages, SAID_MEANWHILE), (), answers=False)
         return await self._following.take() if self._following is not None else None
@@ -230,13 +237,11 @@ class MessagesDuringTakeover:
         return fitting
 
     async def settle(self, new: NewMessages) -> None:
-        """Mark messages as read that arrived while the reaction ran. The messages of the takeover are already
-        handled.
-        """
+        """Mark messages as read that arrived while the reaction ran. Messages of the takeover are already handled."""
         if self._following is not None and new.seqs:
             await self._following.settle(new)
 
 
 def _derive_next_id(interrupted: str) -> str:
-    """Return the id of the reaction that replaces an interrupted reaction. It is the same on every machine."""
+    """Return the id of the reaction that replaces an interrupted reaction. Every machine derives the same id."""
     return digest("after", interrupted)

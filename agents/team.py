@@ -14,9 +14,9 @@ agent files)::
     middleware: [{budget: {tokens: {day: 100000}}}]
 
 `load_agents` reads and checks the file. `build_runner` imports tools and creates the model. An item of ``middleware``
-names a key of `FEATURES` with its options, or ``custom``, a ``module:callable`` that returns a `Middleware`. The first
-item is outermost. An unknown key or a wrong value raises `ConfigError` with file, line and the nearest known key. This
-module connects to nothing.
+names a key of `FEATURES` with its options, or ``custom`` with a ``module:callable`` that returns a `Middleware`. The
+first item is the outermost middleware. An unknown key or a wrong value raises `ConfigError` with file, line and the
+nearest known key. This module opens no connections.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def load_custom(spec: str) -> Middleware:
     """Return the middleware that ``module:callable`` creates. Raises `ConfigError`."""
     make = import_callable(spec, "middleware")
     try:
-        # Call the function now: an error then names the file and the line, and does not appear at a person's first
-        # message.
+        # Call the function now, so that an error names the file and the line, and does not first appear when a person
+        # sends a message.
         made = make()
     except Exception as error:  # the user's code may raise any exception
         raise ConfigError(f"the middleware {spec!r} cannot be made ({type(error).__name__}: {error})") from error
@@ -152,7 +152,7 @@ class _Choice(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        # With two keys in one item, their order would be unclear, and the order of middleware changes its effect.
+        # Refuse two keys in one item: the order of middleware matters, and the order of keys would be unclear.
         if len(self.model_fields_set) != 1:
             raise ValueError(f"must be exactly one of {', '.join(type(self).model_fields)}")
         if getattr(self, self.name) is None:
@@ -172,14 +172,14 @@ _FORMS: dict[str, Any] = {name: (form_of(make) | None, None) for name, make in F
 
 
 class MiddlewareChoice(create_model("Choice", __base__=_Choice, **_FORMS)):  # type: ignore[misc]  # a base made here
-    """One item: ``custom``, or a key of `FEATURES` with its options."""
+    """One item of the ``middleware`` list in a file: ``custom``, or a key of `FEATURES` with its options."""
 
 
 SEVERAL = frozenset(
     {"custom", "attachments", "data_policy", "evaluations", "few_shot", "images", "mcp", "postprocessors", "prompts"}
 )
-"""Kinds that may occur several times in the list, for different models, servers or checks. A second item of any
-other kind would process the output of the first item.
+"""Kinds of middleware that may occur several times in one list, for different models, servers or checks. A second item
+of any other kind would process the output of the first item.
 """
 
 
@@ -188,7 +188,7 @@ def check_place(choice: MiddlewareChoice, before: Sequence[MiddlewareChoice]) ->
     names = [it.name for it in before]
     if choice.name not in SEVERAL and choice.name in names:
         raise ConfigError(f"{choice.name} is already in the list, as item {names.index(choice.name) + 1}: keep one")
-    # The outer middleware sees one call, while `forced_tools` may send several requests inside it.
+    # An outer `budget` would see one model call, while `forced_tools` may send several requests inside this call.
     if choice.name == "forced_tools" and "budget" in names:
         raise ConfigError(
             "budget precedes forced_tools, so it would reserve one request for several: move budget after it"
@@ -200,7 +200,7 @@ def build_middleware(choice: MiddlewareChoice, folder: Path) -> Middleware:
     if choice.custom is not None:
         return load_custom(choice.custom)
     make = FEATURES[choice.name]
-    # Only features that read files need the folder. The others do not have the parameter.
+    # Pass the folder only to features that read files. The other features do not have this parameter.
     beside = {"folder": folder} if "folder" in signature(make).parameters else {}
     return make_from(make, getattr(choice, choice.name), **beside)
 
@@ -217,9 +217,9 @@ _Id = Annotated[str, AfterValidator(_check_id)]
 
 
 class ElsewhereChoice(Strict):
-    """A remote agent, with the base address of its A2A card. Its token is in an environment variable or in a file
-    (relative to the agent's file), never here. The token is sent in ``header``, as a bearer token if that is
-    `Authorization`.
+    """A remote agent. ``url`` is the base address of its A2A card. The token is in an environment variable or in a file
+    (relative to the agent's file), and never in the agent's file itself. The token is sent in ``header``, as a bearer
+    token if the header is `Authorization`.
     """
 
     url: Text
@@ -230,7 +230,7 @@ class ElsewhereChoice(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         parts = urlsplit(self.url)
-        # A password in the address would appear in logs and in errors, which show the address.
+        # Refuse a password in the address, because logs and errors show the address.
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
             raise ValueError("url must be http://HOST or https://HOST, without a name or a password")
         if self.token_env is not None and self.token_file is not None:
@@ -242,11 +242,11 @@ class ElsewhereChoice(Strict):
 
 
 NOTHING = ModelChoice(rules=[])
-"""Placeholder model of a remote agent or of another framework's agent, which has a model of its own."""
+"""Placeholder for the model of a remote agent or of another framework's agent, which calls its own model."""
 
 
 class ToolChoice(Strict):
-    """A tool, and the approval rule of its calls. Omitted fields come from the tool or the agent."""
+    """A tool in an agent's file, with the approval rule for its calls. Omitted fields come from the tool or agent."""
 
     tool: Text
     needs_approval: bool | None = None
@@ -259,14 +259,14 @@ class ToolChoice(Strict):
     @model_validator(mode="after")
     def _check(self) -> Self:
         rule = self.rule
-        # Either part could be the mistake. Guessing could run a tool that should be protected.
+        # Do not guess which part is the mistake: a wrong guess could run a tool that should be protected.
         if self.needs_approval is False and rule != ApprovalRule():
             raise ValueError("needs no approval, and says who approves: leave out needs_approval, or the rest")
         return self
 
     @property
     def rule(self) -> ApprovalRule:
-        """The part of the approval rule that the item states."""
+        """The part of the approval rule that this item of the file states."""
         return ApprovalRule(
             tuple(self.approvers),
             self.approvals_needed,
@@ -280,23 +280,25 @@ class ToolChoice(Strict):
         loaded, rule = load_tool(self.tool), self.rule
         # Include only fields that the item states. An empty value must not erase the rule in the tool's own code.
         given = {field.name: value for field in fields(rule) if (value := getattr(rule, field.name)) not in (None, ())}
-        # A stated rule requires approval. A list of approvers whom nobody asks would give false safety.
+        # If the item states any part of a rule, require approval. Otherwise its approvers would never be asked,
+        # although the author expects that.
         needs = loaded.needs_approval if self.needs_approval is None else self.needs_approval
         return replace(loaded, needs_approval=needs or bool(given), approval=replace(loaded.approval, **given))
 
 
 class AgentSpec(Strict):
-    """One agent as defined in its file. ``template`` and the files of ``model`` are relative to that file."""
+    """Definition of one agent in a file. ``template`` and the files of ``model`` are relative to the agent's file."""
 
     id: _Id
     instruction: Text = ""
     model: ModelChoice = NOTHING
     a2a: ElsewhereChoice | None = None
-    """A remote agent, used in place of an instruction and a model."""
+    """Remote agent that takes the place of an instruction and a model."""
 
     adapter: Text | None = None
-    """An agent of another framework, used in place of an instruction and a model: ``module:function``. The function
-    takes an id and `RunnerOptions`, and returns an agent of `roundelay.adapters`.
+    """Function ``module:function`` that creates an agent of another framework. This agent takes the place of an
+    instruction and a model. The function receives an id and `RunnerOptions`, and returns an agent of
+    `roundelay.adapters`.
     """
 
     description: str = ""
@@ -305,7 +307,7 @@ class AgentSpec(Strict):
         Annotated[ToolChoice, BeforeValidator(lambda it: {"tool": it} if isinstance(it, str) else it)], ...
     ] = ()
     network_tools: tuple[Text, ...] | None = None
-    """Selection of the common tools and the mods' operations; None selects all."""
+    """Names or patterns that select from the common tools and the mods' operations. None selects all of them."""
 
     channels: tuple[_Id, ...] = ()
     react_to: ReactTo = "mentions"
@@ -325,7 +327,7 @@ class AgentSpec(Strict):
     requester_may_approve: bool = False
     middleware: tuple[MiddlewareChoice, ...] = ()
     process: Literal["shared", "own"] = "shared"
-    """Whether `roundelay up` runs the agent in one process with the other agents of its folder."""
+    """Process in which `roundelay up` runs the agent: one process for all agents of a folder, or a separate process."""
 
     @field_validator("a2a", mode="before")
     @classmethod
@@ -361,12 +363,12 @@ class AgentSpec(Strict):
         return self._node.line
 
     def find_node(self, *keys: str) -> YamlNode:
-        """Return the file position of a key, or of its nearest parent in the file. Errors about the value report
-        this position.
+        """Return the file position of a key, or of its nearest parent that the file contains. Errors about the value of
+        the key report this position.
         """
         node = self._node
         for key in keys:
-            # A default value has no line of its own. The nearest parent is where the user can add it.
+            # A default value is not in the file. Report the nearest parent, where the user can add the key.
             if not isinstance(node.value, dict) or key not in node.value:
                 break
             node = node.value[key]
@@ -374,8 +376,8 @@ class AgentSpec(Strict):
 
 
 def load_agents(source: Path | YamlNode | Iterable[YamlNode]) -> list[AgentSpec]:
-    """Read the agents of a file, or of nodes of a file. A node is an item under ``agents``: an agent, or the path of an
-    agent file.
+    """Read the agents of a file, or of some nodes of a file. A node is an item under ``agents``: an agent, or the path
+    of an agent file.
 
     Raises `ConfigError` for an invalid file and for duplicate ids.
     """
@@ -385,7 +387,7 @@ def load_agents(source: Path | YamlNode | Iterable[YamlNode]) -> list[AgentSpec]
         specs = _read_item(source, ())
     else:
         specs = [spec for node in source for spec in _read_item(node, ())]
-    # Check ids across all files: two runners with one id would take the session from each other.
+    # Check ids across all files: two runners with the same id would repeatedly take over each other's session.
     places: dict[str, AgentSpec] = {}
     for spec in specs:
         first = places.setdefault(spec.id, spec)
@@ -402,8 +404,8 @@ def build_runner(
     on_event: OnEvent | None = None,
     model: Model | None = None,
 ) -> SimpleAgentRunner:
-    """Build the runner of an agent. Importing its tools runs their modules. Raises `ConfigError` with the position in
-    the file.
+    """Build the runner of an agent. This imports the tools, and so executes their modules. Raises `ConfigError` with
+    the position in the file.
 
     ``model`` replaces the model of the file. The file's folder is appended to the import path, so that tools in the
     same folder are found.
@@ -420,7 +422,7 @@ def build_runner(
         except (ConfigError, OSError, ValueError) as error:
             raise spec.find_node("template").error(f"agent {spec.id}: {error}") from error
     if model is None and (spec.a2a is not None or spec.adapter is not None):
-        # A given model wins over the remote agent: tests and replays must not contact another machine.
+        # A ``model`` argument replaces the remote agent: tests and replays must not contact another machine.
         return _build_adapted(spec, url=url, token=token, on_event=on_event)
     try:
         return SimpleAgentRunner(
@@ -436,7 +438,7 @@ def build_runner(
             visibility=spec.visibility,
             policy=_build_policy(spec),
             middleware=_build_middleware(spec),
-            # A remote agent never had the network's tools, so its replay must not offer them to the model.
+            # A remote agent does not use the network's tools, so its replay must not offer them to the model.
             network_tools=spec.network_tools if spec.a2a is None else (),
             template=template,
             url=url,
@@ -465,9 +467,7 @@ def _build_policy(spec: AgentSpec) -> AgentPolicy:
 
 
 def _build_adapted(spec: AgentSpec, **more: Unpack[RunnerOptions]) -> SimpleAgentRunner:
-    """Build the runner of an agent that runs elsewhere: a remote agent (extra ``interop``), or an agent of another
-    framework.
-    """
+    """Build the runner of a remote agent (which needs the extra ``interop``) or of another framework's agent."""
     try:
         options = RunnerOptions(
             description=spec.description,
@@ -487,7 +487,7 @@ def _build_adapted(spec: AgentSpec, **more: Unpack[RunnerOptions]) -> SimpleAgen
 def _make_elsewhere(spec: AgentSpec, choice: ElsewhereChoice, options: RunnerOptions) -> SimpleAgentRunner:
     make = import_callable("roundelay.adapters.a2a:A2AAgent", "adapter")
     token = _read_token(spec, choice)
-    # Other headers, such as an API key, contain the bare token.
+    # Send the bare token in any other header, such as a header for an API key.
     told = f"Bearer {token}" if choice.header.lower() == "authorization" else token
     made: SimpleAgentRunner = make(spec.id, choice.url, headers={choice.header: told} if token else {}, **options)
     return made
@@ -501,7 +501,7 @@ def _make_adapted(spec: AgentSpec, options: RunnerOptions) -> SimpleAgentRunner:
         raise ConfigError(f"the adapter {spec.adapter!r} fails ({type(error).__name__}: {error})") from error
     if not isinstance(made, SimpleAgentRunner):
         raise ConfigError(f"the adapter {spec.adapter!r} gives a {type(made).__name__}, no agent of roundelay.adapters")
-    # With another id the agent would join as another participant, with a token of a different id.
+    # With another id, the agent would join as another participant, and its token would belong to the wrong id.
     if made.agent_id != spec.id:
         raise ConfigError(
             f"the adapter {spec.adapter!r} gives the agent {made.agent_id}: pass on the id it is called with"
@@ -513,19 +513,20 @@ def _read_token(spec: AgentSpec, choice: ElsewhereChoice) -> str:
     if choice.token_env is not None:
         source, token = f"the variable {describe_variable(choice.token_env)}", os.environ.get(choice.token_env, "")
     elif choice.token_file is not None:
-        # Relative to the agent's file: a node may be started from any folder.
+        # The path is relative to the agent's file, because a node may be started from any folder.
         source, token = f"the file {choice.token_file}", (spec.path.parent / choice.token_file).read_text("utf-8")
     else:
         return ""
     token = read_secret(token, source)
-    # Fail at the start. Otherwise each message would fail at the remote agent, whose error names no variable.
+    # Fail at the start. Otherwise the remote agent would refuse each message, and its error would not name the
+    # variable.
     if not token:
         raise ConfigError(f"{source} is missing or empty, and has to hold the token")
     return token
 
 
 def _read_file(path: Path, outer: tuple[Path, ...]) -> list[AgentSpec]:
-    # Compare resolved paths: a link to an outer file closes the circle too.
+    # Compare resolved paths, because a symbolic link to an outer file is also a circular reference.
     if path.resolve() in outer:
         raise ConfigError("the agent files name each other in a circle", path=path)
     outer = (*outer, path.resolve())
@@ -548,14 +549,14 @@ def _read_item(node: YamlNode, outer: tuple[Path, ...]) -> list[AgentSpec]:
             raise node.error(f"the agent file {path} does not exist")
         return _read_file(path, outer)
     spec = bind(AgentSpec, node)
-    # Keep the node for errors that appear later, when tools are imported and the model is built.
+    # Keep the node, so that later errors, when tools are imported and the model is built, can name a line.
     spec._node = node
     return [spec]
 
 
 def _load_tools(spec: AgentSpec) -> list[Tool]:
     node = spec.find_node("tools")
-    # An agent without the key has no list in the file. Its errors then name the line of the agent.
+    # Without the key ``tools``, the file has no list of tools. Errors then name the line of the agent.
     lines = node.value if isinstance(node.value, list) else [node] * len(spec.tools)
     tools = []
     for name, line in zip(spec.tools, lines, strict=True):
@@ -577,7 +578,7 @@ def _build_middleware(spec: AgentSpec) -> list[Middleware]:
         except (ConfigError, OSError) as error:
             raise line.error(f"agent {spec.id}: {error}") from error
     try:
-        # Check after all items are made: an item may need one that follows it in the list.
+        # Check this after all items have been built, because an item may need an item that follows in the list.
         check_needs(spec.id, made)
     except ConfigError as error:
         raise node.error(error.message) from error
@@ -592,8 +593,8 @@ def _build_model(spec: AgentSpec) -> Model:
 
 
 def name_model(spec: AgentSpec) -> NamedModel:
-    """Return the name and settings of the agent's model without building it. A replay needs neither keys nor
-    weights.
+    """Return the name and settings of the agent's model without building the model, so that a replay needs neither API
+    keys nor weights.
     """
     name, settings = spec.model.describe(spec.path.parent)
     return NamedModel(name if spec.a2a is None else "a2a", settings)

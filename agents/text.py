@@ -10,8 +10,8 @@ MAX_NAME_CHARS = 64
 
 
 def replace_surrogates(text: str) -> str:
-    """Join surrogate pairs that JSON escapes split across pieces. Replace a lone surrogate with a question mark,
-    because no frame may contain one.
+    """Join surrogate pairs, which JSON escapes may leave as two separate surrogates. Replace a lone surrogate with a
+    question mark, because frames must not contain lone surrogates.
     """
     try:
         text.encode("utf-8")
@@ -36,8 +36,8 @@ def strip_code_fence(text: str) -> str:
 
 
 def write_stopped(text: str, by: str) -> str:
-    """Return the text of a stopped answer so far, and who stopped it. An open code block is closed, so that the last
-    line is not read as code.
+    """Return the partial text of a stopped answer, with a last line that names the person who stopped it. An open code
+    block is closed, so that the last line is not displayed as code.
     """
     if not text.strip():
         return f"Stopped by {by}."
@@ -48,10 +48,10 @@ def write_stopped(text: str, by: str) -> str:
 
 
 def tool_name(text: str) -> str:
-    """Return a name that servers accept for a tool."""
+    """Return ``text`` as a tool name that model servers accept."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", text)[:MAX_NAME_CHARS]
 
 
 def handoff_name(agent_id: str) -> str:
-    """Return the name of the tool that hands over to an agent."""
+    """Return the name of the tool that hands the conversation over to an agent."""
     return tool_name(f"hand_over_to_{agent_id}")

@@ -2,8 +2,8 @@
 writes.
 
 `tools` uses this module for Python functions. `network_tools` and MCP servers use it for tools that have only a schema.
-A model reads the texts of `ToolArgumentsError` to correct itself, so they name the position of each problem and all
-parameters. Pure.
+A model reads the texts of `ToolArgumentsError` to correct its call, so the texts name the position of each problem and
+all parameters. Pure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .models.model import JsonSchema
 from .values import ToolArgumentsError, ToolError
 
 MAX_SHOWN_INPUT_CHARS = 80
-"""Maximum length of a wrong value that an error quotes."""
+"""Maximum length of a wrong value that an error quotes, in characters."""
 
 # Pydantic refuses some field names that are valid parameter names (`_x`, `schema`, `model_id`), so each field gets this
 # prefix.
@@ -29,12 +29,12 @@ _FIELD_PREFIX = "arg_"
 
 
 def read_signature(function: Callable[..., object], name: str, context_type: type) -> tuple[type[BaseModel], list[str]]:
-    """Return a model of the function's parameters, and the names of the parameters with the context type. Raises
-    `ToolError`.
+    """Return a pydantic model of the function's parameters, and the names of the parameters with the type
+    ``context_type``. Raises `ToolError`.
     """
     try:
-        # Resolves annotations that are text (`from __future__ import annotations`), which the signature leaves as they
-        # are.
+        # `get_type_hints` resolves annotations that are strings (`from __future__ import annotations`). `signature`
+        # does not resolve them.
         hints = typing.get_type_hints(function, include_extras=True)
         signature = inspect.signature(function)
     except (NameError, TypeError, ValueError) as error:
@@ -56,7 +56,7 @@ def read_signature(function: Callable[..., object], name: str, context_type: typ
     config = ConfigDict(extra="forbid", alias_generator=lambda field: field.removeprefix(_FIELD_PREFIX))
     try:
         model: type[BaseModel] = create_model(name, __config__=config, **fields)  # type: ignore[call-overload]
-        # Some types have a validator but no schema. Report this now instead of when a model is asked.
+        # Some types have a validator but no schema. Report this problem now instead of at the first model call.
         model.model_json_schema()
     except PydanticUserError as error:
         raise ToolError(
@@ -75,8 +75,8 @@ def read_arguments(name: str, model: type[BaseModel], parameters: JsonSchema, te
 
 
 def read_object(name: str, parameters: JsonSchema, text: str) -> dict[str, object]:
-    """Validate arguments for which only a schema exists: an object with all required names and no unknown names. The
-    tool's owner checks the values. Raises `ToolArgumentsError`.
+    """Validate the names in the arguments of a tool that has only a schema: all required names and no unknown names.
+    The tool's provider, such as the hub, checks the values. Raises `ToolArgumentsError`.
     """
     properties = read_properties(parameters)
     try:
@@ -100,8 +100,9 @@ def read_required(parameters: JsonSchema) -> Sequence[object]:
 
 
 def tidy_schema(schema: Mapping[str, object]) -> dict[str, object]:
-    """Return an object schema that strict servers accept: with all four keys, and with items for arrays. Pydantic's
-    titles are removed, because they only cost tokens.
+    """Return an object schema that strict servers accept. It contains ``type``, ``properties``, ``required`` and
+    ``additionalProperties``, and each array has ``items``. Pydantic's titles are removed, because they only cost
+    tokens.
     """
     tidy = _tidy(schema)
     return {
@@ -122,7 +123,7 @@ def _tidy(schema: Mapping[str, object]) -> dict[str, object]:
             case (("properties" | "$defs" | "definitions" | "patternProperties" | "dependentSchemas"), dict()):
                 tidy[key] = {name: _tidy_any(inner) for name, inner in value.items()}
             case (("default" | "const" | "enum" | "examples"), _):
-                tidy[key] = value  # data, not a schema
+                tidy[key] = value  # these values are data, not schemas
             case _:
                 tidy[key] = _tidy_any(value)
     kinds = tidy.get("type")

@@ -1,9 +1,9 @@
 """Tool calls of one run: approval, middleware, the tool itself, and the recorded result.
 
-`ToolCaller` stands between `driver` and the tools. A call passes three layers: a person's approval, the agent's
+`driver` uses `ToolCaller` to run the calls of a turn. A call passes three layers: a person's approval, the agent's
 middleware, and a `ToolRun`. The `ToolRun` runs the tool in isolation and collects its effects. A failure becomes a
-result that the model can read. Only a lost hub and a cancellation leave a call without a result, and the reaction stays
-open in both cases.
+result that the model can read. A call ends without a result only if the hub is lost or the call is cancelled, and the
+reaction stays open in both cases.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ READ_ONCE = (
 )
 
 MAX_KEY_CHARS, MAX_NAMED = 200, 20
-"""Maximum length and maximum number of the keys that a result names when their data was dropped."""
+"""Maximum length and maximum number of the keys that a result lists because their data was dropped."""
 
 
 class InnerRun(Protocol):
@@ -64,18 +64,18 @@ class InnerRun(Protocol):
     async def run(self, recorded: Recorded | None) -> Finish: ...
 
     def describe_interrupted(self) -> Finish:
-        """Return the usage so far of a cancelled or failed run."""
+        """Return a `Finish` with the usage so far, for a run that was cancelled or has failed."""
         ...
 
 
 MakeInnerRun = Callable[[int, int, int, Agent, str], InnerRun]
-"""Creates the run of an agent inside a call. Arguments: turn, call, number of the run in the call (from 0), agent
-and text.
+"""Creates the run of an agent inside a call. The arguments are the turn, the call, the number of the run in the call
+(from 0), the agent and the text.
 """
 
 
 class ToolCaller:
-    """Tool calls of one run."""
+    """Runs the tool calls of one run and records their results."""
 
     def __init__(self, run: RunContext, models: ModelCaller, reviewer: Reviewer, make_inner: MakeInnerRun) -> None:
         self._run = run
@@ -84,11 +84,11 @@ class ToolCaller:
         self._make_inner = make_inner
 
     async def call(self, turn: int, planned: PlannedCall, reply_text: str) -> ToolResult:
-        """Run a planned call through its layers and record the result. ``reply_text`` is the text that the model
-        wrote together with its calls. People see it in a request for approval.
+        """Run a planned call through its layers and record the result. ``reply_text`` is the text that the model wrote
+        together with its calls. A request for approval shows this text to people.
         """
         run, index = self._run, planned.index
-        replies: list[int] = []  # seqs of the replies for which the call waited
+        replies: list[int] = []  # seqs of the replies that the call waited for
         # A recorded decision is final, even if the tool no longer needs approval.
         if planned.tool.needs_approval or (turn, index) in run.recorded.waiting.approvals:
             try:
@@ -97,8 +97,8 @@ class ToolCaller:
                 result = ToolResult(f"Not run: {error}", ok=False, data={NOT_RUN: True})
                 return await self.record_result(turn, index, planned.call, result, replies)
         if (turn, index) not in run.recorded.begun_calls:
-            # Record this before the tool runs. After a kill, the record is the only sign that the tool may have taken
-            # effect.
+            # Record the start before the tool runs. If the process is killed, this record is the only sign that the
+            # tool may have taken effect.
             await run.journal.record_tool_started(
                 turn,
                 index,
@@ -133,7 +133,7 @@ class ToolCaller:
         if (turn, index) in run.recorded.results:
             return result
         run.last_live_turn = turn
-        # Record the result last: a call with a recorded result is never touched again.
+        # Record the result last: after this record, a resumed run never handles the call again.
         if result.used:  # the record of the result contains only the sum
             await run.journal.record_used(turn, index, result.used)
         if result.steps:
@@ -154,9 +154,9 @@ class ToolCaller:
             result = await run.reaction.agent.chain.around_tool(around, planned, proceed)
             if not isinstance(result, ToolResult):
                 raise TypeError(f"it gave a {type(result).__name__} for the result")
-        except BaseException as error:  # middleware is user code
-            # Let a stop or the runner's end pass through. Recorded as a result, it would hide that the call was
-            # interrupted.
+        except BaseException as error:  # middleware is user code and may raise anything
+            # Pass on the cancellation by a stop or by the end of the runner. A recorded result would hide that the call
+            # was interrupted.
             if is_cancelled_by_caller(error):
                 raise
             place = {"tool": planned.tool.name, "reaction": run.id, "turn": turn}
@@ -175,7 +175,9 @@ class ToolCaller:
         return await ToolRun(self._run, self._reviewer, turn, planned, make_waiter, self._make_inner).run()
 
     def _bound_data(self, planned: PlannedCall, result: ToolResult) -> ToolResult:
-        """Drop the largest data of a result until the rest fits into its record, and name the dropped keys."""
+        """Drop the largest values of a result's data until the rest fits into its record. Add a list of the dropped
+        keys.
+        """
         data = dict(result.data)
         dropped = drop_largest(data, self._run.journal.max_body_bytes // 4)
         if not dropped:
@@ -190,8 +192,8 @@ class ToolCaller:
             turn,
             planned,
             find_rule(planned.tool.approval, run.list_policies()),
-            # Show the arguments even if a review is pending, because people decide on them. Do not show text that
-            # awaits its review.
+            # Show the arguments even if reviewers must check the model's text first, because people decide on the
+            # arguments. Do not show the unreviewed text.
             "" if run.is_text_withheld() else reply_text,
             run.journal,
             run.recorded,
@@ -204,8 +206,8 @@ class ToolCaller:
     def _make_waiter(
         self, turn: int, planned: PlannedCall, recorded: Mapping[tuple[int, int], Wait], replies: list[int]
     ) -> Waiter | None:
-        """Return the waiter of a call, or None if the run has no connection. ``recorded``: waits from before a
-        restart. ``replies`` collects the seqs of the replies.
+        """Return the waiter of a call, or None if the run has no connection. ``recorded`` contains the waits that were
+        recorded before a restart. ``replies`` collects the seqs of the replies.
         """
         run, place = self._run, (turn, planned.index)
         if run.replies is None:
@@ -255,7 +257,7 @@ class ToolRun:
         tool, run = self._planned.tool, self._run
         policy = run.reaction.agent.policy
         timeout_s = tool.timeout_s if tool.timeout_s is not None else policy.tool_timeout_s
-        # Wait for a busy hub without telling the model, but only if the call may be repeated.
+        # While the hub is busy, repeat the call without asking the model, but only if the call may be repeated.
         attempts = policy.hub_attempts if tool.effect != "once" else 1
         ok = False
         try:
@@ -264,30 +266,30 @@ class ToolRun:
             )
             ok = DISABLED not in self._data
             if ok and self._data.get(SAVE) is False and not run.reaction.agent.chain.reduces_results:
-                # Refuse the result instead of recording it. The author requested that this content is not saved, and no
-                # middleware here removes it.
+                # Refuse the result instead of recording it: the tool's author does not want this content to be saved,
+                # and the agent has no middleware that removes it.
                 ok, content = False, f"{READ_ONCE} (It was {tool.name}'s.)"
                 _logger.error("a result is to be read once: add context to the middleware", extra={"tool": tool.name})
         except CallTimedOut:
             content = (
                 f"{tool.name} took longer than {timeout_s:g} s and was stopped. Whether it took effect is unknown."
             )
-        # These errors are expected. The model reads the code and can react, and the log needs no traceback.
+        # Errors of the hub and the tool are expected. The model reads the code and can react, so log no traceback.
         except RoundelayError as error:
             content = f"{error.code}: {error}"
-        except Exception as error:  # user code: its error is the result of the call
+        except Exception as error:  # the tool is user code, and its error becomes the result of the call
             place = {"tool": tool.name, "reaction": run.id, "turn": self._turn}
             _logger.error("tool failed", extra=place, exc_info=redact_error(error))
             content = describe_error(error)
         finally:
-            self._is_open = False  # the thread of an abandoned call may still report
+            self._is_open = False  # ignore later reports, because the thread of an abandoned call may still run
             if self._has_progress:
                 self._emit_progress("", is_done=True)
         return self._make_result(ok, replace_surrogates(content))
 
     def _make_result(self, ok: bool, content: str) -> ToolResult:
-        # An escaped character takes at most 6 bytes of a record. The other half of the record is for data and its other
-        # fields.
+        # An escaped character takes at most 6 bytes of a record. The content gets half of the record, and the data and
+        # the other fields get the rest.
         limit = min(self._run.reaction.agent.policy.max_result_chars, self._run.journal.max_body_bytes // 12)
         if any(review.correction is not None for review in self._reviews.values()):
             self._data[CORRECTED] = True
@@ -313,7 +315,8 @@ class ToolRun:
         for address, count in self._sent.items():
             self._run.sent_counts[address] -= count
         self._sent.clear()
-        # a new context counts message ids from the start again, so that they match those of the first attempt
+        # Make a new context, which numbers message ids from the start again. They then match the ids of the first
+        # attempt.
         context = self._make_context()
         if tool.should_use is not None:
             is_enabled = tool.should_use(context)
@@ -325,15 +328,15 @@ class ToolRun:
             self._data.update(data)
             return content
         finally:
-            # Run this after an error too. The tool may have sent a message before it failed, and the loop must know
-            # about that message.
+            # Collect the threads after an error too: the tool may have sent a message before it failed, and the loop
+            # must know about this message.
             self._threads.update(dict.fromkeys(getattr(context.client, "threads", ())))
 
     def _make_context(self) -> ToolContext:
         context = replace(
             self._run.make_call_context(self._turn, self._planned.index),
             run_agent=self._run_agent,
-            waiter=self._make_waiter(),  # a new waiter for each attempt, with the full waiting time
+            waiter=self._make_waiter(),  # each attempt gets a new waiter with the full waiting time
             tell=self._show,
             take_usage=lambda model, usage: self._reported_use.append(ModelUse(model, usage)),
             read_answers=self._run.reaction.agent.chain.read_answers,
@@ -344,10 +347,10 @@ class ToolRun:
         return context
 
     async def _review_message(self, places: Iterator[int], text: str) -> tuple[str, Mapping[str, JsonValue]]:
-        """Return a message to the requester after its review, and its metadata. Raises `ToolError` for a message
-        that must not be sent. The model reads that error.
+        """Review a message to the requester. Return the text to send and its metadata. Raises `ToolError`, which the
+        model reads, for a message that must not be sent.
         """
-        # The number in the call identifies the message. A repeated attempt sends the same messages in the same order.
+        # Identify the message by its number in the call: a repeated attempt sends the same messages in the same order.
         place = next(places)
         earlier = self._reviews.get(place)
         reviewed = await self._reviewer.review_message(self._turn, self._planned.index, place, text, earlier)
@@ -373,7 +376,8 @@ class ToolRun:
     def _show(self, kind: Literal["progress", "piece"], text: str) -> None:
         """Show progress, or a piece of the result, to people. May be called from the tool's own thread."""
         if threading.get_ident() != self._loop_thread:
-            # Events and counters belong to the event loop. Changes from a tool's thread could be lost.
+            # Change events and counters only in the event loop's thread, because changes from other threads could be
+            # lost.
             self._loop.call_soon_threadsafe(self._show, kind, text)
             return
         if not self._is_open:
@@ -395,11 +399,11 @@ class ToolRun:
         run.emit(Progress(run.id, self._turn, text, self._planned.index, is_done=is_done, index=index, path=run.path))
 
     async def _run_agent(self, agent: Agent, text: str) -> Finish:
-        """Run an agent inside the call. It sees only ``text``. Its records are stored under the call's path."""
+        """Run an agent inside the call. The agent sees only ``text``. Its records are stored under the call's path."""
         number = len(self._inner_ends)
         path = path_of_call(self._run.path, self._turn, self._planned.index, number)
         inner = self._make_inner(self._turn, self._planned.index, number, agent, text)
-        # Add a placeholder: if the run is cancelled, its usage so far still counts.
+        # Add a placeholder, so that the usage of a cancelled run still counts.
         self._inner_ends.append(inner.describe_interrupted())
         try:
             self._inner_ends[number] = await inner.run(self._run.recorded.children.get(path))

@@ -1,10 +1,11 @@
-"""The agent's connection for use by tools. Each message that a call sends is linked to the trigger and sent once.
+"""Client for tools, on the connection of the agent. Each message that a call sends is linked to the trigger and sent
+only once.
 
-Stands between `tools` and `NetworkClient`. If the tool does not choose a message id, the id is derived from the call's
-id, in the order of its sends. The client remembers the threads of its messages. If a tool has sent a message to the
-thread of the trigger, the reaction does not answer there again. A message that may reach the requester is treated as an
-answer, so reviewers see it first (``review``). Reads return only messages that the reaction's own prompt may contain.
-The hub checks this for the trigger.
+`ToolClient` wraps `NetworkClient`. If the tool does not choose a message id, the id is derived from the call's id and
+the number of the message in the call. The client remembers the threads of its messages: if a tool has sent a message to
+the thread of the trigger, the reaction sends no second answer there. Reviewers check a message that may reach the
+requester like an answer, before it is sent (``review``). Reads return only messages that the reaction's own prompt may
+contain. The hub checks this for the trigger.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
     from .inbox import Visibility
 
 SENT_METADATA: ContextVar[Mapping[str, Any]] = ContextVar("roundelay_sent_metadata", default=MappingProxyType({}))
-"""Metadata added to every message that tools send from here on. Middleware sets it around a call."""
+"""Metadata to add to every message that tools send in this context. Middleware sets the variable around a call."""
 
 _FILTERED = frozenset(
     {"network.history", "network.search", "network.memory", "network.why", "network.impact", "network.window"}
 )
-"""Operations that the hub answers for one trigger (``trigger``)."""
+"""Read operations whose answers the hub can limit to one trigger (``trigger``)."""
 
 _UNFILTERED = frozenset(
     {
@@ -54,18 +55,20 @@ _UNFILTERED = frozenset(
         "network.rows",
     }
 )
-"""Operations about other conversations. Their answers cannot be limited to one trigger."""
+"""Operations that tools may not call, because their answers cannot be limited to one trigger and would reveal other
+conversations.
+"""
 
 
 def takes_trigger(operation: OperationInfo) -> bool:
-    """Return whether an operation has the argument ``trigger``. Its answer may contain data of other conversations."""
+    """Return whether an operation has the argument ``trigger``, with which the hub limits its answer to a reaction."""
     return "trigger" in operation.args_schema.get("properties", {})
 
 
 @dataclass(slots=True)
 class ToolClient:
-    """Sends and reads for one call. The methods are those of `NetworkClient`, with ``message_id``, ``call_id`` and
-    ``cause`` filled in.
+    """Client for one tool call. It has methods of `NetworkClient` and adds ``message_id``, ``call_id`` and ``cause`` to
+    the requests.
     """
 
     _client: NetworkClient
@@ -73,29 +76,29 @@ class ToolClient:
     cause: int
     visibility: Visibility | None = None
     reply_metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Metadata of every reply to the trigger."""
+    """Metadata to add to every reply to the trigger."""
 
     askers: Collection[str] = ()
-    """Ids of the trigger's sender, and of the participants that wait for its answer."""
+    """Ids of the trigger's sender and of the participants that wait for the sender's answer."""
 
     review: Callable[[str], Awaitable[tuple[str, Mapping[str, Any]]]] | None = None
-    """Returns the reviewed text for the requester, and the metadata of its message. Raises `ToolError` for a text
-    that must not be sent. Without it, texts are not reviewed.
+    """Reviews a text for the requester. Returns the text to send and the metadata of its message. Raises `ToolError`
+    for a text that must not be sent. If this is None, texts are not reviewed.
     """
 
     admit: Callable[[str], None] | None = None
-    """Called with the address of each message before it is sent. Raises `ToolError` if the limit of messages to one
-    recipient is exceeded. Without it, there is no limit.
+    """Called with the address of each message before the message is sent. Raises `ToolError` if the limit of messages
+    to one recipient is exceeded. If this is None, there is no limit.
     """
 
     queue: RecordQueue | None = None
-    """Queue of the reaction's records. Waiting records are stored before each operation, and before or with each message:
-    nobody may see an effect of a reply that a resumed reaction would not know. Without a queue, the reaction keeps no
-    records.
+    """Queue of the reaction's records. Waiting records are stored before each operation, and before or together with
+    each message. Otherwise people could see an effect of a model reply that a resumed reaction does not know. None if
+    the reaction keeps no records.
     """
 
     threads: list[str] = field(default_factory=list)
-    """Ids of the threads to which it sent messages."""
+    """Ids of the threads to which this client sent messages."""
 
     _sends: int = 0
 
@@ -108,15 +111,16 @@ class ToolClient:
         return self._client.welcome
 
     async def send(self, to: str, content: Any, **options: Any) -> Stored:
-        # Take the id before the first await, so that ids follow the order of sends.
+        # Assign the id before the first await, so that ids follow the order of the calls of `send`.
         filled = self._fill(options)
-        if self.admit is not None and not filled.get("requires_response"):  # a question waits for its answer
+        if self.admit is not None and not filled.get("requires_response"):  # questions do not count toward the limit
             self.admit(to)
         if self.review is not None and self._may_reach_asker(to):
             content, filled = await pause_hook_timer(self._have_reviewed(self.review, content, filled))
         if self.queue is None:
             return self._note(await pause_hook_timer(self._client.send(to, content, **filled)))
-        # In one commit with the records that wait, and with other messages of the same moment.
+        # Store the message in one commit with the waiting records and with other messages that are sent at the same
+        # time.
         write = Write(
             partial(self._client.send, to, content, **filled),
             partial(make_send, to, content, **filled),
@@ -142,9 +146,9 @@ class ToolClient:
         """Call an operation. Operations that read the conversation return only messages that this reaction may read
         (see `history`).
 
-        Raises `Forbidden` for an operation that would report other conversations.
+        Raises `Forbidden` for an operation that would reveal other conversations.
         """
-        # The agent may see more than the person who asked. Its answer must not carry that across conversations.
+        # The agent may read more than the person who asked. Its answer must not reveal messages of other conversations.
         if op in _UNFILTERED:
             raise Forbidden(
                 f"{op} tells of other conversations; inside of a reaction use network.history or network.why."
@@ -161,7 +165,7 @@ class ToolClient:
             self.admit(channel_address(name))
         if self.admit is not None and op == "files.attach" and isinstance(to := (args or {}).get("to"), str):
             self.admit(write_address(to))
-        if op not in _FILTERED:  # a change, or sums that the records report
+        if op not in _FILTERED:  # the operation may change something, or its result may depend on the waiting records
             await self._settle()
         call = self._client.call(op, args, call_id=call_id if call_id is not None else self._next_id())
         value = await pause_hook_timer(call)
@@ -171,10 +175,11 @@ class ToolClient:
         return value
 
     async def read_own_reaction(self, seq: int) -> list[dict[str, Any]]:
-        """Return the records of this agent's reaction to a message, oldest first. The list is empty if there is none.
+        """Return the records of this agent's reaction to a message, oldest first. The list is empty if there is no such
+        reaction.
 
-        Raises `RoundelayError` for a message that this reaction may not read, because results of other conversations
-        must not reach this one.
+        Raises `RoundelayError` for a message that this reaction may not read, so that no results of other conversations
+        reach this conversation.
         """
         # The hub refuses a message that this reaction may not read, before any record is fetched.
         await self.call("network.why", {"seq": seq})
@@ -184,9 +189,7 @@ class ToolClient:
         return list(value["records"])
 
     def _takes_trigger(self, op: str) -> bool:
-        """Return whether the hub limits the answer of a mod's operation to what the requesters of the reaction may
-        see.
-        """
+        """Return whether a mod's operation accepts a trigger, to which the hub limits its answer."""
         return any(
             operation.op == op and takes_trigger(operation) for mod in self.welcome.mods for operation in mod.operations
         )
@@ -202,14 +205,14 @@ class ToolClient:
         participant is private.
         """
         kind, _, name = to.partition(":")
-        # Channels and broadcasts count: the requester may read them.
+        # The requester may also read channels and broadcasts.
         return kind not in ("agent", "mod") or name in self.askers
 
     async def _have_reviewed(
         self, review: Callable[[str], Awaitable[tuple[str, Mapping[str, Any]]]], content: Any, options: dict[str, Any]
     ) -> tuple[Any, dict[str, Any]]:
-        """Return content and options with their texts as the reviewers return them. Values that are not text stay
-        unchanged.
+        """Return the content and the options of a message after their texts were reviewed. Values that are not text
+        stay unchanged.
         """
         made: Mapping[str, Any] = {}
         match content:
@@ -256,7 +259,7 @@ class ToolClient:
             await pause_hook_timer(self.queue.flush())
 
     def _view(self) -> dict[str, Any]:
-        """Return the arguments that tell the hub for whom to limit the answer. They override the tool's own
+        """Return the arguments with which the hub limits its answer to this reaction. They override the tool's own
         arguments.
         """
         narrower = {"visibility": self.visibility} if self.visibility is not None else {}
@@ -273,7 +276,8 @@ class ToolClient:
 
     def _next_id(self) -> str:
         self._sends += 1
-        # Count in the order of the sends. A repeated call then sends the same messages under the same ids.
+        # Number the ids in the order of the requests, so that a repeated call sends the same messages under the same
+        # ids.
         return f"{self.call_id}-{self._sends}"
 
     def _note(self, stored: Stored) -> Stored:

@@ -1,9 +1,9 @@
 """Tools: typed functions that a model may call.
 
 `@tool` makes a `Tool` from a function: its docstring becomes the description, and its annotations become the JSON
-Schema. `planner` finds the tool of a call and lets the tool parse the arguments (`tool_arguments`). `tool_call` runs
-the tool within time and size limits. `network_tools` has the tools of every agent and those of the hub's mods. This
-module knows no model and keeps no state.
+Schema. `planner` finds the tool of a call, and the tool parses the arguments (`tool_arguments`). `tool_call` runs the
+tool within time and size limits. `network_tools` contains the tools of every agent and the tools of the hub's mods.
+This module does not depend on a model and keeps no state.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ MAX_ITEMS = 100_000
 """Maximum items of a result that a generator yields."""
 
 MAX_DATA_DEPTH = 48
-"""Maximum nesting of a result's data. A frame may have 64 levels (docs/protocol.md)."""
+"""Maximum nesting depth of a result's data. A frame may have 64 levels (docs/protocol.md)."""
 
 _logger = logging.getLogger(__name__)
 _DATA = TypeAdapter(dict[str, JsonValue])
@@ -87,13 +87,13 @@ async def read_texts(
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """Context of a call, for the tool. A parameter annotated with this type is filled in and hidden from the model.
+    """Context of a call, for the tool. A parameter with this type receives the context and is hidden from the model.
 
     ``call_id`` stays the same when the call is repeated after a restart. Use it as the key of an effect that must
-    happen once. Messages that ``client`` sends have ids derived from it. ``run_agent`` runs another agent on a text, as
-    part of this call (`agent_tools.agent_tool`). ``waiter`` waits for replies (`ask`). Both exist only inside a
-    reaction. ``state`` is the runner's ``state`` for its tools. In a scenario it is the ``state`` of the scenario.
-    ``form`` is the form of the reaction's prompt.
+    happen only once. The ids of messages that ``client`` sends are derived from ``call_id``. ``run_agent`` runs another
+    agent on a text, as part of this call (`agent_tools.agent_tool`). ``waiter`` waits for replies (`ask`).
+    ``run_agent`` and ``waiter`` exist only inside a reaction. ``state`` is the runner's ``state`` for its tools. In a
+    scenario, it is the ``state`` of the scenario. ``form`` is the form of the reaction's prompt.
     """
 
     agent_id: str
@@ -111,8 +111,8 @@ class ToolContext:
     take_usage: Callable[[str, Usage], None] | None = None
 
     def report_usage(self, model: str, usage: Usage) -> None:
-        """Report the usage of a model that the tool called. It counts in the reaction, in budgets and in ``roundelay
-        cost``. Raises `ValueError` for values that are not token counts.
+        """Report the usage of a model that the tool called. The usage counts in the reaction, in budgets and in
+        ``roundelay cost``. Raises `ValueError` for values that are not token counts.
         """
         for name, count in asdict(usage).items():
             if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_TOKENS:
@@ -124,8 +124,8 @@ class ToolContext:
     """Processes other agents' answers to the call with the agent's middleware (`Middleware.read_answers`)."""
 
     def report(self, text: str) -> None:
-        """Show people the progress of the call, until the next report or the end of the call. The model does not
-        read it.
+        """Show ``text`` to people as progress of the call, until the next report or the end of the call. The model does
+        not read the text.
         """
         if self.tell is not None:
             self.tell("progress", str(text))
@@ -138,11 +138,11 @@ class ToolContext:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A tool's result with more than a plain value. ``content`` is the text for the model.
+    """A tool's result with additional data. ``content`` is the text for the model.
 
-    ``data`` is stored as JSON in the record of the result, by purpose: ``references``, ``fragments``, ``debug``, ...
-    The middleware of that name documents its form. ``summary`` replaces a long result in later turns when there is no
-    room for it.
+    ``data`` is stored as JSON in the record of the result, keyed by purpose: ``references``, ``fragments``, ``debug``,
+    and others. The middleware with the name of the key documents the form of the value. ``summary`` replaces a long
+    result in later turns if the prompt has no room for the whole result.
     """
 
     content: object
@@ -158,8 +158,9 @@ _Run = Callable[[ToolContext, Mapping[str, object]], Awaitable[object]]
 class Tool:
     """One tool, made from a function (`tool`), from a mod's operation (`network_tools`), or from an MCP server's offer.
 
-    If ``timeout_s`` is None, the time limit of the agent's policy applies. Tools that only ask the hub have no limit.
-    The hub answers a repeat with the first result, so waiting for it is safe, even if the hub restarts.
+    If ``timeout_s`` is None, the time limit of the agent's policy applies. Tools that only send requests to the hub
+    have no limit: waiting for the hub is safe, even if the hub restarts, because it answers a repeated request with the
+    first result.
     """
 
     name: str
@@ -179,16 +180,18 @@ class Tool:
     """Whether a person must approve each call."""
 
     approval: ApprovalRule = DEFAULT_RULE
-    """Rule that says who approves calls."""
+    """Rule that defines who may approve calls."""
 
     should_use: Callable[[ToolContext], bool | Awaitable[bool]] | None = None
     """Called before each call. If it returns False, the model reads that the tool is disabled here."""
 
     selection_rule: str = ""
-    """Sentence that says when to choose the tool. `features.registry` adds it to the system message."""
+    """Sentence about when to choose the tool. `features.registry` adds the sentence to the system message."""
 
     acts_through_client: bool = False
-    """Whether all its effects go through ``context.client``, which stores the reaction's records first or with them."""
+    """Whether the tool has effects only through ``context.client``. This client stores the reaction's waiting records
+    before each effect or together with it.
+    """
 
     @property
     def spec(self) -> ToolSpec:
@@ -196,24 +199,24 @@ class Tool:
         return ToolSpec(self.name, self.description, self.parameters)
 
     def parse(self, arguments: str) -> dict[str, object]:
-        """Validate the arguments that the model wrote. Raises `ToolArgumentsError` with a text for the model, for
-        any exception of the tool's own validators.
+        """Validate the arguments that the model wrote. Raises `ToolArgumentsError` with a text for the model, even if a
+        validator of the tool raises another exception.
         """
         try:
             return self._parse(arguments)
         except ToolArgumentsError:
             raise
-        except Exception as error:  # of a validator, which is user code
+        except Exception as error:  # a validator is user code and may raise any exception
             raise ToolArgumentsError(
                 f"Wrong arguments for {self.name}: their check failed ({describe_error(error)})."
             ) from error
 
     async def call(self, context: ToolContext, kwargs: Mapping[str, object]) -> str:
-        """Run the tool on parsed arguments. Return its text, or another value as compact JSON. Errors of the function
-        pass through.
+        """Run the tool with parsed arguments. Return its text, or any other value as compact JSON. Errors of the
+        function are raised unchanged.
 
-        A sync function runs in a separate thread (`run_in_thread`). Cancelling ends the waiting, and an async function;
-        a thread runs on to its end without keeping the process alive.
+        A sync function runs in a separate thread (`run_in_thread`). A cancellation ends the call and an async function.
+        The thread of a sync function continues to its end, but does not keep the process alive.
         """
         return (await self.run(context, kwargs))[0]
 
@@ -240,7 +243,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class PlannedCall:
-    """A call to run, with validated arguments. ``index`` is the position of the call in its turn."""
+    """A tool call that will run, with validated arguments. ``index`` is the position of the call in its turn."""
 
     index: int
     call: ToolCall
@@ -292,23 +295,24 @@ def tool(
     """Make a `Tool` from a typed function. Its docstring is the description, and its annotations (with pydantic's
     ``Field``) are the parameters. Raises `ToolError` for a function that cannot be a tool.
 
-    A tool is ``once`` unless it is ``idempotent`` or ``read_only``, because repeating an effect by mistake is worse than
-    not repeating it. A ``read_only`` tool only computes or looks up. Its calls need no additional commit. With ``answers``, the result of a successful call is the reaction's answer and ends the reaction. ``should_use``
-    may disable the tool for a call.
+    A tool is ``once`` unless it is ``idempotent`` or ``read_only``, because repeating an effect by mistake is worse
+    than not repeating it. A ``read_only`` tool only computes or looks up values, so its calls need no additional
+    commit. With ``answers``, the result of a successful call is the reaction's answer and ends the reaction.
+    ``should_use`` may disable the tool for a call.
 
-    With ``needs_approval`` a person must approve each call. ``approvers`` (ids of people, ``role:NAME``) names the
+    With ``needs_approval``, a person must approve each call. ``approvers`` (ids of people, or ``role:NAME``) names the
     people who may approve, and implies ``needs_approval``. Parts of the rule that the tool omits come from the agent's
     `AgentPolicy`.
 
-    An async generator streams: people see each yielded text at once. The result is all texts together, or the `Output`
-    that the generator yields last.
+    If the function is an async generator, people see each yielded text at once. The result consists of all yielded
+    texts, or is the `Output` that the generator yields last.
     """
     if once + idempotent + read_only > 1:
         raise ToolError("A tool is either once, idempotent or read_only.")
     effect: Effect = "read_only" if read_only else "idempotent" if idempotent else "once"
     if timeout_s is not None and not timeout_s > 0:
         raise ToolError(f"The time of a tool, timeout_s, is {timeout_s} and must be more than 0.")
-    # A text is a sequence of its letters: 'mia' would name the people m, i and a.
+    # Refuse a string, because it is also a sequence: 'mia' would name the people m, i and a.
     if isinstance(approvers, str) or isinstance(escalate_to, str):
         raise ToolError("approvers and escalate_to of a tool are lists: write approvers=['mia'].")
     try:
@@ -399,8 +403,8 @@ async def _run_function(
 
 
 async def _collect_pieces(context: ToolContext, pieces: AsyncGenerator[object, None]) -> object:
-    """Show the pieces of an async generator while it yields them. Return all pieces, or the `Output` that it yields
-    last.
+    """Show the pieces of an async generator to people as they are yielded. Return all pieces as one text, or the
+    `Output` that the generator yields last.
     """
     texts: list[str] = []
     chars = 0
@@ -415,9 +419,9 @@ async def _collect_pieces(context: ToolContext, pieces: AsyncGenerator[object, N
                 context.stream(texts[-1])
                 if (chars := chars + len(texts[-1])) > MAX_STREAMED_CHARS:
                     raise ToolError(f"The tool streamed more than {MAX_STREAMED_CHARS} characters and was stopped.")
-                # A generator that never awaits would block the event loop, and thus all other agents.
+                # Yield to the event loop, because a generator that never awaits would block all other agents.
                 await asyncio.sleep(0)
-    except Exception as error:  # user code; an error while the generator closes does not invalidate its result
+    except Exception as error:  # an error while the generator closes does not invalidate its result
         if result is None:
             raise
         place = {"reaction": context.reaction}

@@ -1,6 +1,7 @@
 """Values of the loop: the trigger, the state of a turn, the outcomes of steps, and tool results.
 
-Plain data that refers to no agent, tool or middleware. Steps that refer to an agent or to tools are in `reaction`.
+This module contains plain data that refers to no agent, tool or middleware. Steps that refer to an agent or to tools
+are in `reaction`.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ if TYPE_CHECKING:
     from roundelay.network.messages import BaseMessage
 
 Status = Literal["finished", "stopped", "cancelled", "failed"]
-"""End of a reaction: the model finished, a limit or a person stopped it, or an error occurred."""
+"""Status of an ended reaction: the model finished, a limit stopped it, a person cancelled it, or an error occurred."""
 
 Effect = Literal["once", "idempotent", "read_only"]
-"""Rule for the repetition of a tool's call. ``once``: an interrupted call never runs again. ``idempotent``: it may run again,
-with the same ``call_id`` and arguments. ``read_only``: it changes nothing, so after a kill the model may be asked again and
-make another call instead.
+"""Rule for repeating an interrupted call of a tool. ``once``: the call never runs again. ``idempotent``: the call may
+run again, with the same ``call_id`` and arguments. ``read_only``: the call changes nothing. After a kill, the model may
+therefore be asked again and make another call instead.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Task of a run: the incoming message, or the text that a caller gave to an agent called as a tool.
+    """Task of a run: the incoming message, or the text from the caller of an agent that is called as a tool.
 
-    ``seq`` is the seq of the incoming message in both cases. ``sender_id`` is its sender, or the caller.
+    ``seq`` is the seq of the incoming message in both cases. ``sender_id`` is the sender of the message, or the caller.
     """
 
     seq: int
@@ -41,7 +42,7 @@ class Trigger:
     text: str
     metadata: Mapping[str, JsonValue] = field(default_factory=dict)
     cut_off: Mapping[str, int] = field(default_factory=dict)
-    """For each thread that the prompt does not show from its beginning: the seq of the first message shown."""
+    """Seq of the first message shown, for each thread that the prompt does not show from its beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ class TurnState:
     """State of a reaction at a turn, for instructions and hooks.
 
     ``path`` is empty, except for an agent called as a tool. ``calls`` counts the tool calls that ran so far, by the
-    tool's name. ``values`` belongs to the hooks: one dictionary for the whole reaction, which is empty again when the
-    reaction resumes. ``history`` is read-only and begins with the system message and the prompt. ``sent_at`` is the
-    time of the trigger in milliseconds since the Unix epoch. A resumed reaction can read no other time again.
-    ``trigger`` is None outside of a run.
+    tool's name. ``values`` is a dictionary that all hooks of the reaction share. When a reaction resumes, the
+    dictionary is empty again. ``history`` is read-only and begins with the system message and the prompt. ``sent_at``
+    is the time of the trigger in milliseconds since the Unix epoch. Pure hooks must use this time, because it stays the
+    same when the reaction resumes. ``trigger`` is None outside of a run.
     """
 
     agent_id: str
@@ -66,15 +67,15 @@ class TurnState:
     sent_at: int = 0
     trigger: Trigger | None = None
     own_turn: int = 1
-    """Number of the turn, counted from the turn in which this agent received the conversation."""
+    """Number of the turn, counted from the turn in which this agent took over the conversation."""
 
     conversation: Sequence[BaseMessage] = ()
     """Messages that the prompt shows, the trigger last. Empty for an agent called as a tool."""
 
 
 FAILURE = "failure"
-"""Metadata key of a message that reports a missing answer. Its value is the cause: a `ModelFailure`, ``error``
-(fault in the agent's code), ``blocked`` (by a check), ``limit`` (of the agent) or ``stopped`` (by a budget of the
+"""Metadata key of a message that reports that there is no answer. The value is the cause: a `ModelFailure`, ``error``
+(a fault in the agent's code), ``blocked`` (by a check), ``limit`` (of the agent) or ``stopped`` (by a budget of the
 hub).
 """
 
@@ -82,10 +83,11 @@ hub).
 @dataclass(frozen=True, slots=True)
 class Finish:
     """End of a reaction. ``answer`` is the text to send to the thread of the trigger, or None. The record of the end
-    does not contain it.
+    does not contain the answer.
 
-    ``reason`` is for records and logs and may quote a provider; ``answer`` never does. ``keeper`` is the agent that
-    owns the thread from now on. ``read_meanwhile``: seqs of messages that arrived and were read while the reaction ran.
+    ``reason`` is for records and logs, and may quote a provider. ``answer`` never quotes a provider. ``keeper`` is the
+    agent that owns the thread after the reaction. ``read_meanwhile`` contains the seqs of messages that arrived and
+    were read while the reaction ran.
     """
 
     status: Status
@@ -100,7 +102,7 @@ class Finish:
     """Metadata of the answer's message."""
 
     used: tuple[ModelUse, ...] = ()
-    """The part of ``usage`` that no other record reports: of middleware around turns and the reaction."""
+    """The part of ``usage`` that no other record contains: the usage of middleware around turns and the reaction."""
 
     failure: str = ""
     """Cause of a failed reaction, if the model or the answer failed: a `ModelFailure`, or ``answer_refused``."""
@@ -108,8 +110,8 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class StopTrace:
-    """Trace of a person's stop. ``text``: the answer that the model had written so far, or an empty string if nobody
-    saw it. ``used``: usage of the interrupted model calls, reported by the provider or estimated.
+    """Trace of a person's stop. ``text`` is the partial answer that the model had written, or an empty string if people
+    did not see it. ``used`` is the usage of the interrupted model calls, reported by the provider or estimated.
     """
 
     by: str
@@ -137,7 +139,7 @@ class Begin:
 
 
 ALTERED = "altered"
-"""Key in a record, or in the data of a result: the recorded value differs from the original."""
+"""Key in a record, or in the data of a result, which states that the recorded value differs from the original."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +152,11 @@ class Altered:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A recorded reply, with the records of its turn. They apply even if the configuration has changed.
+    """A recorded reply, with the records of its turn. The records apply even if the configuration has changed.
 
-    ``begun``: calls that started, with or without a result. ``once``: those started calls that must not run again.
-    ``is_last``: the turn had no tools. ``goes_on``: another turn followed. ``is_corrected``: that turn followed because
-    of a review. ``altered``: the parts of the reply that were not recorded.
+    ``begun``: calls that started, with or without a result. ``once``: started calls that must not run again.
+    ``is_last``: the turn had no tools. ``goes_on``: another turn followed. ``is_corrected``: the next turn followed
+    because of a review. ``altered``: the parts of the reply that were not recorded unchanged.
     """
 
     reply: ModelReply
@@ -169,8 +171,8 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class NewMessages:
-    """Messages that arrived in the thread before a model call, as the text that the model reads. ``answers``: the
-    sender of at least one message waits for an answer.
+    """Messages that arrived in the thread before a model call. ``text`` contains them in the form that the model reads.
+    ``answers``: the sender of at least one of the messages waits for an answer.
     """
 
     text: str
@@ -180,21 +182,21 @@ class NewMessages:
 
 @dataclass(frozen=True, slots=True)
 class ModelFailed:
-    """The model gave no reply. ``reason`` is a sentence for the record. ``is_recorded``: this failure ended the
-    reaction before a restart, so it ends the reaction again.
+    """A model call without a reply. ``reason`` is a sentence for the record. ``is_recorded``: this failure ended the
+    reaction before a restart, so it ends the resumed reaction too.
     """
 
     reason: str
     failure: ModelFailure = "server"
     is_recorded: bool = False
     reported_by: str = ""
-    """Id of the agent whose operators are notified. Empty if no operators are."""
+    """Id of the agent whose operators are notified. Empty if no operators are notified."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptMessage:
-    """One message of a recorded prompt. ``tool``: name of the tool that returned this result. ``calls``: names and
-    arguments of the calls in a reply.
+    """One message of a recorded prompt. If the message is a tool's result, ``tool`` is the name of the tool. If it is a
+    reply, ``calls`` contains the names and arguments of its calls.
     """
 
     role: str
@@ -205,8 +207,8 @@ class KeptMessage:
 
 @dataclass(frozen=True, slots=True)
 class KeptPrompt:
-    """Recorded prompt of a turn. ``is_cut``: some parts were too long for a record and were shortened. ``tools``:
-    names of the tools.
+    """Recorded prompt of a turn. ``is_cut``: some parts were too long for a record and were shortened. ``tools``: names
+    of the tools that the model could call.
     """
 
     parts: tuple[KeptMessage, ...]
@@ -226,8 +228,8 @@ class Reviewed:
     """Result of a review of an answer, or of a message to the requester: the text to send, or a correction for the
     model. ``usage`` is the usage of the reviewers.
 
-    ``is_accepted``: no reviewer found a problem. If it is False and there is no correction, the text is sent because
-    there is no better one.
+    ``is_accepted``: no reviewer found a problem. If ``is_accepted`` is False and there is no correction, the text is
+    sent because the model may not write another one.
     """
 
     answer: str
@@ -240,15 +242,15 @@ class Reviewed:
     """Whether the recorded answer or metadata differs from the original."""
 
     is_blocked: bool = False
-    """Whether the text must not be sent and the model is not asked for another text."""
+    """Whether the text must not be sent although the model may not write another one."""
 
     used: tuple[ModelUse, ...] = ()
-    """The requests whose usage ``usage`` adds up."""
+    """Usage of the individual requests of the reviewers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A request to stop the reaction, before it started or during a step."""
+    """A request to stop the reaction, before its start or during a step."""
 
     reason: str
 
@@ -257,25 +259,27 @@ Outcome = Begin | NewMessages | ModelReply | Replayed | ModelFailed | ToolsDone 
 
 
 DISABLED = "disabled"
-"""Key in the data of a result: the tool may not be used here."""
+"""Key in the data of a result, which states that the tool was disabled for this call."""
 
 SAVE = "save"
-"""Key in the data of a result: False if the model reads the result only once. Later turns contain only its summary,
-or its beginning.
+"""Key in the data of a result. The value False means that the model reads the result only once. Later turns contain
+only the summary or the beginning of the result.
 """
 
 CORRECTED = "corrected"
-"""Key in the data of a result: reviewers withheld a message of the call, and the model must write it again."""
+"""Key in the data of a result, which states that reviewers withheld a message of the call, and that the model must
+write the message again.
+"""
 
 NOT_RUN = "not_run"
-"""Key in the data of a result: the call was planned, but did not start."""
+"""Key in the data of a result, which states that the call was planned but did not start."""
 
 TOO_LARGE = "too_large"
-"""``finish_reason`` of the empty reply that replaces a reply too large to record."""
+"""Value of ``finish_reason`` in the empty reply that replaces a reply which was too large to record."""
 
 
 class ToolError(RoundelayError):
-    """A tool cannot be created, or failed in a way that the model should read."""
+    """A tool cannot be created, or a call failed with a text that the model should read."""
 
     code = "tool"
 
@@ -286,10 +290,11 @@ class ToolArgumentsError(ToolError):
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """Result of a call in the form that the model reads.
+    """Result of a tool call. The model reads ``content``.
 
-    ``threads``: ids of the threads to which the call sent messages. ``usage`` and ``tool_calls``: usage and number of
-    calls of agents inside the call. ``is_answer``: the result is the reaction's answer and ends the reaction.
+    ``threads``: ids of the threads to which the call sent messages. ``usage``: model usage of the call.
+    ``tool_calls``: number of tool calls of agents inside the call. ``is_answer``: the result is the reaction's answer
+    and ends the reaction.
     """
 
     content: str
@@ -299,19 +304,19 @@ class ToolResult:
     tool_calls: int = 0
     is_answer: bool = False
     data: Mapping[str, JsonValue] = field(default_factory=dict)
-    """Values for hooks and readers of the records instead of the model, by purpose."""
+    """Values for hooks and for readers of the records, keyed by purpose. The model does not read these values."""
 
     sent: Mapping[str, int] = field(default_factory=dict)
-    """Number of messages that the call sent, by address. Only messages that ``max_messages_per_recipient`` counts."""
+    """Number of messages that the call sent, by address, for the limit ``max_messages_per_recipient``."""
 
     whole: str | None = None
-    """The complete result if ``content`` is cut off. Not recorded."""
+    """The complete result, if ``content`` is cut off. This value is not recorded."""
 
     used: tuple[ModelUse, ...] = ()
-    """The part of ``usage`` that does not come from agents inside the call. Recorded separately."""
+    """The part of ``usage`` that no other record contains, by request. This value is recorded separately."""
 
     steps: tuple[str, ...] = ()
-    """Progress that the call reported, if the policy stores it. Recorded separately."""
+    """Progress that the call reported, if the policy stores progress. This value is recorded separately."""
 
 
 Scope = Literal["once", "thread", "always"]
@@ -321,8 +326,8 @@ decide on.
 
 
 class Vote(BaseModel):
-    """One person's reply to a request for approval: the message's seq, and its time in milliseconds since the Unix
-    epoch.
+    """One person's reply to a request for approval. ``seq`` is the seq of the reply, and ``at`` is its time in
+    milliseconds since the Unix epoch.
     """
 
     by: str
@@ -332,12 +337,12 @@ class Vote(BaseModel):
     scope: Scope = "once"
 
     request: int = 0
-    """Seq of the request that the message answers; 0 if the network reported the decision."""
+    """Seq of the request that the message answers, or 0 if the network reported the decision."""
 
 
 class Wait(BaseModel):
-    """The wait of a call: questions (seqs) and their threads, by recipient, and a deadline in milliseconds since the
-    Unix epoch.
+    """Wait of a tool call for replies. ``questions`` contains the seqs of the questions by recipient, and ``threads``
+    their threads. ``until`` is the deadline in milliseconds since the Unix epoch.
     """
 
     questions: dict[str, int]
@@ -346,22 +351,24 @@ class Wait(BaseModel):
     is_approval: bool = False
 
     deciders: list[str] | None = None
-    """People who may approve. None: everybody who reads the request, and operators."""
+    """People who may approve. None means everybody who can read the request, and operators."""
 
     with_operators: bool = False
-    """Whether operators may approve too."""
+    """Whether operators may also approve."""
 
     needed: int = 1
     """Number of different people who must approve."""
 
     votes: list[Vote] = []
-    """Approvals so far, if one is not enough."""
+    """Approvals so far, if more than one is needed."""
 
     stage: int = 0
     """Number of times that more people were asked because nobody decided in time."""
 
     def to_record(self) -> dict[str, Any]:
-        """Return the body of the record. Fields that only some approvals use are omitted if they have their default."""
+        """Return the body of the record ``waiting``. Fields that only some approvals use are omitted if they have their
+        default.
+        """
         body = self.model_dump()
         defaults: dict[str, object] = {"deciders": None, "with_operators": False, "needed": 1, "votes": [], "stage": 0}
         return {name: value for name, value in body.items() if name not in defaults or value != defaults[name]}
@@ -369,8 +376,9 @@ class Wait(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class PromptPart:
-    """Text in the prompt about a source of tools, for example a server. ``system`` is the source's own text:
-    untrusted, and already escaped. ``user`` is the author's text. The names of its ``tools`` begin with ``name``.
+    """Text in the prompt about a source of tools, for example an MCP server. ``system`` is the source's own text, which
+    is untrusted and already escaped. ``user`` is the text of the agent's author. The names of the ``tools`` begin with
+    ``name``.
     """
 
     name: str
@@ -380,7 +388,7 @@ class PromptPart:
 
     @property
     def fenced(self) -> str:
-        """The source's own text in an element, after a sentence that names its author. Empty if there is no text."""
+        """The source's own text in an element, after a sentence that says who wrote the text. Empty without a text."""
         if not self.system:
             return ""
         return (
@@ -391,14 +399,14 @@ class PromptPart:
 
 
 NoCallsReason = Literal["no_calls", "limit_reached", "tools_disabled"]
-"""Reason why no tools are called: the model called none, a limit makes the next turn the last, or a call was to a
-disabled tool.
+"""Reason why no tool was called: the reply contains no calls, a limit makes the next turn the last one, or the called
+tool is disabled.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A hook's result that ends the reaction, with this answer or without an answer."""
+    """Result of a hook that ends the reaction, with ``answer`` or, if it is None, without an answer."""
 
     answer: str | None
     reason: str = "ended by a hook"
@@ -406,8 +414,8 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class AfterTool:
-    """A hook's changes after a tool call: ``content`` that replaces the result for the model, ``messages`` that
-    replace the history before this turn, and the tool that the next turn must call.
+    """Changes of a hook after a tool call. ``content`` replaces the result for the model. ``messages`` replace the
+    history before this turn. ``next_tool`` is the tool that the next turn must call.
     """
 
     content: str | None = None

@@ -18,8 +18,8 @@ CONVERSATION = "conversation.jinja"
 """User message of a reaction: ``message_threads``, ``incoming_thread_id`` and ``incoming_message`` as XML."""
 
 LEAN = "lean.jinja"
-"""Short form of `CONVERSATION`. Its extra variable ``listed_threads`` contains the id, sender and text of threads that
-the prompt shows in one line each.
+"""Short form of `CONVERSATION`. Its additional variable ``listed_threads`` contains the id, sender and text of each
+thread that the prompt shows as one line.
 """
 
 SYSTEM = "system.jinja"

@@ -1,12 +1,12 @@
-"""Adds the images and files of the trigger to the model's request. The content of the trigger lists them under
-``images`` and ``files``.
+"""Middleware that adds the images and files of the trigger to the model's request. The content of the trigger lists the
+attachments under ``images`` and ``files``.
 
 An image is an ``https:`` URL or the image data. A file contains its bytes, as a ``data:`` URL or as base64 under
-``data``. Instead, ``file`` may name a stored file of the mod `files`, which is downloaded for the request. The agent's
-author configures the accepted kinds, because a model refuses the whole request for any other kind. The conversation
-names all attachments as text. If an attachment of an accepted kind cannot be shown, a text after the conversation names
-the attachment and the reason. Records do not contain attachments, so a resumed reaction reads them from the message
-again.
+``data``. Alternatively, ``file`` names a stored file of the mod `files`, which is downloaded for the request. The
+agent's author configures the accepted kinds, because a model refuses the whole request if an attachment has any other
+kind. The conversation names all attachments as text. If an attachment of an accepted kind cannot be shown, a text after
+the conversation names the attachment and the reason. Records do not contain attachments, so a resumed reaction reads
+the attachments from the message again.
 """
 
 from __future__ import annotations
@@ -94,11 +94,11 @@ _Most = Annotated[int, Field(ge=1, le=64)]
 
 
 class Attachments(Middleware):
-    """Adds the attachments of the trigger whose kinds are in ``takes`` to every turn.
+    """Adds those attachments of the trigger whose kinds are listed in ``takes`` to the request of every turn.
 
     A kind is ``image``, ``pdf``, ``audio`` (WAV and MP3), or a pattern of media types (``text/csv``). ``models`` lists
     patterns of the names of models that accept attachments. Each message may have at most ``most`` attachments with
-    ``max_bytes`` in total. Further attachments are omitted, and the request tells the model about the omission.
+    ``max_bytes`` in total. Further attachments are omitted, and a text in the request names them.
     """
 
     @checked()
@@ -116,13 +116,13 @@ class Attachments(Middleware):
         self._most = most
         self._max_bytes = max_bytes
         self._downloads: dict[tuple[str, int, str, int | None], str] = {}
-        """Base64 of stored files, by agent, trigger, file and version. Every turn of a reaction sends the files again,
-        so each file is downloaded only once.
+        """Base64 of stored files, by agent, trigger, file and version. The cache avoids repeated downloads, because
+        every turn of a reaction sends the files again.
         """
 
     async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         index = find_prompt(request.messages, around.state.history)
-        # The prompt of an agent that is called as a tool does not contain the trigger, so it gets no attachments.
+        # The prompt of an agent that is called as a tool does not contain the trigger, so add no attachments to it.
         if around.path or index is None or not any(fnmatchcase(around.model.name, model) for model in self._models):
             return await proceed(request)
         attachments = read_attachments(around.context.trigger.content)
@@ -140,8 +140,8 @@ class Attachments(Middleware):
         return await proceed(replace(request, messages=messages))
 
     async def _download_stored(self, context: ToolContext, attachments: Sequence[Attachment]) -> list[Attachment]:
-        """Return the attachments, with the bytes of stored files of accepted kinds filled in. A file that is not
-        available has no bytes.
+        """Download the stored files of accepted kinds, and return all attachments. A stored file that is not available
+        has no bytes.
         """
         loaded, room, number = [], self._max_bytes, 0
         for attachment in attachments:
@@ -187,8 +187,7 @@ class Attachments(Middleware):
         omitted: list[tuple[str, str]] = []
         room = self._max_bytes
         for attachment in attachments:
-            # Skip kinds that are not configured without a notice, because the conversation already names these
-            # attachments.
+            # Skip attachments of other kinds without a notice, because the conversation already names them.
             if not self._takes_kind(attachment):
                 continue
             is_image = attachment.media_type.startswith("image/")
@@ -219,13 +218,14 @@ class Attachments(Middleware):
 
 
 def show_images(most: _Most = 8) -> Attachments:
-    """Return middleware that attaches only images. An agent's file calls it ``images``."""
+    """Return middleware that attaches only images. In an agent's file, this middleware is named ``images``."""
     return Attachments(["image"], most=most)
 
 
 def read_attachments(content: object) -> list[Attachment]:
-    """Return the attachments under ``images`` and ``files`` of a message's content: texts, or objects with ``url`` or
-    ``data``. Other values are ignored."""
+    """Return the attachments that a message's content lists under ``images`` and ``files``. An item is a URL, or an
+    object with ``url`` or ``data``. Other values are ignored.
+    """
     if not isinstance(content, dict):
         return []
     listed = [(item, key) for key in ("images", "files") if isinstance(content.get(key), list) for item in content[key]]
@@ -255,8 +255,8 @@ def _read(value: object, *, is_image: bool) -> Attachment | None:
 
 
 def _is_address(text: str) -> bool:
-    """Return whether this URL looks like one that a provider can load an image from. A provider refuses the whole
-    request for an invalid URL.
+    """Return whether a provider can probably load an image from this URL. A provider refuses the whole request if it
+    contains an invalid URL.
     """
     try:
         return _ADDRESS.fullmatch(text) is not None and bool(urlsplit(text).hostname)

@@ -1,12 +1,12 @@
-"""Budgets of tokens and money per turn, reaction, conversation (root) and day.
+"""Middleware that enforces budgets of tokens and money per turn, reaction, conversation (root) and day.
 
 Before each model call, the middleware reserves the expected usage. After the call, the journal records the actual
 usage. If the server reports no usage, the estimate is recorded instead. The hub adds up the recorded usage
 (``network.spent``). The sums therefore survive restarts, and they include the usage of other agents in the same
 conversation, in any process. Reservations are local to this process. The calls of another process count only after they
-end, so several processes may exceed a budget together. An exceeded budget raises `ModelError` with the reason
-``budget``: the reaction ends as `stopped`, waiting callers get an answer, and the hub notifies the readers of the
-thread.
+end, so several processes may exceed a budget together. If a call would exceed a budget, the middleware raises
+`ModelError` with the reason ``budget``. The reaction then ends with the status `stopped`, waiting callers get an
+answer, and the hub notifies the readers of the thread.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def _check_limits(
 
 
 class Budget(Middleware):
-    """Stops an agent whose ``tokens`` or ``usd`` are used up. ``reserve`` is the expected number of tokens of a reply.
+    """Stops an agent when its budget of ``tokens`` or ``usd`` is used up. ``reserve`` is the expected number of tokens
+    of a reply.
 
     When an operator lets a stopped conversation continue (``network.resume_root``), the conversation gets its full
     budget once more. An agent called as a tool has its own middleware, but its usage also counts toward the budgets of
@@ -149,8 +150,8 @@ class Budget(Middleware):
         try:
             reply = await proceed(request)
         finally:
-            # Release the reservation in every case. From now on the records contain the real usage; counting both would
-            # refuse calls too early.
+            # Always release the reservation. The records contain the actual usage after the call, and counting both
+            # amounts would refuse calls too early.
             _reserve(claims, -1)
         if not reply.usage.prompt_tokens and not reply.usage.completion_tokens:  # the server reports no usage
             output_tokens = count_message(AssistantMessage(reply.text, reply.tool_calls), self._count)
@@ -197,10 +198,11 @@ class Budget(Middleware):
         return _Claim((epoch, unit, scope, owner), scope, unit, limit, used, needed, by)
 
     def _add_up_root(self, around: Around, unit: Unit, spent: Mapping[str, Any], limit: Decimal) -> tuple[Decimal, str]:
-        """Return the conversation's usage, and the other agent that used most of it (empty if this agent did).
+        """Return the conversation's usage, and the other agent that used most of it. If this agent used most of it, the
+        second value is empty.
 
-        The records of one other agent count for at most `OTHERS_SHARE` of the budget. An agent that reports false
-        usage, or that runs out of control, can therefore not use up the budget for all agents.
+        The records of one other agent count for at most `OTHERS_SHARE` of the budget. Therefore an agent that reports
+        false usage, or that runs out of control, cannot use up the budget for all agents.
         """
         by_agent: Mapping[str, Any] = spent.get("by_agent", {})  # older hubs do not report this field
         claims = {agent_id: self._add_up(around, unit, sums) for agent_id, sums in by_agent.items()}
@@ -223,10 +225,8 @@ class Budget(Middleware):
     def _convert(self, unit: Unit, usage: Usage, calls: int, *choices: Sequence[str]) -> Decimal:
         """Convert a usage into the budget's unit.
 
-        Convert a usage into the budget's unit.
-
-        For money, use the first of ``choices`` with a known price, and the most expensive model in it. Raises
-        `ModelError` if no price is known.
+        Each of ``choices`` is a list of models. For money, use the first list that contains a model with a known price,
+        and the most expensive model in this list. Raises `ModelError` if no price is known.
         """
         tokens = usage.prompt_tokens + usage.completion_tokens
         if unit == "tokens" or not tokens:
@@ -234,7 +234,8 @@ class Budget(Middleware):
         for names in choices:
             costs = [cost for name in names if (cost := self._prices.cost(name, usage, calls)) is not None]
             if costs:
-                # Use the most expensive model. Which of the fallback models answers is known only after the call.
+                # Use the most expensive model, because the fallback model that will answer is not known before the
+                # call.
                 return max(costs)
         sentence = (
             f'The price of the model "{" or ".join(choices[-1])}" is unknown, and a budget in dollars needs it. '

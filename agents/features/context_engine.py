@@ -1,8 +1,8 @@
-"""Keeps each request of a reaction within a token limit, by choosing the first layout that fits.
+"""Middleware that keeps each request of a reaction within a token limit, by choosing the first layout that fits.
 
 There are three layouts. ``full`` keeps every turn. ``tool_summary`` replaces old results with the summaries that their
-tools provided (`Output.summary`). ``summary`` lets a model summarize the oldest turns once and stores the text in the
-ledger. If no layout fits, old results are shortened.
+tools provided (`Output.summary`). ``summary`` asks a model once to summarize the oldest turns, and stores the summary
+in the ledger. If no layout fits, old results are shortened.
 
 A *block* is a message of the model with everything up to its next message. Calls and results are never separated, and
 the newest block is never changed. The size of a request is the provider's count of the previous request plus an
@@ -10,7 +10,8 @@ estimate of the difference. All inputs of the choice are in ``state.values``, so
 layout.
 
 A summary contains only text that the readers of the trigger may read (``audience`` in the note). Only the reaction that
-created a summary reads it. In this file, the engine comes first, followed by the pure functions that arrange blocks.
+created a summary reads it. In this file, the class `ContextEngine` comes first, followed by the pure functions that
+arrange blocks.
 """
 
 from __future__ import annotations
@@ -62,16 +63,17 @@ turns, so that not every turn needs a new summary.
 """
 
 SHORT_CHARS = 200
-"""Maximum characters that later turns show of a result that the model needs to read only once and that has no summary.
+"""Maximum length of a result in later turns, in characters, if the model needs to read the whole result only once and
+the result has no summary.
 """
 
 
 _logger = logging.getLogger(__name__)
 
 SUMMARY = "context.summary"  # name of the note, and key in ``state.values``
-# Keys in ``state.values``, in this order: how to shorten results, the number of turns in the summary of the prepared
-# request, the estimated size of the prepared request (0 if it does not fit), and the last pair of estimated and counted
-# size.
+# Keys in ``state.values``. `_RESULTS`: rules for shortening results. `_APPLIED`: number of turns in the summary of the
+# prepared request. `_ESTIMATED`: estimated size of the prepared request, or 0 if the request does not fit. `_COUNTED`:
+# last pair of estimated and counted size.
 _RESULTS, _APPLIED, _ESTIMATED, _COUNTED = "context.results", "context.applied", "context.asked", "context.counted"
 
 
@@ -120,7 +122,7 @@ class ContextEngine(Middleware):
         count: Annotated[Count | None, IN_CODE] = None,
     ) -> None:
         self.limit = _find_limit(max_tokens, reserve_tokens)
-        """Maximum tokens of a request."""
+        """Maximum number of tokens of a request."""
 
         self._layouts = tuple(layouts)
         self._summary_tokens = summary_tokens or min(600, self.limit // 3)
@@ -167,7 +169,7 @@ class ContextEngine(Middleware):
         summary, applied = find_summary(state.values.get(SUMMARY), state.history), state.values.get(_APPLIED)
         assert isinstance(applied, int)
         parts = split_request(request.messages, count_own(state.history) - applied)
-        # the summary was written in this turn, before an interruption
+        # Apply a summary that was written in this turn before an interruption, when the request was already prepared.
         if summary is not None and summary.turns > applied:
             parts = apply_summary(parts, summary, beyond=applied)
         if not self._fits(state, parts, request.tools):
@@ -260,8 +262,8 @@ class ContextEngine(Middleware):
         estimate = count_request(parts.join(), tools, self._count)
         match state.values.get(_COUNTED):
             case (int(asked), int(counted)):
-                # The errors of both estimates cancel out in their difference. The lower bound is for requests that
-                # became much smaller.
+                # The difference of two estimates is more accurate than each estimate. The lower bound is for requests
+                # that became much smaller.
                 return max(estimate // 4, counted + estimate - asked)
             case _:
                 return estimate
@@ -271,9 +273,9 @@ class ContextEngine(Middleware):
 
 
 class Summary(BaseModel):
-    """The summary of the first ``turns`` blocks of a run.
+    """Summary of the first ``turns`` blocks of a run.
 
-    ``digest`` identifies these blocks. ``audience`` is the seq of the trigger; the readers of the trigger may read the
+    ``digest`` identifies these blocks. ``audience`` is the seq of the trigger. The readers of the trigger may read the
     summary.
     """
 
@@ -286,8 +288,8 @@ class Summary(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """Replacement of a result in later turns by the result's ``summary``. If ``save`` is False, the replacement already
-    applies one turn after the model has read the result.
+    """Rule for shortening a result in later turns. The result's ``summary`` replaces the result when the request has
+    too little room. If ``save`` is False, the result is shortened as soon as the model has read it once.
     """
 
     summary: str | None
@@ -308,7 +310,7 @@ class SplitRequest:
 
 
 def split_request(messages: Sequence[ChatMessage], own: int) -> SplitRequest:
-    """Split a request: the last ``own`` blocks, and the messages before them, such as the prompt and examples."""
+    """Split a request into its last ``own`` blocks and the messages before these blocks, such as the prompt."""
     indexes = [place for place, message in enumerate(messages) if isinstance(message, AssistantMessage)]
     starts = indexes[len(indexes) - own :] if 0 < own <= len(indexes) else []
     first = starts[0] if starts else len(messages)
@@ -343,8 +345,8 @@ def _list_own(history: Sequence[ChatMessage]) -> list[AssistantMessage]:
 
 
 def apply_summary(parts: SplitRequest, summary: Summary, *, beyond: int = 0) -> SplitRequest:
-    """Replace the blocks that a summary covers with its text. ``beyond`` is the number of blocks that an earlier
-    summary at the end of the head already replaces.
+    """Replace the blocks that a summary covers with the text of the summary. ``beyond`` is the number of blocks that an
+    earlier summary, at the end of the head, already replaces.
     """
     head = list(parts.head)
     if beyond and head and isinstance(head[-1], UserMessage):
@@ -431,12 +433,12 @@ def _write_transcript(blocks: Sequence[Sequence[ChatMessage]], max_chars: int) -
 
 
 def find_summary(stored: object, history: Sequence[ChatMessage]) -> Summary | None:
-    """Parse a stored summary. Return None if the summary belongs to a different history, for example after a handoff."""
+    """Parse a stored summary. Return None if the summary belongs to another history, for example after a handoff."""
     try:
         summary = Summary.model_validate(stored)
     except ValidationError:
         return None
-    # After a handoff, the history contains other turns. The old summary would describe work that the new agent never
-    # saw.
+    # After a handoff, the history contains other turns, so the old summary would describe work that the new agent has
+    # not seen.
     is_own = summary.turns <= count_own(history) and summary.digest == digest_turns(history, summary.turns)
     return summary if is_own else None

@@ -1,10 +1,10 @@
-"""Data policy: selects, per tool, which parts of an agent's work the ledger stores (texts, calls, results), and redacts
-the stored parts.
+"""Middleware that selects, per tool, which parts of an agent's work the ledger stores (texts, calls, results), and
+redacts the stored parts.
 
 This middleware changes records before they are sent to the ledger (`Middleware.store`). The running model reads all
-data unchanged, but a resumed reaction has only the records. Where data was removed or changed, the resumed model reads
-a notice instead of an empty result. A call whose arguments were not stored does not run. The model is asked again for
-an answer that was not stored. The policy also applies to agents that run inside this agent.
+data unchanged, but a resumed reaction has only the records. In a resumed reaction, the model reads a notice in place of
+data that was removed or changed. A call whose arguments were not stored does not run. If an answer was not stored, the
+model is asked for an answer again. The policy also applies to agents that run inside this agent.
 
 A note of other middleware (`Around.keep`) is stored only if the policy stores texts and also the results of all tools
 that the note names.
@@ -37,11 +37,13 @@ REDACTED = "[redacted]"
 NOT_KEPT = "[not kept]"
 
 Chosen = bool | Collection[str] | Callable[[str], bool]
-"""Selects tools: all tools or none, the listed names, or the names for which a callable returns true."""
+"""Type of an option that selects tools: True or False for all tools or none, a list of names, or a callable that
+returns whether a name is selected.
+"""
 
 Redaction = str | re.Pattern[str] | Callable[[str], str]
-"""Redacts text: a regular expression whose matches are replaced, or a callable that returns the changed text. The
-callable must be deterministic.
+"""Type of a rule that redacts text: a regular expression whose matches are replaced, or a callable that returns the
+changed text. The callable must be deterministic.
 """
 
 _KEPT_DATA = (DISABLED, NOT_RUN, KEEPER)  # data that the loop itself needs
@@ -66,8 +68,9 @@ def _check_effect(text: bool, calls: Chosen, results: Chosen, redact: Sequence[s
 class DataPolicy(Middleware):
     """Selects the parts of an agent's work that the ledger stores.
 
-    ``text`` is the model's text, ``thinking`` its reasoning, ``calls`` the arguments of the selected tools' calls
-    (names are always stored), and ``results`` the results of the selected tools. ``redact`` applies to all stored text.
+    ``text`` and ``thinking`` say whether the model's text and its reasoning are stored. ``calls`` selects the tools
+    whose arguments are stored; the names of called tools are always stored. ``results`` selects the tools whose results
+    are stored. ``redact`` applies to all stored text.
     """
 
     def __init__(
@@ -117,8 +120,8 @@ class DataPolicy(Middleware):
         return self._options
 
     def _store_part(self, part: Mapping[str, Any]) -> Mapping[str, object]:
-        """Filter one message of a prompt. The rule for texts applies to replies, and the rule of the tool applies to
-        results.
+        """Filter one message of a recorded prompt. The rule for texts applies to replies, and the rule for results
+        applies to tool results.
         """
         is_kept = self._keeps_results(part["tool"]) if part["role"] == "tool" else self._keeps_text
         calls = [
@@ -184,10 +187,10 @@ class DataPolicy(Middleware):
         return {**stored, ALTERED: changed} if changed else stored
 
     def _store_origin(self, origin: Mapping[str, Any]) -> Mapping[str, object]:
-        """Store the fields that only the server reads either completely or not at all.
+        """Return the reply's origin, either with all fields that only the server reads, or with none of them.
 
-        These fields contain reasoning. The reasoning may be encrypted, so redaction cannot search it. A server refuses
-        fields that were changed.
+        These fields contain reasoning, which may be encrypted, so redaction cannot search it. A server refuses fields
+        that were changed.
         """
         is_kept = self._keeps_thinking and self._redact(origin) == origin
         return (
@@ -254,8 +257,8 @@ class DataPolicy(Middleware):
 
 
 def _describe_removed(what: str) -> str:
-    """Return the text that replaces a removed result in a resumed reaction. The model reads this text, so the text says
-    what to do.
+    """Return the text that the model reads in a resumed reaction in place of a removed result. The text says what the
+    model can do.
     """
     return f"[This agent's data policy did not keep the {what}. If you still need it, get it again.]"
 
@@ -276,7 +279,7 @@ def _as_redaction(redaction: Redaction) -> Callable[[str], str]:
         check_plain("What redacts for DataPolicy", redaction)
         return redaction
     pattern = BoundedPattern.of(redaction) if isinstance(redaction, re.Pattern) else compile_pattern(redaction)
-    # Refuse such a pattern, because it would insert a replacement between all characters.
+    # Refuse a pattern that matches the empty text, because its replacement would be inserted between all characters.
     if pattern.search(""):
         raise ValueError(f"the pattern {pattern.source!r} matches the empty text. Replace * by +")
 

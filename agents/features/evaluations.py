@@ -1,10 +1,10 @@
-"""Evaluations: checks of an answer before it is sent, chosen by the tools that the reaction used.
+"""Middleware that checks an answer before the answer is sent. The tools that the reaction used determine the checks.
 
-A check returns an instruction to improve the answer, or None. `Evaluations` is middleware that sends these instructions
-back to the model, up to the policy's ``max_corrections`` times. After that, the answer is sent although checks object,
-and the objections are recorded. Only a blocking check stops such an answer. A check that fails (its model is down, or
-its code raises) does not delay the answer, and the failure is recorded. Results of checks are recorded too, so a
-resumed reaction does not repeat the checks.
+A check returns an instruction to improve the answer, or None. `Evaluations` sends these instructions back to the model,
+up to the policy's ``max_corrections`` times. After that, the answer is sent although checks found problems, and the
+problems are recorded. Only a blocking check stops such an answer. If a check itself fails, because its model is down or
+its code raises an error, the answer is sent anyway, and the failure is recorded. Results of checks are recorded too, so
+a resumed reaction does not repeat the checks.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from roundelay.network.text import cut
 _logger = logging.getLogger(__name__)
 
 MAX_FINDING_CHARS = 8000
-"""Maximum characters of all instructions that checks return for one answer."""
+"""Maximum total characters of the instructions that checks return for one answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Facts that a check may use: the prompt, and each result that the model read, with the tool's name and the
-    references.
+    """Facts that a check may use: the prompt, and the results that the model read. Each result is a pair of the tool's
+    name and the text, which includes references.
     """
 
     prompt: str
@@ -47,7 +47,7 @@ class Evidence:
 
 
 class Check(Protocol):
-    """Interface of a check. A function with this signature is a check too. The record shows the name of the check."""
+    """Interface of a check. A plain function with this signature is also a check. Records contain the check's name."""
 
     def __call__(self, answer: str, evidence: Evidence, around: Around, /) -> str | Awaitable[str | None] | None:
         """Return the instruction to improve the answer. For a good answer, return None or an empty text."""
@@ -107,7 +107,7 @@ class Evaluations(Middleware):
 
     async def review(self, around: Around, answer: str) -> str | Answer | Correction:
         used = [check for tool in around.state.calls for check in self._by_tool.get(tool, ())]
-        # Run each check only once, even if several used tools name it, or ``always`` contains it too.
+        # Run each check only once, even if several used tools name the check, or ``always`` also contains it.
         checks = list({id(check): check for check in (*self._always, *used)}.values())
         if not checks:
             return answer
@@ -120,8 +120,7 @@ class Evaluations(Middleware):
                 ]
         findings = [(name, finding) for name, task in tasks if (finding := task.result()[0]) is not None]
         notes = [f"{name}: {note}" for name, task in tasks if (note := task.result()[1])]
-        # Grounding compares the answer with results. Without results it checks nothing, so do not record the check as
-        # passed.
+        # `Grounding` compares the answer with results. Without results, do not record the check as passed.
         idle = {name_check(check) for check in checks if isinstance(check, Grounding) and not evidence.results}
         passed = [name for name, task in tasks if task.result() == (None, "") and name not in idle]
         notes += [f"{name}: passed" for name in passed]
@@ -135,7 +134,7 @@ class Evaluations(Middleware):
         return Answer(answer, metadata, notes) if notes else answer
 
     async def _run_check(self, check: Check, answer: str, evidence: Evidence, around: Around) -> tuple[str | None, str]:
-        """Return the instruction of a check, and why the check failed (empty if it ran)."""
+        """Return the instruction of a check, and the reason if the check itself failed (otherwise an empty text)."""
 
         async def perform() -> str | None:
             outcome: object = check(answer, evidence, around)
@@ -147,7 +146,7 @@ class Evaluations(Middleware):
 
         try:
             return await run_isolated(perform, name=f"check-{name_check(check)}", timeout_s=self._timeout_s), ""
-        except Exception as error:  # the check's code or model may raise anything; only this check ends
+        except Exception as error:  # the check's code or model may raise any error, which ends only this check
             finding = describe_error(error) if isinstance(error, ModelError) else type(error).__name__
             _logger.warning(
                 "check not made",
@@ -158,8 +157,8 @@ class Evaluations(Middleware):
 
 
 class Grounding:
-    """Asks a model whether the results and the conversation support everything in the answer. This check does nothing
-    if there are no results.
+    """Check that asks a model whether the results and the conversation support everything in the answer. The check does
+    nothing if there are no results.
     """
 
     name = "grounding"
@@ -185,9 +184,10 @@ class Grounding:
 
 
 class Rule:
-    """Searches the answer for a regular expression, which it must contain or, with ``forbids``, must not contain.
+    """Check that searches the answer for a regular expression. The answer must contain a match or, with ``forbids``,
+    must not contain a match.
 
-    If searching the answer takes too long, the check fails. Otherwise a crafted answer could bypass the check.
+    If the search takes too long, the answer does not pass. Otherwise a crafted answer could bypass the check.
     """
 
     def __init__(self, name: str, regex: str, instruction: str, *, forbids: bool = False) -> None:
@@ -209,7 +209,7 @@ class Rule:
 
 
 def name_check(check: Check) -> str:
-    """Return the name of a check in records."""
+    """Return the name under which records list a check."""
     return str(getattr(check, "name", None) or getattr(check, "__name__", type(check).__name__))
 
 

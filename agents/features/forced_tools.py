@@ -1,5 +1,5 @@
-"""Forced tools: in its first turn, the model must call each of these tools. Later turns are free. After a handoff, the
-same rule applies to the first turn of the new agent.
+"""Middleware that forces the model to call certain tools in its first turn. In later turns, the model may choose
+freely. After a handoff, the same rule applies to the first turn of the new agent.
 
 `ForcedTools` is middleware around the model call. It sends one request per forced tool, concurrently, and merges the
 replies into one reply of the turn. The merged reply lists calls and texts in the order of the tools, and its usage is
@@ -23,7 +23,7 @@ from roundelay.agents.options import OR_NONE, Text, checked
 from roundelay.agents.values import TurnState
 
 FORCED_TOOLS = "forced_tools"
-"""Key in a message's metadata: tools that the reaction to it must call first."""
+"""Key in a message's metadata for the names of tools that the reaction to this message must call first."""
 
 
 def _check_names(tools: Sequence[str], by_message: Sequence[str]) -> None:
@@ -32,7 +32,7 @@ def _check_names(tools: Sequence[str], by_message: Sequence[str]) -> None:
 
 
 class ForcedTools(Middleware):
-    """Makes the first turn call ``tools`` in this order. Then come the tools in ``by_message`` that the message's
+    """Makes the first turn call ``tools`` in this order, followed by the tools in ``by_message`` that the message's
     metadata names.
 
     The metadata is ``{"forced_tools": ["search"]}``. Names that are not in ``by_message`` are ignored. A tool that a
@@ -49,8 +49,8 @@ class ForcedTools(Middleware):
         self.tool_names = (*self._names, *by_message)
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
-        # Tell the context engine that the turn has several requests. Otherwise it would mistake their summed usage for
-        # the size of one request.
+        # Set a flag for the context engine if the turn has several requests. Otherwise the engine would mistake their
+        # summed usage for the size of one request.
         state.values[SEVERAL_REQUESTS] = state.own_turn == 1 and bool(step.tools) and len(self._find_names(state)) > 1
         return step
 

@@ -1,5 +1,5 @@
-"""Context fragments: pieces of text from tools, which are ranked and shown to the model before each turn. The model can
-cite them.
+"""Middleware for context fragments: pieces of text from tools, which are ranked and shown to the model before each
+turn. The model can cite fragments.
 
 A tool returns ``Output(content, {"fragments": [{"id", "title", "url", "text", "score"}, ...]})``. The result that the
 model reads contains only the content. The last message of the next request shows the best fragments of the whole
@@ -29,16 +29,16 @@ _GATHERED = "fragments.gathered"  # key in the state's values: fragments by key
 
 
 class Fragment(Reference):
-    """A piece of context. Fragments with a higher ``score`` are more important. Tools that are used together should use
-    the same scale.
+    """A piece of text for the model's context. Fragments with a higher ``score`` are more important. Tools that are
+    used together should use the same scale.
     """
 
     score: float = 0.0
 
 
 Rank = Callable[[Sequence[Fragment], TurnState], Sequence[Fragment]]
-"""Returns the fragments to show, best first. The function must be pure, because it runs again when a reaction is
-resumed.
+"""Function that returns the fragments to show, best first. The function must be pure, because it runs again when a
+reaction is resumed.
 """
 
 

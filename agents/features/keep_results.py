@@ -1,4 +1,4 @@
-"""Shows the tool results of earlier reactions in the same thread in later prompts.
+"""Middleware that shows the tool results of earlier reactions in the prompts of later reactions in the same thread.
 
 The results come from the agent's own records, so data that a data policy removed does not appear. The shown results are
 stored as a note of the reaction, so a resumed reaction reads the same results.
@@ -30,15 +30,17 @@ KEPT = "keep_results"
 
 HEADING = "Results of your tools for earlier messages of this thread (newest last):"
 LOOKED_AT = 20
-"""Maximum number of earlier messages of the thread whose reactions are searched for results, newest first."""
+"""Maximum number of earlier messages in the thread whose reactions are searched for results. The search begins with the
+newest message.
+"""
 
 _PLACED = "keep_results.placed"
 _logger = logging.getLogger(__name__)
 
 
 class KeepResults(Middleware):
-    """Shows the results of the last ``reactions`` reactions in the thread that called tools. At most ``max_chars``
-    characters are shown, and the newest results have priority.
+    """Shows tool results of earlier reactions in the thread: of the last ``reactions`` reactions that called tools. At
+    most ``max_chars`` characters are shown, and the newest results have priority.
     """
 
     @checked()
@@ -61,7 +63,7 @@ class KeepResults(Middleware):
         # Search only in the first turn. Later turns and a resumed run read the note, so that all turns show the same
         # results.
         if KEPT not in values and not around.path and around.state.own_turn == 1:
-            # A replay must show the results that the recorded run showed. There may be more records now.
+            # A replay must show the same results as the recorded run, although there may be more records now.
             results = around.replayed(KEPT)
             if results is None:
                 results = await self._find(around)
@@ -100,7 +102,7 @@ class KeepResults(Middleware):
                     break
         except ConnectError:
             raise
-        except RoundelayError as error:  # a quota, a damaged record: the reaction continues without earlier results
+        except RoundelayError as error:  # for example a quota: the reaction continues without earlier results
             _logger.warning("no earlier results", extra={"reaction": around.reaction, "code": error.code})
         return shown[::-1]
 

@@ -1,10 +1,10 @@
-"""Shows the model only the beginning of a long result. The model can read the rest with the tool `read_result`. The
-ledger stores the whole result as notes.
+"""Middleware that shows the model only the beginning of a long result. The model can read the rest with the tool
+`read_result`. The ledger stores the whole result as notes.
 
-The result is stored before the policy's ``max_result_chars`` shortens it, in parts that each fit into a record. It is
-therefore still available after the reaction resumes. Only the reaction that got the result can read it. The results of
-one reaction have a total limit: new results replace the oldest results, and the model reads a notice about the
-replacement.
+The result is stored before the policy's ``max_result_chars`` shortens it, in parts that each fit into a record.
+Therefore the whole result is still available after the reaction resumes. Only the reaction that received the result can
+read it. The stored results of one reaction have a total limit: new results replace the oldest results, and the model
+reads a notice about the replacement.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from .references import REFERENCES, find_citations
 
 READ_RESULT = "read_result"
 WHOLE = "whole"
-"""Key in a result's data: ``call`` (its id for `read_result`), its length in ``chars``, the number of characters
-``kept``, and the names of the ``notes`` that contain them.
+"""Key in a result's data for an object about the whole result: ``call`` (the id for `read_result`), ``chars`` (the
+length of the result), ``kept`` (the number of stored characters), and ``notes`` (the names of the notes that contain
+them).
 """
 
 MAX_TOTAL_CHARS = 10_000_000
@@ -37,8 +38,8 @@ _KEPT = "results.kept"  # key in ``state.values``: the kept result of each call,
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """The notes that contain a result; empty after the result is dropped. ``cited`` lists the sources that the text of
-    the result cites by its own numbers.
+    """Stored parts of a long result. ``notes`` names the notes that contain the parts, and is empty after the result is
+    dropped. ``cited`` lists the sources that the text of the result cites by its own numbers.
     """
 
     notes: tuple[str, ...] = ()
@@ -153,7 +154,7 @@ class LongResults(Middleware):
             return ToolResult(text, ok=False)
         parts = [values.get(name) for name in kept.notes]
         whole = "".join(part for part in parts if isinstance(part, str))
-        # a data policy removed the notes, and the agent has restarted
+        # After a restart, notes may be missing because a data policy did not store them.
         if not all(isinstance(part, str) for part in parts):
             sentence = f'The rest of call "{call_id}" was not kept. Call the tool again if you need it.'
             return ToolResult(sentence, ok=False)
@@ -167,7 +168,7 @@ class LongResults(Middleware):
             rest = f"[end of the result: {len(whole)} characters]"
         piece = whole[offset:end]
         numbers = find_citations(piece)
-        # List only sources that this part cites. Numbers are assigned to sources when the sources are shown.
+        # List only the sources that this part cites, because a source gets its number when it is shown.
         cited: list[JsonValue] = [
             source for source in kept.cited if isinstance(source, dict) and source.get("n") in numbers
         ]

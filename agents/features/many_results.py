@@ -1,5 +1,5 @@
-"""Asks the model to write down the important facts after a turn with many results, because these results may be
-shortened later.
+"""Middleware that asks the model to write down the important facts after a turn with many results, because these
+results may be shortened later.
 
 This module is pure. Place it before `context_engine` in an agent's list, so that `context_engine` counts the added
 sentence.

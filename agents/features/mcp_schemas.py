@@ -1,8 +1,8 @@
 """Limits and sanitizes the tools of MCP servers, which are untrusted, and validates arguments in a separate process.
 
 A server chooses the names, descriptions and schemas of its tools. These texts are part of every request, and some
-models treat them as lines of the system message. A schema is a small program: matching a pattern may run forever while
-it holds Python's global lock, and a ``$ref`` may name any URL. `read_offer` therefore omits each tool whose schema is
+models treat them as lines of the system message. Evaluating a schema can be dangerous: matching a pattern may run
+forever while it holds the GIL, and a ``$ref`` may name any URL. `read_offer` therefore omits each tool whose schema is
 too large or has external references. `read_offer` also escapes each text and puts it on one line. If checking arguments
 takes too long, `SchemaCheck` kills the process that runs the check.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import mcp_types as types
 
 MAX_TOOLS = 128
-"""Maximum number of tools of one server. Providers accept no more tools in a request."""
+"""Maximum number of tools of one server. Providers refuse requests with more tools."""
 
 MAX_NAME_CHARS = 128
 MAX_DESCRIPTION_CHARS = 2000
@@ -44,7 +44,9 @@ MAX_PARAMETER_CHARS = 500
 MAX_SCHEMA_CHARS = 20_000
 MAX_SCHEMA_DEPTH = 32
 MAX_OFFER_CHARS = 200_000
-"""Maximum characters of all descriptions and schemas of one server: about 50,000 tokens in every request."""
+"""Maximum total characters of the descriptions and schemas of one server. This many characters take about 50,000 tokens
+in every request.
+"""
 
 CHECK_S = 2.0
 """Maximum time of one check of arguments, in seconds, not including the start of the process. A typical check takes a
@@ -60,12 +62,12 @@ _TEXTS = frozenset({"description", "title", "$comment", "type"})
 
 
 class Unfit(Exception):
-    """Tool that cannot be offered to the model. The text of the exception gives the reason."""
+    """A tool cannot be offered to the model. The text of the exception is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedTool:
-    """Tool of a server, with limited and sanitized texts. ``name`` is the name of the tool on the server."""
+    """Tool of an MCP server, with limited and sanitized texts. ``name`` is the name of the tool on the server."""
 
     name: str
     description: str
@@ -103,7 +105,7 @@ def read_offer(offered: Iterable[types.Tool]) -> tuple[list[OfferedTool], dict[s
 
 def write_line(text: str, max_chars: int) -> str:
     """Return an untrusted text on one line, escaped and cut to the maximum length."""
-    # Cut the text before escaping too, so that escaping a huge text takes no time.
+    # Also cut the text before escaping it, because escaping a huge text would take a long time.
     return shorten(escape_text(text[: 2 * max_chars]), max_chars)
 
 
@@ -286,11 +288,12 @@ def _read_names(value: object) -> list[str]:
 def name_offered(wanted: Sequence[tuple[str, str]]) -> list[str]:
     """Return the names that the model sees. ``wanted`` lists the tools as pairs of server and original name.
 
-    Providers accept names of at most 64 characters from a small set, so two converted names may be equal. Such names
-    end with a hash of the original name. The result for a tool does not depend on the order of the tools.
+    Providers accept names of at most 64 characters from a small character set, so two converted names may be equal.
+    Such names get a hash of the original name at their end. The name of a tool does not depend on the order of the
+    tools.
     """
     plain = [tool_name(f"{server}_{name}") for server, name in wanted]
-    # tools whose original name is equal to another tool's converted name; they keep it
+    # tools whose original name needs no conversion: such a tool keeps its name even if another converted name is equal
     holders: dict[str, tuple[str, str]] = {}
     for name, original in sorted(zip(plain, wanted, strict=True)):
         if name == "_".join(original):
@@ -339,7 +342,7 @@ class SchemaCheck:
             raise ToolError(f"Not run: Wrong arguments for {name}: {listed}.")
 
     async def close(self) -> None:
-        """End the process. Further calls do nothing."""
+        """End the process. Further calls of this method do nothing."""
         process, self._process = self._process, None
         if process is not None:
             if process.returncode is None:

@@ -1,11 +1,11 @@
-"""Tools of MCP servers, over stdio or HTTP. The model sees a tool named ``server.tool`` as ``server_tool``.
+"""Middleware that offers the tools of MCP servers, over stdio or HTTP. The model sees the tool ``tool`` of the server
+``server`` as ``server_tool``.
 
-`McpServers` is middleware. A server starts when a reaction first needs it, and stays connected. If a server is dead or
-slow, a call of its tools returns an error as the result, and the next call connects again. An interrupted call is
-repeated only if the server declares the tool as idempotent or read-only. Tools also
-give access to the prompts and resources of a server. The server's instructions become a part of the prompt. This
-feature needs `roundelay[mcp]`, which is imported when the first servers are created. `mcp_session` owns the
-connections.
+A server starts when a reaction first needs it, and stays connected. If a server is dead or slow, a call of its tools
+returns an error as the result, and the next call connects again. An interrupted call is repeated only if the server
+declares the tool as idempotent or read-only. Additional tools read the prompts and resources of a server. The server's
+instructions become a part of the prompt. This feature needs the extra `roundelay[mcp]`, which is imported when the
+first `McpServers` is created. `mcp_session` contains the connections.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class McpServers(Middleware):
         ]
 
     async def close(self) -> None:
-        """End the sessions of all servers. A session opens again when it is needed."""
+        """End the sessions of all servers. A session opens again when a reaction needs it."""
         for session in self._sessions.values():
             await session.close()
 
@@ -158,7 +158,7 @@ def _make_tool(session: ServerSession, name: str, offered: OfferedTool, timeout_
     # Name the server as the source of the description. Otherwise a template, or a prompt for a model without tool
     # calls, could show the description as text of the agent's author.
     about = f"The MCP server {session.name} says: {offered.description}"
-    # Whether additional arguments are allowed depends on the server's own schema.
+    # The server's own schema decides whether additional arguments are allowed.
     named = {**parameters, "additionalProperties": offered.parameters.get("additionalProperties", True)}
     read = partial(read_object, name, named)
     return Tool(name, about, parameters, offered.effect, timeout_s, read, run)
@@ -187,8 +187,8 @@ def _has_structured(structured: object, texts: Sequence[str]) -> bool:
     """Return whether the texts of a result already contain the structured content of the same result.
 
     Servers should repeat structured content in the texts as JSON
-    (https://modelcontextprotocol.io/specification/2025-11-25/server/tools#structured-content). The Python SDK does, and
-    wraps values other than objects as ``{"result": ...}``.
+    (https://modelcontextprotocol.io/specification/2025-11-25/server/tools#structured-content). The Python SDK does so,
+    and wraps values that are not objects as ``{"result": ...}``.
     """
     inner = structured["result"] if isinstance(structured, dict) and structured.keys() == {"result"} else structured
     values = [_read_json(text) for text in texts]

@@ -1,10 +1,10 @@
 """Connections to MCP servers: options, secrets and the session with one server.
 
-A separate task owns each `ServerSession` from the connection to its end. All code that enters or exits the SDK's client
-runs in that task. Other tasks only send requests. The session reads the list of the server's tools after connecting,
+A separate task runs each `ServerSession` from the connection to its end. All code that enters or exits the SDK's client
+runs in this task. Other tasks only send requests. The session reads the list of the server's tools after connecting,
 and again when the server announces a change. If the protocol version allows it, the session also reads the server's
-instructions again. Servers are untrusted: every text is limited and sanitized before a model or a person reads it. For
-tools, `mcp_schemas` does this.
+instructions again. Servers are untrusted, so every text is limited and sanitized before a model or a person reads it.
+`mcp_schemas` sanitizes the texts of tools.
 """
 
 from __future__ import annotations
@@ -59,24 +59,24 @@ MAX_REPLY_BYTES = 8_000_000
 """Maximum bytes of one HTTP reply that is not a stream. For streams, the SDK limits each event to 1 MiB."""
 
 RETRY_AFTER_S = 30.0
-"""Time during which reactions do not wait for a server that failed, in seconds. A call to a tool of that server
-reconnects at once.
+"""Time after a server's failure during which reactions do not wait for this server, in seconds. A call to a tool of the
+server still reconnects at once.
 """
 
 STDERR_BYTES = 2000
 
 MIN_ENV_SECRET_CHARS = 12
-"""Minimum length of an environment value of a server that is treated as a secret. Shorter values are considered to be
-settings.
+"""Minimum length of a value in a server's environment that is treated as a secret, in characters. Shorter values are
+treated as settings.
 """
 
 _Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
 class ServerOptions(Strict):
-    """One server: a ``command`` to start, or the ``url`` of a running server.
+    """Options of one MCP server: a ``command`` to start, or the ``url`` of a running server.
 
-    ``env_from`` and ``headers_from`` name the environment variables to pass to the server. The server gets no other
+    ``env_from`` and ``headers_from`` name the environment variables to pass to the server. The server receives no other
     variables.
     """
 
@@ -88,7 +88,7 @@ class ServerOptions(Strict):
     url: str | None = None
     headers_from: dict[str, VariableName] = Field(default_factory=dict)
     tools: tuple[str, ...] | None = None
-    """Names of the tools to offer; all tools if None."""
+    """Names of the tools to offer, or None for all tools."""
 
     user_prompt: str = ""
     """Text about the server from the agent's author. The prompt shows the text after the conversation while the server
@@ -142,10 +142,10 @@ class ServerSession:
         self.has_resources = False
         self.has_prompts = False
         self.is_known = False
-        """Whether the server's tools are known. Stays true while the server is disconnected."""
+        """Whether the server's tools are known. The value stays true while the server is disconnected."""
 
         self.failure: str | None = None
-        """Reason why there is no connection."""
+        """Reason why there is no connection, or None."""
 
         self._options = options
         self._client: Client | None = None
@@ -172,7 +172,7 @@ class ServerSession:
         If ``now`` is False, do not reconnect to a server that failed within the last `RETRY_AFTER_S` seconds.
         """
         self._follow_loop()
-        # Without this check, each reaction would wait for the timeout of a server that is down.
+        # Otherwise each reaction would wait for the timeout of a server that is down.
         if not now and asyncio.get_running_loop().time() < self._retry_at_s:
             return
         async with self._open_lock:
@@ -183,11 +183,12 @@ class ServerSession:
                 self._attempt = asyncio.get_running_loop().create_future()
                 self._task = asyncio.create_task(self._run(self._attempt), name=f"mcp-{self.name}")
         if self._attempt is not None:
-            # Shield the attempt. Other calls wait for the same attempt, and cancelling one call must not cancel it.
+            # Shield the attempt: other calls wait for the same attempt, so the cancellation of one call must not end
+            # it.
             await asyncio.shield(self._attempt)
 
     async def close(self) -> None:
-        """End the session, which also ends the process of a local server. Further calls do nothing."""
+        """End the session, which also ends the process of a local server. Further calls of this method do nothing."""
         self._follow_loop()
         task, self._task = self._task, None
         if task is not None:
@@ -397,7 +398,7 @@ async def _skip_validation(*_: object) -> None:
 
 
 async def _bound_reply(response: Any) -> None:
-    """Raise an error as soon as a reply grows too large. Event streams are not limited here."""
+    """Make reading a reply raise an error as soon as the reply is too large. Event streams are not limited here."""
     import httpx2
 
     if response.headers.get("content-encoding", "identity") != "identity":

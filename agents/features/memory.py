@@ -1,11 +1,11 @@
-"""Memory: summarizes, for later prompts, the messages that no longer fit into a thread's window.
+"""Middleware that summarizes, for later prompts, the messages that no longer fit into a thread's window.
 
-The first model call of a reaction looks for messages of the trigger's thread that neither its prompt nor a summary
-contains. A model (or a function) extends the previous summary with these messages. The new summary is stored as a
-record ``memory`` of the agent, with the seqs of the summarized messages. The hub returns a summary (``network.memory``)
-only if each summarized message may enter the prompt. A summary therefore never reveals a message that the prompt must
-not show. If the newest summary may not be shown, the agent continues from an earlier one. A thread with different
-audiences therefore gets a separate summary for each audience.
+Before the first model call of a reaction, the middleware searches the trigger's thread for messages that neither the
+prompt nor a summary contains. A model (or a function) extends the previous summary with these messages. The new summary
+is stored as a record ``memory`` of the agent, with the seqs of the summarized messages. The hub returns a summary
+(``network.memory``) only if each summarized message may enter the prompt. A summary therefore never reveals a message
+that the prompt must not show. If the newest summary may not be shown, the agent extends an earlier summary. A thread
+with different audiences therefore gets a separate summary for each audience.
 
 The memory in a reaction's prompt is stored as a note, so a resumed or replayed reaction reads the same memory.
 """
@@ -40,7 +40,9 @@ from roundelay.network.text import cut
 _logger = logging.getLogger(__name__)
 
 Write = Callable[[str, Sequence[BaseMessage]], str | Awaitable[str]]
-"""Returns the new summary, given the previous one (empty at first) and the messages after it, oldest first."""
+"""Function that returns a new summary. Its arguments are the previous summary, which is empty at first, and the later
+messages, oldest first.
+"""
 
 SUM_UP = (
     "You keep the memory of an agent in a conversation. Rewrite its summary from the summary so far and the messages "
@@ -93,7 +95,7 @@ class Memory(Middleware):
     async def around_model(self, around: Around, request: ModelRequest, proceed: AskModel) -> ModelReply:
         values = around.state.values
         if MEMORY not in values and not around.path and around.state.own_turn == 1:
-            # A replay must show the memory that the recorded run showed. The current memory may contain later messages.
+            # A replay must show the same memory as the recorded run. The current memory may contain later messages.
             recalled = around.replayed(MEMORY)
             if recalled is None:
                 recalled = await self._recall(around, request)
@@ -105,8 +107,8 @@ class Memory(Middleware):
         return await proceed(request)
 
     async def _recall(self, around: Around, request: ModelRequest) -> list[JsonValue]:
-        """Return the memory for the prompt: one entry for each thread whose beginning the prompt does not show. The
-        trigger's thread comes first.
+        """Return the memory for the prompt: the summaries of the threads whose beginning the prompt does not show. The
+        summary of the trigger's thread comes first.
         """
         trigger, incoming = around.state.trigger, around.context.trigger.thread_id
         cut_off = trigger.cut_off if trigger is not None else {}
@@ -136,8 +138,8 @@ class Memory(Middleware):
     async def _extend_summary(
         self, around: Around, request: ModelRequest, first_shown: int, previous: Mapping[str, Any] | None
     ) -> Mapping[str, Any] | None:
-        """Summarize the messages that have left the window of the trigger's thread since the newest summary. Do nothing
-        if there are none.
+        """Summarize the messages that have left the window of the trigger's thread since the newest summary. Return the
+        new summary, or the previous one if there are no such messages.
         """
         thread_id = around.context.trigger.thread_id
         messages = await _read_unsummarized(
@@ -155,7 +157,7 @@ class Memory(Middleware):
         # journal.
         stored = around.agent.chain.store("note", {"name": MEMORY, "value": text}).get("value")
         if isinstance(stored, str) and stored:  # a data policy may have removed the text
-            # Derive the id. If the process is killed after this call, a repeated call stores the record only once.
+            # Derive the id from the reaction, so that a repeated call after a kill does not store a second record.
             record_id = digest(MEMORY, around.reaction, thread_id)
             await retry_later(partial(around.context.client.remember, {**body, "text": stored}, record_id=record_id))
         count = len(seqs) + (previous["messages"] if previous is not None else 0)
@@ -174,7 +176,7 @@ class Memory(Middleware):
         )
         try:
             reply = await around.complete(self._model or around.agent.model, summary_request)
-        except ModelError as error:  # the next reaction tries again to write the summary
+        except ModelError as error:  # the next reaction will try to write the summary again
             _logger.warning("no summary", extra={"reaction": around.reaction, "reason": error.reason})
             return None
         return cut(replace_surrogates(reply.text), self._max_chars) if reply.text else None

@@ -1,8 +1,8 @@
-"""Postprocessors: additions to an answer that passed its evaluations, such as follow-up questions.
+"""Middleware that extends an answer after its reviews, for example with follow-up questions.
 
 A postprocessor receives the answer and returns a new text, or an `Answer` with metadata for the message. The new text
-is sent as the message and appears in later prompts. The metadata never appears in prompts. A postprocessor that fails
-leaves the answer unchanged, and the failure is recorded. Results are recorded, so a resumed reaction does not run
+is sent as the message and appears in later prompts. The metadata never appears in prompts. If a postprocessor fails,
+the answer stays unchanged, and the failure is recorded. Results are recorded, so a resumed reaction does not run
 postprocessors again.
 """
 
@@ -30,7 +30,7 @@ from roundelay.network.text import cut
 _logger = logging.getLogger(__name__)
 
 FOLLOW_UPS = "follow_ups"
-"""Key in an answer's metadata: questions that a person might ask next."""
+"""Key in an answer's metadata for the questions that a person might ask next."""
 
 MAX_QUESTION_CHARS = 200
 MAX_METADATA_CHARS, MAX_METADATA_DEPTH = 50_000, 32
@@ -40,7 +40,7 @@ MAX_NOTE_CHARS = 1000
 
 
 class Postprocessor(Protocol):
-    """Interface of a postprocessor. A function with this signature is a postprocessor too."""
+    """Interface of a postprocessor. A plain function with this signature is also a postprocessor."""
 
     def __call__(self, answer: str, around: Around, /) -> str | Answer | Awaitable[str | Answer]: ...
 
@@ -69,7 +69,7 @@ class Postprocessors(Middleware):
         return cls(*processors)
 
     async def finish_answer(self, around: Around, answer: str, is_accepted: bool) -> str | Answer:
-        if not is_accepted or around.path:  # the answer was not accepted, or only another agent reads it
+        if not is_accepted or around.path:  # a reviewer found a problem, or only another agent reads the answer
             return answer
         metadata: dict[str, JsonValue] = {}
         notes: list[str] = []
@@ -78,7 +78,7 @@ class Postprocessors(Middleware):
             try:
                 work = partial(_apply, processor, answer, around)
                 processed = _validate(await run_isolated(work, name=name, timeout_s=self._timeout_s))
-            except Exception as error:  # from the postprocessor's code or model: it ends this postprocessor only
+            except Exception as error:  # the postprocessor's code or model failed, which ends only this postprocessor
                 extra = {"postprocessor": name, "reaction": around.reaction}
                 _logger.warning("postprocessor failed", extra=extra, exc_info=redact_error(error))
                 notes.append(f"{name} failed ({describe_error(error)})")
@@ -91,10 +91,10 @@ class Postprocessors(Middleware):
 
 
 class FollowUps:
-    """Asks a model for questions that the person might ask next. The questions are stored in the message's metadata,
-    where `chat` and other programs read them.
+    """Postprocessor that asks a model for questions that the person might ask next. The questions are stored in the
+    message's metadata, where `chat` and other programs read them.
 
-    Follow-up questions are only for people. An answer to an agent gets none.
+    Follow-up questions are only for people. An answer to an agent gets no questions.
     """
 
     def __init__(self, model: Model | None = None, *, count: int = 3) -> None:
@@ -125,8 +125,7 @@ def _validate(value: object) -> Answer:
     answer = Answer(value) if isinstance(value, str) else value
     if not isinstance(answer, Answer) or not isinstance(answer.text, str):
         raise TypeError(f"it returned a {type(value).__name__} and must return the answer, as text or as Answer(...)")
-    # Convert the metadata to JSON and back. A value that JSON cannot represent would otherwise make sending the answer
-    # fail.
+    # Convert the metadata to JSON and back. Otherwise the answer could not be sent if JSON cannot represent a value.
     metadata = _METADATA.validate_json(to_json(dict(answer.metadata), inf_nan_mode="strings"))
     if (size := len(json.dumps(metadata))) > MAX_METADATA_CHARS:
         raise ValueError(f"its metadata has {size} characters; the maximum is {MAX_METADATA_CHARS}")

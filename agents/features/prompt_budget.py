@@ -1,8 +1,8 @@
-"""Limits the tokens of the conversation in a reaction's first prompt. The trigger's thread has priority over all
-others.
+"""Middleware that limits the tokens of the conversation in a reaction's first prompt. The trigger's thread has priority
+over all other threads.
 
-This module is pure: from the same window of the conversation it always builds the same prompt. A resumed reaction can
-therefore rebuild the prompt. The prompt counts omitted messages ("12 earlier messages omitted") and marks shortened
+This module is pure: the same window of the conversation always leads to the same prompt, so a resumed reaction can
+rebuild its prompt. The prompt states the number of omitted messages ("12 earlier messages omitted") and marks shortened
 messages.
 """
 
@@ -30,8 +30,8 @@ def _check_sizes(max_tokens: int, per_thread: int | None, per_message: int | Non
 
 
 class PromptBudget(Middleware):
-    """Limits the prompt's messages to ``max_tokens``. First comes the trigger (at most half of the tokens), then the
-    trigger's thread, then the other threads, newest message first.
+    """Limits the prompt's messages to ``max_tokens``. The trigger has priority (at most half of the tokens), followed
+    by the trigger's thread and the other threads. Newer messages have priority over older ones.
 
     ``per_thread`` limits each thread. ``per_message`` limits each message except the trigger; longer messages are
     shortened. ``count``, or an ``encoding`` of `tiktoken`, counts the tokens. Without either option, the number of
@@ -71,7 +71,7 @@ class PromptBudget(Middleware):
         return {thread_id: chosen[thread_id] for thread_id in threads}, trigger
 
     def _fit_thread(self, thread: MessageThread, room: int) -> tuple[MessageThread, int]:
-        """Return the newest messages that fit into ``room`` tokens, and the number of tokens that these messages use."""
+        """Return the newest messages that fit into ``room`` tokens, and the number of tokens that they use together."""
         messages: list[Message] = []
         used = 0
         for message in reversed(thread.messages):

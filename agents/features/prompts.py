@@ -1,11 +1,11 @@
-"""System and user prompts as jinja templates, rendered for each turn.
+"""Middleware that adds system and user prompts from jinja templates, rendered for each turn.
 
 `Prompts` adds templates to the loop's own texts (the instruction, the agent's id, the conversation, the turn's number).
 ``system`` is added to the system message, ``user`` after the conversation, and ``turn`` to the last message, which the
 history does not keep. The texts of ``system`` and ``user`` precede the history. Providers' caches stay valid while
 these texts do not change. With the default templates, the texts change only when a tool with a note about its results
-is first used, or when a server changes its instructions. The instructions of a server (`CallModel.parts`) appear once:
-where a template places them, or else in their default position. The time in a prompt is the trigger's time, so a
+is first used, or when a server changes its instructions. The instructions of a server (`CallModel.parts`) appear once,
+either where a template places them or in their default position. The time in a prompt is the trigger's time, so a
 resumed reaction reads the same time. This module is pure.
 """
 
@@ -58,9 +58,9 @@ class PromptFacts:
     """Variables of the templates, in addition to the variables of the turn. docs/prompts.md lists them.
 
     ``server_prompts`` and ``server_user_prompts`` are the texts about servers from the agent's author. The instructions
-    of the servers themselves follow ``server_user_prompts``. They are never part of ``server_prompts``, because a
-    server is untrusted and ``server_prompts`` is part of the system message. Both lists are read in each turn, so they
-    may be filled later.
+    of the servers themselves follow ``server_user_prompts``. These instructions are never part of ``server_prompts``,
+    because a server is untrusted and ``server_prompts`` is part of the system message. Both lists are read in each
+    turn, so they may be filled later.
     """
 
     custom_instructions: str = ""
@@ -73,11 +73,11 @@ class PromptFacts:
 
 
 class Prompts(Middleware):
-    """Templates around the conversation.
+    """Adds texts from templates to the system message, after the conversation, and to the last message.
 
-    A template is given as a `Path` to a file or as the text of the template. None selects the default template;
-    ``turn`` has no default template. Place this middleware after middleware that changes a turn's tools. Raises
-    `ConfigError` for a template that cannot be read, parsed or rendered.
+    A template is a `Path` to a file, or the text of the template. None selects the default template; ``turn`` has no
+    default template. Place this middleware after middleware that changes a turn's tools. Raises `ConfigError` for a
+    template that cannot be read, parsed or rendered.
     """
 
     def __init__(
@@ -121,8 +121,9 @@ class Prompts(Middleware):
         metadata: Mapping[str, JsonValue] = MappingProxyType({}),
         model_info: Mapping[str, JsonValue] = MappingProxyType({}),
     ) -> Prompts:
-        """Return the prompts of an agent's file in ``folder``. A template ending in ``.jinja`` is a file there; any
-        other text is the template itself. Raises `ConfigError`."""
+        """Return the prompts for the options of an agent's file. A template that ends in ``.jinja`` is the name of a
+        file in ``folder``. Any other text is the template itself. Raises `ConfigError`.
+        """
 
         def find(template: str | None) -> str | Path | None:
             return folder / template if template is not None and template.endswith(".jinja") else template
@@ -189,8 +190,8 @@ class Prompts(Middleware):
         return variables | _add_aliases(variables)
 
     def _check(self) -> None:
-        """Render the templates once. An unknown variable name then fails when the agent is created, not at the first
-        message.
+        """Render the templates once with sample values, so that an unknown variable is reported when the agent is
+        created, and not at the first message.
         """
         model: Model = ScriptedModel(lambda request: answer("sample"), name="sample")
         state = TurnState("sample", 1, 2, history=(SystemMessage(""), UserMessage("")), calls={"finish": 1})
@@ -200,7 +201,7 @@ class Prompts(Middleware):
 
 
 class _Source:
-    """A template and its origin. ``words`` contains the names that its expressions use: variables and their attributes."""
+    """A template and its path. ``words`` contains the names of variables and attributes that its expressions use."""
 
     def __init__(self, template: str | Path) -> None:
         self._path = template if isinstance(template, Path) else None
@@ -221,7 +222,7 @@ class _Source:
 
 
 def _add_aliases(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Add aliases, so that templates written for single-user orchestrators find the variables under their usual names."""
+    """Return aliases of the variables, under names that templates for single-user orchestrators commonly use."""
     described = [
         {
             **{name: tool[name] for name in ("name", "display_name")},

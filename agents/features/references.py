@@ -1,5 +1,5 @@
-"""References: numbers the sources from tools for citation, and lists the sources that an answer cites. All code about
-citations is in this module.
+"""Middleware that numbers the sources from tools for citation, and lists the sources that an answer cites. All code
+about citations is in this module.
 
 A tool returns ``Output(content, {"references": [{"id", "title", "url", "text"}, ...]})``. `References` is middleware
 that shows the numbered sources after the result. If the answer cites a number that has no source, the citation is
@@ -7,10 +7,10 @@ removed. The cited sources are stored in the metadata of the answer's message (`
 the calls, so a resumed reaction assigns the same numbers. The citations in the answer of an agent that is called as a
 tool are renumbered for its caller.
 
-Within a thread, a number keeps its source while the prompt still shows a citation of it. `find_numbers` reads the
-citations in the shown messages at the start, so new sources get other numbers. If two agents gave the same number to
-different sources, the prompt shows the later message with new numbers. Messages of other threads are shown without
-citations.
+Within a thread, a number keeps its source while the prompt still shows a citation of this number. `find_numbers` reads
+the citations in the shown messages at the start, so new sources get other numbers. If two agents assigned the same
+number to different sources, the prompt shows the later message with new numbers. Messages of other threads are shown
+without citations.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from roundelay.network.text import cut
 from .structured import is_structured
 
 REFERENCES, FRAGMENTS = "references", "fragments"
-"""Keys in a tool result's data: lists of sources that may be cited."""
+"""Keys in a tool result's data for lists of sources that may be cited."""
 
 SOURCES = "sources"
-"""Key in an answer's metadata: list of the cited sources."""
+"""Key in an answer's metadata for the list of the cited sources."""
 
 MAX_SOURCES_CHARS = 40_000
 """Maximum characters of all sources as JSON. The data that accompanies a result may use only a quarter of a record."""
@@ -94,10 +94,10 @@ MessageT = TypeVar("MessageT", bound=BaseMessage)
 
 
 class Numbers:
-    """The source of each number in a thread.
+    """Assignment of citation numbers to sources in a thread.
 
-    If the thread cites a number whose source is unknown, no new source gets that number. The number may belong to a
-    message that the prompt does not show.
+    If the thread cites a number whose source is unknown, no new source gets this number, because the number may belong
+    to a source of a message that the prompt does not show.
     """
 
     def __init__(self) -> None:
@@ -115,18 +115,20 @@ class Numbers:
         if number is None:
             return None
         self._by_key[reference.key] = number
-        # Prefer the copy of the source that has a text. A calling agent may need the text to support its own answer.
+        # Prefer a copy of the source that has a text, because a calling agent may need the text to support its own
+        # answer.
         if number not in self.sources or (reference.text and not self.sources[number].text):
             self.sources[number] = reference.model_copy(update={"n": None})
         return number
 
     def reserve(self, numbers: Iterable[int]) -> None:
-        """Reserve these numbers, so that no new source gets them."""
+        """Reserve numbers, so that no new source gets one of these numbers."""
         self._reserved.update(numbers)
 
     def _find_free(self) -> int | None:
         first = max(self.sources, default=0) + 1
-        # Continue after the highest number, and fill gaps last. Readers may remember which source an old number had.
+        # Continue after the highest number, and fill gaps last, because readers may remember the source of an old
+        # number.
         candidates = (*range(first, MAX_REFERENCES + 1), *range(1, min(first, MAX_REFERENCES + 1)))
         return next(
             (
@@ -139,7 +141,7 @@ class Numbers:
 
 
 class References(Middleware):
-    """Numbers, shows and checks sources. Place it before evaluations, so that they see the final answer.
+    """Numbers, shows and checks sources. Place this middleware before evaluations, so that these see the final answer.
 
     ``max_chars`` limits the text of the sources that are shown with one result. With ``in_text``, the sources are
     listed below the answer instead of in its metadata, for programs that do not show metadata.
@@ -209,7 +211,7 @@ class References(Middleware):
             answer = map_citations(answer, lambda number: number if number in sources else None, is_json=is_json)
             listed = ", ".join(f"[{number}]" for number in wrong)
             notes = [f"references: {listed} removed, because there is no such source"]
-        # List the sources in any case: an agent that took over may not have `References`.
+        # List the sources here if the agent that took over the conversation does not have `References` itself.
         if not any(isinstance(hook, References) for hook in around.agent.chain.middleware):
             cited = [_describe(number, source, with_text=False) for number, source in _find_cited(around, answer)]
             return Answer(answer, {SOURCES: [*cited]} if cited else {}, notes)
@@ -230,8 +232,8 @@ HOW_TO_CITE = "Sources. Cite them by number in brackets, like [1] or [1, 2], rig
 
 
 def fit_found(result: ToolResult, name: str) -> ToolResult:
-    """Make a result's sources fit into a record. Shorten sources instead of dropping them: without a source, the
-    citations of the result would refer to a wrong source.
+    """Shorten the sources of a result so that they fit into a record. Shorten before dropping sources: without a
+    source, citations of the result would refer to a wrong source.
     """
     sources = result.data.get(name)
     return replace(result, data={**result.data, name: fit_sources(sources)}) if isinstance(sources, list) else result
@@ -317,13 +319,13 @@ def _describe(number: int, reference: Reference, *, with_text: bool) -> dict[str
     return {"n": number, **dict(shown), **({"text": reference.text} if with_text and reference.text else {})}
 
 
-# --- citations in a text. Markdown code and links are not citations (`values[1]`, [1](https://...)). In a JSON text, such
-# as a structured answer, only strings contain citations: {"amounts": [10, 20]} has none.
+# --- citations in a text. Markdown code and links are not citations (`values[1]`, [1](https://...)). In a JSON text,
+# such as a structured answer, only strings contain citations: {"amounts": [10, 20]} has none.
 
 
 def find_citations(text: str, *, is_json: bool = False) -> list[int]:
-    """Return each number that a text cites once, in order of appearance. ``is_json`` means that the text is JSON, even
-    if it is only a list of numbers.
+    """Return the numbers that a text cites, without duplicates, in order of appearance. ``is_json`` means that the text
+    is JSON, even if it is only a list of numbers.
     """
     value = _read_json(text, is_json)
     texts = [text] if value is None else _list_strings(value)
@@ -367,7 +369,7 @@ def merge_sources(answers: Sequence[tuple[str, JsonValue]]) -> tuple[list[str], 
 
 
 def fit_sources(sources: list[JsonValue]) -> list[JsonValue]:
-    """Make sources fit into a record: shorten their texts, then drop the texts, then drop the last sources."""
+    """Reduce sources until they fit into a record: shorten the texts, drop the texts, and drop the last sources."""
     fitting = sources
     # Drop texts before sources. A source without its text can still be cited, but a dropped source cannot.
     for share in (4000, 1000, 0):

@@ -1,10 +1,10 @@
-"""Registry of tools by name and by set, which may change while the agent runs. The registry also reports disabled
-tools.
+"""Middleware with a registry of tools by name and by set, which may change while the agent runs. The registry also
+reports disabled tools.
 
-`ToolRegistry` is middleware. The loop asks the registry for tools once before each turn, so a change takes effect in
-the next turn. There are two kinds of changes. `register`, `unregister` and `clear` apply to all reactions of the agent,
-until the process ends. A result whose data has ``use_sets`` adds sets only in its own reaction. This data is part of
-the record, so a resumed reaction has the same sets.
+The loop asks `ToolRegistry` for tools once before each turn, so a change takes effect in the next turn. There are two
+kinds of changes. `register`, `unregister` and `clear` apply to all reactions of the agent, until the process ends. A
+tool result with ``use_sets`` in its data adds sets only in its own reaction. This data is part of the record, so a
+resumed reaction has the same sets.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _logger = logging.getLogger(__name__)
 
 DEFAULT_SET = "default"
 USE_SETS = "use_sets"
-"""Key in a result's data: names of the tool sets that the reaction can use from its next turn on."""
+"""Key in a result's data for the names of the tool sets that the reaction can use from its next turn on."""
 
 DISABLED_TOOLS = "disabled_tools"
-"""Key in the metadata of a structured answer: the disabled tools that were called. The text of a structured answer
-cannot contain this information.
+"""Key in the metadata of a structured answer for the names of the disabled tools that were called. The text of a
+structured answer cannot contain this information.
 """
 
 _IN_USE = "registry.sets"  # key in ``state.values``
@@ -41,14 +41,14 @@ _DISABLED = "registry.disabled"
 
 @dataclass(frozen=True, slots=True)
 class ToolSet:
-    """Tools that are added together. If ``replaces`` is set, they replace the tools of all earlier sets."""
+    """Tools that are added together. If ``replaces`` is set, these tools replace the tools of all earlier sets."""
 
     tools: Sequence[Tool | Callable[..., object]] = ()
     replaces: bool = False
 
 
 class ToolRegistry(Middleware):
-    """The tools of an agent, by name.
+    """Registry of an agent's tools, by name.
 
     At first, the agent has ``tools``, the set named `default`, and the sets in ``modes``. The system message shows the
     rules for choosing among the tools of the turn. A call of a disabled tool (`Tool.should_use`) returns an explanation
@@ -110,7 +110,7 @@ class ToolRegistry(Middleware):
         registered = as_tool(tool)
         if registered.name == FINISH:
             raise ToolError(f'A registered tool cannot be named "{FINISH}". Rename it with @tool(name=...).')
-        # Create a new mapping each time. A turn may still iterate over the old mapping.
+        # Create a new mapping instead of changing the old one, because a turn may still iterate over the old mapping.
         self._tools = {
             **self._tools,
             registered.name: registered,

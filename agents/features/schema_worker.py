@@ -1,9 +1,9 @@
 """Script that validates values against JSON Schemas. `mcp_schemas` starts the script as a process, monitors it and ends
 it.
 
-This file runs as a script, so that it imports nothing else of this package. Each line of its input is ``[schema,
-value]``. The answer to a line is a list of problems, or a text if the schema itself is invalid. References are never
-fetched.
+This file runs as a script, so that it imports nothing else of this package. Each input line is a JSON list ``[schema,
+value]``. The output line is a list of problems, or a text if the schema itself is invalid. The script never fetches
+references.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_BYTES = 1 << 30  # maximum memory in bytes, on systems that can limit a proc
 
 
 def find_problems(schema: dict[str, Any], value: Any) -> list[str] | str:
-    """Return the problems of a value with their positions. Return a text instead if the schema is unusable."""
+    """Return the problems of a value with their positions. If the schema itself is unusable, return a text instead."""
     try:
         kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
         kind.check_schema(schema)
@@ -58,8 +58,8 @@ def main() -> None:
 
 
 def _end_after(seconds: int) -> None:
-    """End this process after this number of seconds. 0 cancels the timer. Without the timer, the process would outlive
-    a parent that was killed during a check.
+    """End this process after ``seconds``, or cancel the timer if ``seconds`` is 0. Without the timer, this process
+    would outlive a parent that was killed during a check.
     """
     if hasattr(signal, "alarm"):  # false on Windows
         signal.alarm(seconds)

@@ -1,4 +1,4 @@
-"""Structured answers: the agent's answer is a value of a given type. If a value does not match the type, the model is
+"""Middleware that makes the agent's answer a value of a given type. If a value does not match the type, the model is
 asked again.
 
 The model answers by calling a tool whose parameter has the type, so an invalid value is handled like any invalid
@@ -30,7 +30,7 @@ T = TypeVar("T")
 STRUCTURED = "structured"
 MAX_PROBLEMS = 10
 
-# Accept both the alias and the name of a field. A model writes the alias, because the schema shows the alias. The
+# Accept both the alias and the name of a field: a model writes the alias, because the schema shows the alias, and the
 # message contains the name.
 _BOTH: Any = {"by_alias": True, "by_name": True}
 
@@ -82,7 +82,7 @@ class StructuredAnswer(Middleware, Generic[T]):
         return (self._tool,)
 
     def prepare(self, state: TurnState, step: CallModel) -> CallModel:
-        """Tell the model to answer by the tool, or show it the schema in a turn without tools."""
+        """Tell the model to answer by calling the tool. In a turn without tools, show the schema to the model."""
         if any(spec.name == self._name for spec in step.tools):
             return step.tell(f"Give your answer by calling {self._name}, not as text.")
         if step.tools:
@@ -91,8 +91,8 @@ class StructuredAnswer(Middleware, Generic[T]):
         return step.tell(f"Your answer must be only JSON that matches this JSON Schema: {schema}")
 
     async def around_tool(self, around: Around, call: PlannedCall, proceed: RunTool) -> ToolResult:
-        """Return the answer without shortening it, because a shortened value is invalid. The answer must fit into a
-        record, and twice into a message.
+        """Return the answer without shortening it, because a shortened value is invalid. The answer must fit once into
+        a record, and twice into a message.
         """
         result = await proceed(call)
         if call.tool is not self._tool or result.whole is None:

@@ -1,9 +1,10 @@
-"""OpenTelemetry traces that follow the conventions for generative AI (`invoke_agent`, `chat`, `execute_tool`).
+"""Middleware that records OpenTelemetry traces. The traces follow the conventions for generative AI (`invoke_agent`,
+`chat`, `execute_tool`).
 
 One trace covers all agents that work on a message. The id of the conversation is the thread's id. A message that is
 sent during a call has `traceparent` in its metadata, so the reaction to this message continues the trace, in any
 process. A resumed reaction has a separate span in the trace. Spans contain texts only if `content` is set. The feature
-requires `roundelay[otel]`. A `TracerProvider`, by default the global one, decides where spans are sent.
+requires the extra `roundelay[otel]`. A `TracerProvider`, by default the global one, decides where spans are sent.
 
 https://github.com/open-telemetry/semantic-conventions-genai (development status; names as of semconv 0.66)
 """
@@ -106,7 +107,7 @@ class Tracing(Middleware):
         with self._span(f"execute_tool {call.tool.name}", SpanKind.INTERNAL, facts) as (span, carrier):
             if self._content:
                 span.set_attribute("gen_ai.tool.call.arguments", call.call.arguments)
-            # Add the trace to messages that are sent during the call. Reactions in other processes then continue the
+            # Add the trace to messages that are sent during the call, so that reactions in other processes continue the
             # trace.
             token = SENT_METADATA.set({**SENT_METADATA.get(), **carrier})
             try:
@@ -129,7 +130,7 @@ class Tracing(Middleware):
         """
         span = self._find_tracer().start_span(name, context=parent, kind=kind, attributes=facts)
         carrier: dict[str, str] = {}
-        # Record exceptions in this code. OpenTelemetry would store their messages even if `content` is not set.
+        # Record exceptions here, because OpenTelemetry would store their messages even if `content` is not set.
         with trace.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
             _PROPAGATOR.inject(carrier)
             try:
