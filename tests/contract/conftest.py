@@ -1,4 +1,4 @@
-"""Fixtures of the contract tests: a node of its own for each test, in the test's event loop."""
+"""Fixtures of the contract tests: each test gets its own node in its event loop."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.support.node import Node, running_node
 
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
-    """A node on a ledger in memory, for agents that talk faster than their default rate allows."""
+    """Run a node with a ledger in memory, for agents that exceed the default rate."""
     async with running_node(limits={"root_messages_per_s": 100_000}) as running:
         yield running

@@ -1,4 +1,6 @@
-"""What an agent does, as `network.list_agents` tells people: derived from sessions and open reactions alone."""
+"""Tests of the activity of agents in `network.list_agents`, which the hub derives only from sessions and open
+reactions.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,7 @@ async def test_what_an_agent_does_is_told_to_people_of_what_they_may_read_and_to
 async def test_of_an_agent_with_any_number_of_open_reactions_the_oldest_are_told(node: Node) -> None:
     mia, bob = await node.person("mia"), await node.agent("bob", role="reactor")
     for number in range(1040):
-        if number % 16 == 0:  # as many as one message may have
+        if number % 16 == 0:  # the limit for one message
             note = (await bob.send("broadcast", f"note {number}"))["seq"]
         record = {"reaction": f"r{number:04}", "kind": "started", "body": {"trigger": note}}
         await bob.send_frame({"type": "record", "record_id": f"begun-{number}", **record})

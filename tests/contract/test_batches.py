@@ -1,4 +1,4 @@
-"""A `batch`: several messages and records in one commit. docs/protocol/frames.md."""
+"""Tests of `batch`, which stores several messages and records in one commit: docs/protocol/frames.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def kinds(session: WireSession) -> list[str]:
 
 
 async def reactor(node: Node) -> tuple[WireSession, WireSession, int]:
-    """Mia has asked bob, who has begun nothing yet."""
+    """Return sessions of mia and bob, and the seq of mia's question. Bob has not started a reaction."""
     mia, bob = await node.person("mia"), await node.agent("bob", role="reactor")
     asked = await mia.send("agent:bob", "what is it?")
     return mia, bob, asked["seq"]
@@ -97,7 +97,7 @@ async def test_an_id_that_is_twice_in_a_batch_is_a_repeat_of_itself(other: dict[
             assert answer["error"]["code"] == "id_conflict"
             assert len(answer["stored"]) == 1
         assert await kinds(bob) == ["note"] * (2 if other["text"] == "one" else 1)
-        await bob.record("work", "note", {})  # the hub goes on
+        await bob.record("work", "note", {})  # the hub still works
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,9 @@ KINDS = ("started", "started", "note", "tool_started", "tool_result", "waiting",
 
 
 def make_frames(random: Random, head: int) -> list[dict[str, Any]]:
-    """Return frames that name messages before them, also those of the same batch, and messages that do not exist."""
+    """Return random frames. They refer to earlier messages, to messages in the same batch, and to messages that do
+    not exist.
+    """
     seqs, frames = [1, 6, 7, head, head + 1, head + 2, 10**15], []
     for _ in range(random.choice((1, 2, 3, 5, 9))):
         named = {name: random.choice(seqs) for name in ("reply_to", "cause") if random.random() < 0.2}
@@ -169,7 +171,7 @@ def make_frames(random: Random, head: int) -> list[dict[str, Any]]:
 
 
 async def list_rows(session: WireSession) -> list[str]:
-    """Return the rows of the log without times."""
+    """Return the rows of the log, with all times set to 0."""
     rows = []
     for raw in (await session.call("network.rows", {"after": 0, "limit": 500}))["rows"]:
         row = raw if isinstance(raw, dict) else json.loads(raw)

@@ -1,4 +1,6 @@
-"""What one participant can make the hub hold is bounded, and a hub that fails says so: asked of a hub in this process."""
+"""Tests that a participant can make the hub hold only a bounded amount of data, and that a failing hub reports it.
+The hub runs in this process.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ HELLO = json.dumps({"type": "hello", "protocol": 1, "agent_id": "ann", "kind": "
 
 
 class WatchedLedger(MemoryLedger):
-    """Notes what is read of it at once, and stands still while ``may_append`` is not set."""
+    """Ledger that records its concurrent reads, and whose appends wait while ``may_append`` is not set."""
 
     def __init__(self) -> None:
         super().__init__(epoch="e1")
@@ -86,7 +88,7 @@ class WatchedLedger(MemoryLedger):
 
 @asynccontextmanager
 async def running_hub(ledger: Any, **limits: int) -> AsyncIterator[Hub]:
-    """A hub over a ledger, for participants that are fast."""
+    """Run a hub over a ledger, with rates for fast participants."""
     settings = Limits(**{"root_messages_per_s": 10**6, "sends_per_s": 10**6, "max_root_messages": 10**6, **limits})
     hub = Hub(ledger, limits=settings, mods=[Channels()], clock=system_clock, new_id=random_id)
     await hub.start()
@@ -98,7 +100,7 @@ async def running_hub(ledger: Any, **limits: int) -> AsyncIterator[Hub]:
             async with asyncio.timeout(TIMEOUT_S):
                 await hub.close()
         finally:
-            await ledger.close()  # its threads would keep the process
+            await ledger.close()  # its threads would keep the process alive
 
 
 @asynccontextmanager
@@ -108,7 +110,7 @@ async def joined(hub: Hub, agent_id: str, **options: Any) -> AsyncIterator[Netwo
 
 
 class Peer:
-    """A participant of a hub that says just what a test tells it to."""
+    """A participant that sends exactly the frames of a test."""
 
     def __init__(self, hub: Hub) -> None:
         self._connection = LocalConnection(hub)
@@ -197,7 +199,7 @@ async def test_a_hub_stops_while_frames_keep_coming(tmp_path: Path) -> None:
                 await asyncio.sleep(0)
 
         sending = [asyncio.create_task(send_without_end(sender)) for sender in senders]
-        closed = [asyncio.create_task(sender.closed()) for sender in senders]  # they read, too
+        closed = [asyncio.create_task(sender.closed()) for sender in senders]  # these tasks also read
         while hub.state.head < 100:
             await hub.wait_beyond(hub.state.head, TIMEOUT_S)
         await hub.close()
@@ -243,7 +245,7 @@ async def test_a_defect_in_a_task_of_the_hub_ends_its_sessions_and_is_told(
         monkeypatch.undo()
 
 
-# -- what is read
+# -- reads
 
 
 async def test_a_session_that_is_far_behind_reads_pages_of_its_queues_size() -> None:
@@ -335,7 +337,7 @@ async def test_a_window_is_cut_from_its_oldest_and_says_so(ledger: Any) -> None:
 
 
 async def test_the_count_of_a_long_threads_messages_grows_with_each_of_them(ledger: Any) -> None:
-    """The hub looks at the newest 500: counted from the oldest of those, there would always be as many."""
+    """The hub checks only the newest 500 messages. If the count started at the oldest of these, it would never grow."""
     async with running_hub(ledger) as hub, joined(hub, "ann") as ann, joined(hub, "bob") as bob:
         seqs = sorted(it.seq for it in await asyncio.gather(*(ann.send_text("bob", str(it)) for it in range(560))))
         counts = []
@@ -377,18 +379,18 @@ async def test_records_named_like_a_thread_hide_none_of_it(ledger: Any) -> None:
 
 
 class Listed(NamedTuple):
-    """A list as it is read page by page."""
+    """A list that is read page by page."""
 
     op: str
     under: str
     expected: list[Any]
     id_of: Callable[[Any], Any]
-    """What tells its entries apart."""
+    """Function that returns the ID of an entry."""
     go_on: Callable[[Any], dict[str, Any]]
-    """The arguments for what comes behind an entry."""
+    """Function that returns the arguments for the page after an entry."""
     args: dict[str, Any] | None = None
     is_backwards: bool = False
-    """Each page is in order, and the next one stands before it."""
+    """Whether the next page comes before this one. Each page itself is in order."""
 
 
 NUMBERS = [f"{number:02}" for number in range(20)]
@@ -439,7 +441,7 @@ LISTS = [
 
 
 async def fill(hub: Hub, mia: NetworkClient) -> int:
-    """Twenty of whatever is listed, in no order, large where it can be; gives the seq of a message to all."""
+    """Create twenty entries for each list, in mixed order and large if possible. Return the seq of a broadcast."""
     large = "x" * 250
     for number in sorted(NUMBERS, key=lambda it: it[::-1]):
         await mia.call("channels.create", {"name": f"c{number}", "topic": large})
@@ -493,12 +495,12 @@ async def test_the_log_is_read_in_several_results(ledger: Any) -> None:
         assert read == [f"m{number}" for number in NUMBERS]
 
 
-# -- what waits
+# -- queues
 
 
 @pytest.fixture
 async def node(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
-    """A node whose hub the test can see; ``limits`` by an indirect parameter."""
+    """Run a node whose hub the test can inspect. An indirect parameter sets ``limits``."""
     limits = Limits(**getattr(request, "param", {}))
     config = NodeConfig(port=0, db=tmp_path / "node.db", durability="memory", limits=limits)
     async with serve(config) as running:
@@ -512,7 +514,7 @@ async def test_frames_that_count_nothing_do_not_pile_up_before_a_writer_that_sta
         await ann.join("ann")
         ledger.may_append.clear()
         ann.say(type="send", message_id="first", to="broadcast", content=1)
-        await asyncio.sleep(0)  # its batch is with the ledger
+        await asyncio.sleep(0)  # the ledger has received its batch
         for _ in range(1000):
             ann.say_raw(b"{}")
         assert hub.pending <= 33
@@ -543,7 +545,7 @@ async def test_a_session_that_is_not_read_for_a_while_lives_on(node: Node, is_ea
     send = {"type": "send", "message_id": "m", "to": "broadcast", "content": 1}
     writer.write(masked(json.dumps(send).encode()))
     writer.write(masked(b"{}") * 3000)
-    await asyncio.sleep(0.6)  # not for a state: that pings and stalls are not counted against it is what is tested
+    await asyncio.sleep(0.6)  # a plain delay: the test checks that neither pings nor stalls count
     assert node.hub.pending <= 33 + 1
     may_append.set()
     answers = [json.loads(await read_frame(reader)) for _ in range(3001)]
@@ -580,7 +582,7 @@ async def test_who_said_hello_in_time_is_not_closed_for_a_slow_writer(node: Node
     session = await WireSession.open(node.url)
     await session.send_frame(hello_frame("ann", token=make_token()))
     silent = await WireSession.open(node.url)
-    assert await silent.closed() == 4408  # its time, which began later, is over
+    assert await silent.closed() == 4408  # its timeout, which began later, has expired
     may_append.set()
     await session.expect("welcome")
     await session.close()
@@ -612,14 +614,14 @@ async def test_signals_by_their_thread_are_dropped_when_too_many_wait() -> None:
 
 
 def masked(data: bytes, first: int = 0x81) -> bytes:
-    """A client's frame (RFC 6455, 5.2), with a mask of zeros."""
+    """Return a client's frame (RFC 6455, 5.2) with a mask of zeros."""
     size = len(data)
     head = struct.pack("!BB", first, 0x80 | size) if size < 126 else struct.pack("!BBH", first, 0xFE, size)
     return head + bytes(4) + data
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """The payload of the hub's next text frame."""
+    """Return the payload of the hub's next text frame."""
     while True:
         first, size = await reader.readexactly(2)
         if size == 126:
@@ -633,7 +635,7 @@ async def read_frame(reader: asyncio.StreamReader) -> bytes:
 async def plain_connection(
     node: Node,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, HubConnection]]:
-    """A WebSocket whose frames a test writes byte by byte, and the hub's end of it."""
+    """Open a WebSocket whose frames a test writes byte by byte. Yield its streams and the hub's end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", node.port, limit=1024)
     try:
         writer.write(HANDSHAKE)
@@ -659,7 +661,7 @@ async def test_pongs_that_nobody_reads_do_not_pile_up(node: Node, monkeypatch: p
                 async with asyncio.timeout(0.5):
                     await writer.drain()
         except TimeoutError:
-            pass  # the hub does not read on
+            pass  # the hub has stopped reading
         assert sent < 40_000_000
         assert connection.transport.get_write_buffer_size() < 512 * 1024
         writer.write(masked(HELLO))
@@ -712,7 +714,7 @@ async def test_health_is_told_when_all_places_are_taken(node: Node) -> None:
         writer.close()
 
 
-# -- what is told of a message
+# -- delayed messages
 
 
 async def test_a_message_is_put_off_by_a_day_at_most() -> None:
@@ -743,7 +745,7 @@ async def test_attempts_count_what_was_handed_over() -> None:
             await second.nack("once more", retry_after_ms=1)
             third = await anext(deliveries)
             assert (third.message.seq, third.attempt) == (soon, 2)
-            assert (await attempts(later))[1] == 1  # it waits, and the nack before the other's is written
+            assert (await attempts(later))[1] == 1  # the message waits, and the nack before it is stored
             assert (await attempts(soon))[1] == 2
             await third.ack()
             await bob.call("network.info")
@@ -758,7 +760,7 @@ async def test_a_dead_letter_is_found_among_many(ledger: Any) -> None:
         deliveries = zoe.deliveries()
         for _ in range(5):
             await (await anext(deliveries)).nack("no", retry_after_ms=1)
-        await zoe.send_text("ann", "given up")  # what is written after the last nack is written when this is
+        await zoe.send_text("ann", "given up")  # stored together with the last nack, or later
         [status] = (await ann.call("network.message_status", {"seq": stored.seq}))["recipients"]
         assert (status["state"], status["attempts"]) == ("dead", 5)
 
@@ -775,7 +777,7 @@ async def test_a_late_reaction_with_a_message_is_found() -> None:
         assert (status["state"], status["reaction"]) == ("in_prompt", "reaction6")
 
 
-# -- what is kept of a member
+# -- stored data of members
 
 
 async def test_a_member_that_comes_and_goes_leaves_no_list_behind() -> None:
@@ -808,7 +810,7 @@ async def test_who_comes_and_goes_between_messages_is_not_let_in_for_ever(monkey
             await bob.call("channels.join", {"name": "dev"})
             await ann.post("dev", f"here {number}")
             await bob.call("channels.leave", {"name": "dev"})
-        await bob.call("channels.join", {"name": "dev"})  # nothing was missed: he goes on as if he had stayed
+        await bob.call("channels.join", {"name": "dev"})  # he missed nothing, so his membership continues without a gap
         await bob.call("channels.leave", {"name": "dev"})
         await ann.post("dev", "away again")
         with pytest.raises(Forbidden, match=r"joined the channel 'dev' 3 times.*stay in it"):
@@ -818,7 +820,7 @@ async def test_who_comes_and_goes_between_messages_is_not_let_in_for_ever(monkey
         assert not member.is_in
         said = [message.content for message in (await bob.history("channel:dev")).messages]
         assert said == ["here 0", "here 1", "here 2"]
-        await bob.call("channels.create", {"name": "other"})  # no other channel is closed to him
+        await bob.call("channels.create", {"name": "other"})  # he may still create other channels
 
 
 @pytest.mark.parametrize("seq", range(12))

@@ -1,4 +1,6 @@
-"""`call`: idempotent by (caller, call_id) where something changed, afresh where not. docs/protocol/operations.md."""
+"""Tests of `call`: a change is idempotent by (caller, call_id), and a read is always answered with fresh data.
+docs/protocol/operations.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Cause, root, hops; budgets and rates. docs/protocol/conversations.md and docs/protocol/errors.md."""
+"""Tests of cause, root and hops, and of budgets and rates: docs/protocol/conversations.md and
+docs/protocol/errors.md.
+"""
 
 from __future__ import annotations
 
@@ -175,7 +177,9 @@ async def test_a_full_writer_refuses_with_overloaded_and_takes_the_same_frame_la
 
 
 async def send_at_once(*sessions: WireSession) -> list[Frame]:
-    """The answers to one message of each, of which none waits for another's: however slow the machine, they come within one moment."""
+    """Send one message from each session at once, and return the answers. No message waits for another one's answer,
+    so all arrive at the same time even on a slow machine.
+    """
     for number, session in enumerate(sessions):
         await session.send_frame({"type": "send", "message_id": f"m{number}", "to": "agent:bob", "content": "hello"})
     return [await session.answer(f"m{number}") for number, session in enumerate(sessions)]
@@ -191,7 +195,7 @@ async def test_causeless_messages_of_an_agent_are_rate_limited() -> None:
         await alice.send("agent:bob", "an answer is not limited", cause=incoming["seq"])
         repeated = await alice.send("agent:bob", "hello", message_id=answers[0]["message_id"])
         assert repeated == answers[0] | {"duplicate": True}
-        await asyncio.sleep(refused["retry_after_ms"] / 1000)  # as the hub said
+        await asyncio.sleep(refused["retry_after_ms"] / 1000)  # the delay that the hub named
         stored = await alice.send("agent:bob", "hello", message_id=refused["message_id"])
         assert stored["duplicate"] is False
 

@@ -1,4 +1,4 @@
-"""Channels as the wire shows them: membership by seq, the sender's rights, reply threads, late joiners."""
+"""Tests of channels on the wire: membership by seq, the sender's rights, reply threads, and late joiners."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.wire import WireSession, contents
 
 @pytest.fixture
 async def alice(node: Node) -> WireSession:
-    """Creates `channel:dev` and is its member."""
+    """Alice's session. She has created `channel:dev` and is a member."""
     session = await node.agent("alice")
     await session.call("channels.create", {"name": "dev"})
     return session
@@ -79,7 +79,7 @@ async def test_membership_counts_at_the_messages_seq(node: Node, alice: WireSess
     await alice.send("channel:dev", "after")
     await alice.send("agent:oscar", "marker")
     assert await outsider.contents_until("marker") == []
-    again = await node.agent("oscar")  # resume follows the same rule
+    again = await node.agent("oscar")  # a resumed session follows the same rule
     assert (await again.message("during"))["seq"] == during["seq"]
     assert await again.contents_until("marker") == []
 
@@ -108,7 +108,7 @@ async def test_a_reply_in_a_channel_joins_its_thread_with_the_channels_readers(
     assert contents((await alice.call("network.history", {"thread_id": thread_id}))["messages"]) == ["reply", "deeper"]
     await outsider.call_refused("unknown_message", "network.history", {"thread_id": thread_id})
     refusal = await outsider.submit("channel:dev", "let me in", reply_to=first["seq"])
-    assert refusal["code"] in ("forbidden", "unknown_message")  # both are true; the protocol prefers neither
+    assert refusal["code"] in ("forbidden", "unknown_message")  # both are true, and the protocol allows both
 
 
 async def test_a_reply_must_name_the_channel_it_is_in(alice: WireSession, bob: WireSession) -> None:
@@ -128,7 +128,7 @@ async def test_a_channel_may_open_its_past_to_its_members(alice: WireSession, ou
     reply = await outsider.send("channel:open", "a late reply", reply_to=early["seq"])
     assert reply["thread_id"] == f"thread:{early['seq']}"
     await alice.send("channel:open", "marker")
-    assert await outsider.contents_until("marker") == []  # to read is not to be delivered
+    assert await outsider.contents_until("marker") == []  # a reader is not a recipient
 
 
 @pytest.mark.parametrize("args", [{}, {"name": 5}, {"name": "Dev"}, {"name": ""}, {"name": "ok", "colour": "red"}])
@@ -157,7 +157,7 @@ async def test_who_was_delivered_a_reply_may_cite_and_read_it_after_leaving_too(
     listed = {it["thread_id"]: it["readers"] for it in (await dave.call("network.list_threads"))["threads"]}
     assert listed == {reply["thread_id"]: ["alice", "dave"]}
     assert {it["thread_id"]: it["readers"] for it in (await alice.call("network.list_threads"))["threads"]} == {
-        "channel:open": ["alice"],  # what was said before dave came is for members, while they are
+        "channel:open": ["alice"],  # only current members may read messages from before they joined
         reply["thread_id"]: ["alice", "dave"],
     }
     shown = (await dave.call("network.history", {"thread_id": reply["thread_id"]}))["messages"]
@@ -169,7 +169,7 @@ async def test_who_was_delivered_a_reply_may_cite_and_read_it_after_leaving_too(
 async def test_a_list_of_crowded_channels_has_small_pages_and_says_truly_whether_there_are_more(
     alice: WireSession, bob: WireSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channels, "MEMBERS_COUNTED", 1)  # `dev` has two
+    monkeypatch.setattr(channels, "MEMBERS_COUNTED", 1)  # `dev` has two members
     await alice.call("channels.create", {"name": "ops"})
     pages = [await bob.call("channels.list"), await bob.call("channels.list", {"after": "dev"})]
     assert [([it["name"] for it in page["channels"]], page["has_more"]) for page in pages] == [

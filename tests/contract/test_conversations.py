@@ -1,4 +1,6 @@
-"""Several conversations of the same two: `send.conversation`. docs/protocol/messages.md."""
+"""Tests of several conversations between the same two participants, with `send.conversation`:
+docs/protocol/messages.md.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ async def test_each_conversation_is_a_thread_of_its_own(mia: WireSession, bob: W
         seqs[name] = stored["seq"]
         message = (await bob.next_frame())["message"]
         assert (message["thread_id"], message["to"], message["kind"]) == (stored["thread_id"], "agent:bob", "direct")
-        assert "conversation" not in message  # its thread says it
+        assert "conversation" not in message  # the thread contains it
     history = await bob.call("network.history", {"thread_id": "direct:bob~mia:plans"})
     assert contents(history["messages"]) == ["in plans"]
     listed = await mia.call("network.list_threads", {})

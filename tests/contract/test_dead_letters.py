@@ -1,4 +1,4 @@
-"""Dead letters are listed, taken back and dropped: by their recipient, and by operators for anybody."""
+"""Tests of dead letters: their recipient, and operators for everybody, can list, restore and drop them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def bob(node: Node) -> WireSession:
 
 
 async def poison(alice: WireSession, bob: WireSession, content: str = "poison") -> int:
-    """A message that bob fails five times; gives its seq."""
+    """Send a message that bob refuses five times. Return its seq."""
     stored = await alice.send("agent:bob", content)
     for _ in range(5):
         await bob.expect("deliver")

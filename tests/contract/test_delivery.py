@@ -1,4 +1,6 @@
-"""Delivery: floor, acks, nacks, dead letters, resume, window, several sessions. docs/protocol/delivery.md."""
+"""Tests of delivery: ack cursor, acks, nacks, dead letters, resume, window, several sessions.
+docs/protocol/delivery.md.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,17 @@ async def bob(node: Node) -> WireSession:
 
 
 async def send_all(session: WireSession, to: str, *contents: str) -> list[int]:
-    """The seqs of these messages, sent one after the other."""
+    """Send these messages one after the other, and return their seqs."""
     return [(await session.send(to, content))["seq"] for content in contents]
 
 
 async def returned(node: Node, session: WireSession, agent_id: str = "bob", **hello: object) -> WireSession:
-    """Leaves and comes back: acks that were sent before have been taken in."""
+    """Leave and join again. The hub has then processed all earlier acks."""
     await session.bye()
     return await node.agent(agent_id, **hello)
 
 
-# -- ack and floor
+# -- acks and the ack cursor
 
 
 async def test_an_ack_handles_everything_up_to_it(node: Node, alice: WireSession, bob: WireSession) -> None:
@@ -53,7 +55,7 @@ async def test_what_is_not_acked_is_delivered_again_on_return(node: Node, alice:
     again = await returned(node, bob)
     frames = [await again.delivery() for _ in seqs]
     assert [frame["message"]["seq"] for frame in frames] == seqs
-    assert [frame["attempt"] for frame in frames] == [1, 1]  # neither was nacked
+    assert [frame["attempt"] for frame in frames] == [1, 1]  # neither message was nacked
 
 
 async def test_only_acks_just_that_one(node: Node, alice: WireSession, bob: WireSession) -> None:
@@ -63,7 +65,7 @@ async def test_only_acks_just_that_one(node: Node, alice: WireSession, bob: Wire
     again = await returned(node, bob)
     assert again.welcome["cursor"] < seqs[0]
     assert await again.contents_until("marker") == ["a", "c"]
-    await again.ack(seqs[0])  # the floor passes what was acked above it
+    await again.ack(seqs[0])  # the ack cursor advances past the messages acked above it
     third = await returned(node, again)
     assert seqs[0] <= third.welcome["cursor"] < seqs[2]
     assert await third.contents_until("marker") == ["c"]
@@ -233,7 +235,7 @@ async def test_nothing_is_lost_or_doubled_while_the_recipient_comes_and_goes(
             for _ in range(min(25, 300 - len(handled))):
                 seen.append((await session.delivery())["message"]["seq"])
             assert seen == sorted(set(seen))
-            assert not handled & set(seen)  # what was acked does not come again
+            assert not handled & set(seen)  # acked messages are not delivered again
             await session.ack(seen[-1])
             handled |= set(seen)
             session = await returned(node, session)
@@ -329,7 +331,7 @@ async def test_the_fifth_failure_makes_a_dead_letter_and_the_thread_goes_on(
     again = await returned(node, bob)
     assert await again.contents_until("marker") == []
     alice_hears_once = [frame["body"] for frame in alice.unread if frame["type"] == "notice"]
-    assert alice_hears_once == [{"seq": seq, "agent_id": "bob", "attempts": MAX_ATTEMPTS}]  # no word of what bob said
+    assert alice_hears_once == [{"seq": seq, "agent_id": "bob", "attempts": MAX_ATTEMPTS}]  # contains no text of bob
 
 
 async def test_the_dead_letter_notice_waits_for_nobody_else(node: Node, alice: WireSession, bob: WireSession) -> None:
@@ -366,7 +368,7 @@ async def test_the_window_is_each_sessions_own() -> None:
         await bob.message("c")
         await second.settle()
         assert second.unread == []
-        await second.ack(seqs[1])  # below the floor by now: makes room in its own window
+        await second.ack(seqs[1])  # below the ack cursor, but it still makes room in this session's window
         await second.message("c")
 
 

@@ -1,4 +1,4 @@
-"""The dialogue of docs/protocol/dialogue.md, played word by word by plain WebSocket clients: a node answers as it stands there."""
+"""Test of docs/protocol/dialogue.md: plain WebSocket clients send its frames, and a node must give its answers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from tests.support.wire import WireSession
 DIALOGUE = (Path(__file__).parents[2] / "docs/protocol/dialogue.md").read_text(encoding="utf-8")
 LEFT_OUT = "…"
 VARIES = {"token", "epoch", "session_id", "sent_at"}
-"""What is another in each run. It stands for one thing all the same: what the hub said in a welcome is said in a resume."""
+"""Fields whose values differ in each run. They must still be consistent: a value of `welcome` is used again in a
+resume.
+"""
 
 
 class Line(NamedTuple):
-    """``who > frame`` is sent, ``who < frame`` comes; ``who x`` loses the connection."""
+    """Line of the dialogue. ``who > frame`` is sent, ``who < frame`` is received, and ``who x`` loses the connection."""
 
     who: str
     does: str
@@ -36,7 +38,7 @@ def read_lines() -> Iterator[Line]:
 
 
 class Play:
-    """The page's values beside those of this run."""
+    """Player of the dialogue. It maps the values on the page to the values of this run."""
 
     def __init__(self, url: str) -> None:
         self._url = url

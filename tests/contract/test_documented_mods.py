@@ -1,4 +1,6 @@
-"""docs/protocol/channels.md has every operation of the mods that come along, its arguments as `welcome` describes them, and what its value holds."""
+"""Test that docs/protocol/channels.md describes every operation of the included mods, with the arguments in `welcome`
+and the fields of the result.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ CALLS: list[tuple[str, str, dict[str, Any]]] = [
 
 
 def read_rows() -> dict[str, tuple[str, str]]:
-    """The arguments and the value of each operation of the tables."""
+    """Return the arguments and the result of each operation in the tables."""
     rows = {}
     for ops, args, value in re.findall(r"^\| (`\w+\.\w+`(?:, `\w+\.\w+`)*) \| (.*?) \| (.*) \|$", PAGE, re.MULTILINE):
         rows |= dict.fromkeys(re.findall(r"`([\w.]+)`", ops), (args, value))
@@ -43,7 +45,7 @@ def list_keys(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for key, inner in value.items():
             yield key
-            if key != "card":  # its own words
+            if key != "card":  # the card is free-form
                 yield from list_keys(inner)
     elif isinstance(value, list):
         for inner in value:

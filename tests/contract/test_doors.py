@@ -1,4 +1,4 @@
-"""Connections that say nothing, little or too slowly keep nobody out: also not those who come from the same address."""
+"""Tests of silent and slow connections: they keep nobody out, not even clients with the same address."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ from tests.support.wire import WireSession, get_http, hello_frame, make_token
 TIMEOUT_S = 20.0
 PLACES = 20
 PATIENT = {"max_unauthenticated": PLACES, "hello_timeout_ms": 60_000}
-"""Nobody's time runs out in a test that sets this: who gets in does so for another reason."""
+"""Limits with a long hello timeout, so that no test passes only because a timeout made room."""
 
 
 class Silent:
-    """Connections that are kept open, each up to a step; whichever is ended is opened anew, as somebody does who means harm."""
+    """Connections that stay open at a step of the handshake. A closed connection is replaced by a new one, as an
+    attacker does.
+    """
 
     def __init__(self, port: int, request: bytes) -> None:
         self._port = port
@@ -105,7 +107,9 @@ async def test_who_is_known_and_who_is_new_get_in_past_half_open_connections_of_
 
 
 async def test_what_a_known_participant_has_begun_is_taken_by_no_newcomer(tmp_path: Path) -> None:
-    """Its hello waits for a writer that stands; as many newcomers as there are places come meanwhile."""
+    """The known participant's hello waits for a blocked writer. Meanwhile, as many newcomers connect as there are
+    places.
+    """
     async with served(tmp_path, **PATIENT) as node:
         tokens = {"known": make_token(), "new": make_token()}
         await (await join(node, "known", tokens["known"])).bye()
@@ -117,12 +121,12 @@ async def test_what_a_known_participant_has_begun_is_taken_by_no_newcomer(tmp_pa
 
         node.hub.ledger.append = append_later  # type: ignore[method-assign]
         waiting = {}
-        for agent_id in ("new", "known"):  # the first has to be written, and the second waits for that
+        for agent_id in ("new", "known"):  # the first one must be written, and the second waits for it
             token = tokens[agent_id]
             waiting[agent_id] = await WireSession.open(node.url)
             await waiting[agent_id].send_frame(hello_frame(agent_id, token=token))
         newcomers = [await WireSession.open(node.url) for _ in range(2 * PLACES)]
-        assert await waiting["new"].closed() == 4408  # it was the oldest of those that are not known
+        assert await waiting["new"].closed() == 4408  # it was the oldest of the unknown connections
         may_append.set()
         await waiting["known"].expect("welcome")
         await newcomers[-1].hello("late", token=make_token())
@@ -141,7 +145,7 @@ async def test_a_known_token_for_another_participant_counts_as_unknown(tmp_path:
 
 
 async def test_sessions_beyond_the_bound_are_told_to_come_back(tmp_path: Path) -> None:
-    """Half-open connections use up no session's place; who says hello when all are taken is told."""
+    """Half-open connections take no place of a session. A hello beyond the limit of sessions is refused with 4503."""
     async with served(tmp_path, max_connections=2, max_unauthenticated=8) as node:
         early = [await WireSession.open(node.url) for _ in range(4)]
         for number in range(2):
@@ -156,7 +160,7 @@ async def test_sessions_beyond_the_bound_are_told_to_come_back(tmp_path: Path) -
 
 @pytest.mark.parametrize("begun", [0, 60, len(HANDSHAKE), len(HANDSHAKE) + 30])
 async def test_whatever_is_said_too_slowly_is_ended(begun: int) -> None:
-    """One byte every 50 ms: from the first step on the whole way to the end of hello has one time limit."""
+    """The client sends one byte every 50 ms. One time limit covers everything from that step to the end of hello."""
 
     async def read_to_the_end(reader: asyncio.StreamReader) -> None:
         data = b""
@@ -170,7 +174,7 @@ async def test_whatever_is_said_too_slowly_is_ended(begun: int) -> None:
         ended = asyncio.create_task(read_to_the_end(reader))
         async with asyncio.timeout(TIMEOUT_S):
             for byte in spoken[begun:]:
-                done, _ = await asyncio.wait({ended}, timeout=0.05)  # not for a state: that is how fast it speaks
+                done, _ = await asyncio.wait({ended}, timeout=0.05)  # a plain delay: the speed of the client
                 if done:
                     break
                 writer.write(bytes([byte]))
@@ -235,7 +239,7 @@ async def test_a_node_stops_at_once_though_half_open_connections_wait(tmp_path: 
 
 @contextmanager
 def few_files(count: int) -> Iterator[None]:
-    """This process may open so many files more."""
+    """Limit this process to ``count`` more open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with socket.socket() as probe:
         resource.setrlimit(resource.RLIMIT_NOFILE, (probe.fileno() + count, hard))
@@ -277,7 +281,7 @@ LONG = b"\x81\xff" + struct.pack("!Q", 200_000) + bytes(4)
     ids=["said to be long", "in pieces", "at once"],
 )  # fmt: skip
 async def test_a_hello_is_kept_up_to_its_bound_alone(tmp_path: Path, first: bytes, then: bytes) -> None:
-    """A thousand connections that say no more would hold 256 MB of hellos else."""
+    """Otherwise, a thousand silent connections would hold 256 MB of hellos."""
     async with served(tmp_path, **PATIENT) as node, asyncio.timeout(TIMEOUT_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
         writer.write(first)
@@ -310,7 +314,7 @@ VISITS = {
 
 @pytest.mark.parametrize("said", VISITS.values(), ids=VISITS)
 async def test_a_connection_that_is_over_is_gone_without_the_garbage_collector(tmp_path: Path, said: bytes) -> None:
-    """A full collection stops the hub for as long as there is to be found: 0.2 s after some thousand connections."""
+    """A full garbage collection blocks the hub for 0.2 s after some thousand connections."""
     gc.collect()
     gc.disable()
     try:
@@ -327,7 +331,7 @@ async def test_a_connection_that_is_over_is_gone_without_the_garbage_collector(t
         gc.enable()
 
 
-# -- whose place goes
+# -- connections that lose their place
 
 
 class Visitor:
@@ -377,7 +381,7 @@ def test_an_ipv6_network_counts_as_one_address() -> None:
     assert source_of(("fe80::1%eth0", 1, 0, 2)) == source_of(("fe80::2", 1, 0, 2))
 
 
-# -- the node
+# -- nodes
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""What is never stored: presence, signals, notices; leaving, draining; and HTTP on the same port."""
+"""Tests of everything that is never stored: presence, signals, notices; leaving, draining; and HTTP on the same port."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ async def test_a_signal_reaches_nobody_else(node: Node, alice: WireSession, bob:
     for session in (carol, operator):
         assert (await session.expect("signal"))["body"] == "public"
     await bob.settle()
-    assert bob.unread == []  # it does not watch
+    assert bob.unread == []  # bob does not watch
 
 
 async def test_signals_are_not_stored(alice: WireSession, bob: WireSession) -> None:
@@ -154,7 +154,7 @@ async def test_signals_are_not_stored(alice: WireSession, bob: WireSession) -> N
     await signal(alice, to="broadcast")
     await alice.settle()
     assert (await alice.call("network.info"))["head"] == head
-    assert alice.unread == []  # and are not answered
+    assert alice.unread == []  # signals have no answers
 
 
 async def test_a_signal_to_nobody_is_an_error(alice: WireSession) -> None:
@@ -237,7 +237,7 @@ async def test_other_methods_are_refused_and_the_right_ones_named(node: Node, pa
     assert "POST" in answer.body
 
 
-# -- signals about a message: those see them who may know of it
+# -- signals about a message reach only those who may know the message
 
 
 async def watching(node: Node, *names: str) -> dict[str, WireSession]:
@@ -248,7 +248,7 @@ async def watching(node: Node, *names: str) -> dict[str, WireSession]:
 
 
 async def hears(session: WireSession) -> list[object]:
-    """What a session has been told by signals, up to one that the sender's own `marker` brings."""
+    """Return the bodies of the signals to a session, up to the sender's `marker`."""
     heard = []
     while (body := (await session.expect("signal"))["body"]) != "marker":
         heard.append(body)
@@ -256,11 +256,11 @@ async def hears(session: WireSession) -> list[object]:
 
 
 WAYS = ("by_trigger", "by_reaction", "by_both")
-"""How the hub knows what a signal is about."""
+"""Ways in which a signal names its message."""
 
 
 async def tell(session: WireSession, way: str, trigger: int, thread_id: str, entitled: WireSession) -> None:
-    """The sender streams an answer to a message; when it has come to who is entitled to it, it says `marker` to everybody."""
+    """Stream an answer to a message. When the entitled session has received it, send `marker` to everybody."""
     if way in ("by_reaction", "by_both"):
         await session.record(f"r{trigger}", "started", {"trigger": trigger})
     named = {"trigger": trigger} if way in ("by_trigger", "by_both") else {}
@@ -273,7 +273,7 @@ async def tell(session: WireSession, way: str, trigger: int, thread_id: str, ent
 async def test_who_is_left_out_of_a_message_sees_no_answer_to_it_come(node: Node, bob: WireSession, way: str) -> None:
     it = await watching(node, "ann", "zoe")
     asked = await it["ann"].send("broadcast", "what is the secret?", exclude_agent_ids=["zoe"])
-    await it["ann"].send("broadcast", "good morning")  # the newest is for everybody
+    await it["ann"].send("broadcast", "good morning")  # the newest message is for everybody
     await tell(bob, way, asked["seq"], "broadcast", it["ann"])
     assert await hears(it["zoe"]) == []
 
@@ -304,7 +304,7 @@ async def test_a_newer_message_that_the_sender_is_left_out_of_hinders_no_signal(
     await it["ann"].send("broadcast", "not for bob", exclude_agent_ids=["bob", "zoe"])
     await tell(
         bob, way, asked["seq"], "broadcast", it["ann"]
-    )  # unknown: by the newest, and the newest that bob was given
+    )  # without a trigger, the newest message counts, and bob received it
     assert await hears(it["zoe"]) == (["the SECRET is ..."] if way in ("by_trigger", "by_both") else [])
     await bob.settle()
     assert [frame for frame in bob.unread if frame["type"] == "error"] == []

@@ -1,4 +1,6 @@
-"""`network.why`, `network.impact` and `network.history` for a trigger: what followed from what, as far as one may see. docs/protocol.md."""
+"""Tests of `network.why`, `network.impact` and `network.history` for a trigger: causes and effects, limited to what
+the caller may see. docs/protocol.md.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from tests.support.wire import Frame, WireSession, contents
 
 
 class Team:
-    """mia and bob, people; helper and worker, agents. What bob said is the canary."""
+    """The people mia and bob, and the agents helper and worker. Bob's text is the canary."""
 
     def __init__(
         self, node: Node, mia: WireSession, bob: WireSession, helper: WireSession, worker: WireSession
@@ -26,7 +28,9 @@ class Team:
         return cls(node, *people, await node.agent("helper", **hello), await node.agent("worker", **hello))
 
     async def talk(self) -> Frame:
-        """bob and mia each have a request; both are worked on in the one thread of the two agents. Gives mia's trigger for the worker."""
+        """Let the two agents work on a request of bob and on one of mia in their common thread. Return mia's trigger
+        for worker.
+        """
         for_bob = await self.bob.send("agent:helper", "bob's canary")
         await self.helper.send("agent:worker", "on bob's canary", cause=for_bob["seq"])
         for_mia = await self.mia.send("agent:helper", "mia's request")
@@ -247,7 +251,7 @@ async def test_rows_are_the_whole_log_for_operators() -> None:
 
 
 class Reacting:
-    """mia's request, to which helper reacts as the test says; what each reaction says is `say`'s."""
+    """A request of mia to which helper reacts as the test directs. `say` sends the text of a reaction."""
 
     def __init__(self, mia: WireSession, helper: WireSession, root: int) -> None:
         self.mia, self.helper, self.root = mia, helper, root
@@ -268,7 +272,7 @@ class Reacting:
         return int((await self.helper.send("agent:mia", text, cause=self.root))["seq"])
 
     async def sent_in(self, seq: int) -> tuple[str, int] | None:
-        """The reaction that `network.why` names for a message, and the seq of its beginning."""
+        """Return the reaction that `network.why` names for a message, and the seq of the reaction's start."""
         chain = (await self.mia.call("network.why", {"seq": seq}))["chain"]
         return next(((it["reaction"], it["seq"]) for it in chain if "reaction" in it), None)
 
@@ -325,7 +329,7 @@ async def test_message_status_names_the_first_reaction_to_the_message(reacting: 
 
 
 async def test_the_reaction_to_a_message_goes_before_one_that_merely_shows_it(reacting: Reacting) -> None:
-    """Whoever waits for the end of the reaction waits for the answer to this message."""
+    """A client that waits for the end of the reaction waits for the answer to this message."""
     other = (await reacting.mia.send("agent:helper", "another request"))["seq"]
     await reacting.helper.record("r1", "started", {"trigger": other, "manifest": [reacting.root, other]})
     assert (await reacting.status(reacting.root))["reaction"] == "r1"

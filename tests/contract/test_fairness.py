@@ -1,4 +1,6 @@
-"""However much one participant sends, the others' frames are taken, stored and answered in their turn: asked of a hub in this process."""
+"""Tests of fairness: however much one participant sends, the hub accepts, stores and answers the frames of others in
+turn. The hub runs in this process.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ MAX_BATCH = BATCH_COST // ENTRY_BYTES + TURN_COST // ENTRY_BYTES
 
 
 class StandingLedger(MemoryLedger):
-    """Stands still while ``may_append`` is not set, and notes how many rows it was given at once."""
+    """Ledger whose appends wait while ``may_append`` is not set. It records the number of rows of each append."""
 
     def __init__(self) -> None:
         super().__init__(epoch="e1")
@@ -122,7 +124,7 @@ async def heard(peer: Peer, count: int) -> Any:
             yield frame
 
 
-# -- what is taken of one connection at once
+# -- frames of one connection
 
 
 async def test_of_thousands_of_frames_that_are_read_at_once_a_connection_takes_a_few_in_its_turn(node: Any) -> None:
@@ -141,11 +143,11 @@ async def test_of_thousands_of_frames_that_are_read_at_once_a_connection_takes_a
             assert b'"invalid_frame"' in await read_frame(reader)
 
 
-# -- what is beyond the rate
+# -- frames beyond the rate
 
 
 class Stage:
-    """A hub stepped by hand, and who speaks to it."""
+    """A stepped hub and its clients."""
 
     def __init__(self, **limits: int) -> None:
         self.hub = SteppedHub(limits)
@@ -183,7 +185,7 @@ def stage() -> Iterator[Stage]:
 def test_who_is_far_beyond_its_rate_is_not_read_for_a_moment(stage: Stage, frame: bytes) -> None:
     stage.say(frame, 30)
     codes = stage.codes()
-    assert codes["rate_limited"] == 30 - 11  # each is answered, as documented
+    assert codes["rate_limited"] == 30 - 11  # each frame is answered, as documented
     assert stage.eve[0].is_read
     stage.say(frame, 1000)
     assert stage.codes().total() < 100
@@ -208,7 +210,7 @@ def test_what_is_not_answered_counts_as_well(stage: Stage, frame: bytes) -> None
     ann.take_frames()
     stage.say(frame, 1000)
     assert not stage.eve[0].is_read
-    assert len(ann.take_frames()) == (11 if b"signal" in frame else 0)  # beyond the rate signals are dropped
+    assert len(ann.take_frames()) == (11 if b"signal" in frame else 0)  # signals beyond the rate are dropped
 
 
 def test_reads_and_acks_of_what_was_delivered_do_not_count(stage: Stage) -> None:
@@ -258,11 +260,11 @@ def test_beyond_the_rate_a_wrong_frame_is_not_looked_through(stage: Stage) -> No
     first, second = stage.eve[0].take_frames()
     assert (first["code"], first["message_id"]) == ("rate_limited", "early")
     assert (second["code"], second.get("message_id")) == ("rate_limited", None)
-    assert all("sends_per_s" in frame["message"] for frame in (first, second))  # whoever is refused can tell by what
+    assert all("sends_per_s" in frame["message"] for frame in (first, second))  # each refusal names its limit
     assert first["retry_after_ms"] > 0
 
 
-# -- the lines
+# -- queues of owners
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from([0, 200, 60_000, 260_000]), st.booleans()), max_size=300))

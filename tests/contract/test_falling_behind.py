@@ -1,6 +1,8 @@
-"""Two sessions of one participant, both from its floor: the one that falls behind is given what the other handles meanwhile.
+"""Tests of two sessions of one participant that both start at the ack cursor. The slow one also receives the messages
+that the other one has handled meanwhile.
 
-docs/protocol/delivery.md: what a session is given depends on the moment it joined, and not on how fast it reads.
+The messages of a session depend on the moment when it joined, and not on its reading speed:
+docs/protocol/delivery.md.
 """
 
 from __future__ import annotations
@@ -17,7 +19,9 @@ from tests.support.wire import Frame, WireSession
 
 WINDOW = 4
 LIMITS = {"max_unacked": WINDOW, "session_queue_bytes": 2048, "root_messages_per_s": 100_000}
-"""A session that acknowledges nothing has its window full after four messages, and its queue after five or six more."""
+"""Limits that a session without acks reaches soon: its window after four messages, and its queue after five or six
+more.
+"""
 PADDING = "." * 250
 MANY = 40
 
@@ -38,14 +42,14 @@ async def say(alice: WireSession, number: int) -> int:
 
 
 async def handle(session: WireSession, *, only: bool = False) -> int:
-    """Read the next delivery and acknowledge it; gives its seq."""
+    """Read the next delivery and acknowledge it. Return its seq."""
     seq: int = (await session.delivery())["message"]["seq"]
     await session.ack(seq, only=only)
     return seq
 
 
 async def read_on(session: WireSession, until: int) -> list[Frame]:
-    """Everything that the session is given up to a seq, each acknowledged as it comes."""
+    """Read the deliveries up to a seq, and acknowledge each."""
     frames = [await session.delivery()]
     while (seq := frames[-1]["message"]["seq"]) < until:
         await session.ack(seq)
@@ -69,7 +73,7 @@ async def test_a_session_that_falls_behind_is_given_what_another_acknowledged_me
         assert await handle(quick, only=only) == sent[-1]
     await quick.settle()
     behind = await slow.expect("notice", kind="behind")
-    assert behind["body"] == {"from_seq": sent[WINDOW - 1]}  # everything up to here was handed over
+    assert behind["body"] == {"from_seq": sent[WINDOW - 1]}  # everything up to this seq was delivered
     frames = await read_on(slow, sent[-1])
     assert seqs(frames) == sent
     assert {frame["attempt"] for frame in frames} == {1}
@@ -114,7 +118,7 @@ async def test_what_one_session_refuses_and_handles_then_comes_to_a_slow_one_onc
     for number in range(MANY):
         sent.append(await say(alice, number))
         seq = (await quick.delivery())["message"]["seq"]
-        for failures in range(number % 6 if number > 2 * WINDOW else 0):  # at the fifth it is a dead letter
+        for failures in range(number % 6 if number > 2 * WINDOW else 0):  # the fifth failure makes a dead letter
             await quick.nack(seq)
             if failures < 4:
                 assert (await quick.delivery())["attempt"] == failures + 2
@@ -126,7 +130,9 @@ async def test_what_one_session_refuses_and_handles_then_comes_to_a_slow_one_onc
 async def test_what_waits_for_another_attempt_elsewhere_comes_to_a_slow_session_in_its_order(
     node: Node, alice: WireSession
 ) -> None:
-    """As it does to one that is not behind; the other attempt is for the session that refused the first."""
+    """A session that is not behind gets the message in the same place. The next attempt goes to the session that
+    refused the first one.
+    """
     quick, slow = await node.agent("bob"), await node.agent("bob")
     sent = []
     for number in range(MANY):
@@ -207,7 +213,7 @@ def say_here(alice: Visitor, number: int) -> int:
 
 
 def given(visitor: Visitor) -> list[int]:
-    """What a session is given from here on, each acknowledged as it comes, until nothing more does."""
+    """Read and acknowledge the deliveries to a session until no more arrive. Return their seqs."""
     found: list[int] = []
     while frames := [frame for frame in visitor.connection.take_frames() if frame["type"] == "deliver"]:
         for frame in frames:
@@ -224,7 +230,7 @@ def test_after_a_restart_a_slow_session_is_given_what_is_handled_while_it_is_beh
     early = [say_here(alice, number) for number in range(MANY)]
     slow = Visitor(hub, "bob")
     assert given(quick) == early
-    hub.loop.step(1.0)  # acknowledgements may lag a crash by so much
+    hub.loop.step(1.0)  # stored acks may lag behind a crash by this time
     if crashes:
         hub.crash()
     else:

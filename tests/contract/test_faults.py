@@ -1,4 +1,4 @@
-"""Agents that cannot do their work: docs/protocol/inbox.md and docs/protocol/operations-messages.md."""
+"""Tests of agents that cannot work: docs/protocol/inbox.md and docs/protocol/operations-messages.md."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def begin(bot: WireSession, by: WireSession, reaction: str) -> int:
 
 
 async def fail(bot: WireSession, by: WireSession, reaction: str, failure: str, reason: str = "no") -> int:
-    """A reaction whose model gives no reply."""
+    """Run a reaction whose model does not reply."""
     seq = await begin(bot, by, reaction)
     await bot.record(reaction, "model_failed", {"turn": 1, "failure": failure, "reason": reason}, record_id=reaction)
     end = {"status": "failed", "reason": reason, "turns": 1, "failure": failure}
@@ -87,7 +87,7 @@ async def test_every_failure_of_a_model_says_what_to_do(node: Node, failure: str
 
 
 async def test_a_failure_that_nobody_knows_fills_no_list_and_is_counted_with_the_others(node: Node) -> None:
-    """An agent writes what it likes into its records; everybody reads the list of agents."""
+    """An agent may write anything into its records, and everybody reads the list of agents."""
     host, bot = await node.person("host"), await node.agent("bot", role="reactor")
     for number, failure in enumerate(["x" * 100_000, "\x1b[2J{agent_id}", "another"]):
         await fail(bot, host, f"r{number}", failure, "y" * 10_000)

@@ -1,4 +1,6 @@
-"""The mod `files`: contents are durable before a reference to them is accepted, and readable by the readers of the messages that attach them."""
+"""Tests of the mod `files`: contents are durable before the hub accepts a reference to them, and only readers of the
+messages with the file can read them.
+"""
 
 from __future__ import annotations
 
@@ -294,7 +296,7 @@ async def test_unfinished_uploads_are_limited(network: Network) -> None:
 
 
 class Upkeeper:
-    """Runs the mod's maintenance at a chosen time."""
+    """Runs the mod's maintenance at a time that the test chooses."""
 
     def __init__(self, network: Network, mod: Files) -> None:
         self._network, self._mod = network, mod
@@ -324,12 +326,12 @@ async def test_blob_is_deleted_after_its_message_and_its_grace(tmp_path: Path) -
         file = await save(ann)
         stored = await ann.send("agent:bob", {"files": [file]})
         await save(ann, "nobody reads this")
-        await upkeeper.run(now + 2 * DAY_MS)  # the second file expires, the first one is in a message
+        await upkeeper.run(now + 2 * DAY_MS)  # the second file expires, because only the first one is in a message
         assert [it["file"] for it in (await ann.call("files.list"))["files"]] == [file["file"]]
         await upkeeper.run(now + 2 * DAY_MS, stored.seq + 1)  # retention has dropped the message
         assert [await is_readable(it, file) for it in (ann, bob)] == [True, False]
         await upkeeper.run(now + 2 * DAY_MS + 1000, stored.seq + 1)
-        assert await is_readable(ann, file)  # its grace begins when the message is dropped
+        assert await is_readable(ann, file)  # its grace period starts when the message is dropped
         await upkeeper.run(now + 4 * DAY_MS, stored.seq + 1)
         assert not await is_readable(ann, file)
         assert len([*list_blobs(blob_folder(path))]) == 1
@@ -346,7 +348,7 @@ async def test_deleted_message_takes_its_files_from_its_readers() -> None:
         first, second = [await ann.send("agent:bob", {"text": "look", "files": [file]}) for _ in range(2)]
         await ann.send("agent:eve", {"files": [file]})
         await ann.call("messages.delete", {"seq": second.seq})
-        assert await is_readable(bob, file)  # the first message still attaches it
+        assert await is_readable(bob, file)  # the first message still refers to it
         await ann.call("messages.delete", {"seq": first.seq})
         assert [await is_readable(it, file) for it in (ann, bob, eve)] == [True, False, True]
 

@@ -1,5 +1,6 @@
-"""What clients meet at the edges, as docs/protocol.md says it: bodies of notices, what a crash does to a refusal, attempts at or below
-the cursor, who reads a reply to a reply."""
+"""Tests of details in docs/protocol.md: bodies of notices, nacks during a crash, attempts at or below the cursor, and
+readers of a reply to a reply.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ def test_a_nack_counts_when_it_is_committed_with_what_was_sent_after_it(hub: Ste
     assert bob.given() == [("hard", 1), ("hard", 2)]
     hub.receive(bob.session, {"type": "nack", "seq": hard, "reason": "again", "retry_after_ms": 0})
     bob.say(type="send", message_id="after", to="agent:alice", content="after the second nack")
-    assert bob.connection.take_frames()[-1]["message_id"] == "after"  # stored, and so is the nack
+    # the frame is stored, and so is the nack before it
+    assert bob.connection.take_frames()[-1]["message_id"] == "after"
     hub.crash()
     alice, bob = Visitor(hub, "alice"), Visitor(hub, "bob")
     hub.loop.step(0.1)
@@ -97,7 +99,7 @@ def test_a_killed_hub_counts_no_attempt(hub: SteppedHub) -> None:
     alice, bot = Visitor(hub, "alice"), Visitor(hub, "bob", role="reactor")
     begun, given = alice.send("begun"), alice.send("given")
     bot.say(type="record", record_id="r", reaction="r", kind="started", body={"trigger": begun})
-    hub.loop.step(1.0)  # that the record acknowledges its trigger may lag a crash, as every acknowledgement
+    hub.loop.step(1.0)  # the stored ack of a trigger may lag behind a crash, as every ack may
     for _ in range(6):
         hub.crash()
         bot = Visitor(hub, "bob", role="reactor")
@@ -136,7 +138,7 @@ async def test_a_wrong_frame_and_a_read_are_both_answered_in_no_order(node: Node
     assert alice.unread == []
 
 
-# -- who reads a reply to a reply
+# -- readers of a reply to a reply
 
 
 async def thread_of(session: WireSession, thread_id: str) -> list[Any]:
@@ -182,5 +184,5 @@ async def test_a_channels_reply_to_a_reply_is_for_late_joiners_if_its_history_is
     assert await bob.contents_until("marker") == [
         "first",
         "reply to the reply",
-    ]  # it was there at the first, and is here now
+    ]  # it was a member at the first message, and is one now
     assert await late.contents_until("marker") == given

@@ -1,4 +1,4 @@
-"""The hub for those who read at a node that follows: what it shows, and what ends it. docs/protocol/nodes.md."""
+"""Tests of the hub of a read replica: what its readers receive, and what ends it. docs/protocol/nodes.md."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make_hub(ledger: Ledger) -> ReplicaHub:
 
 
 async def known(ledger: MemoryLedger, *agent_ids: str) -> None:
-    """Let these be participants, by a hub that leads."""
+    """Register these participants through a hub that is the leader."""
     hub = Hub(ledger, limits=Limits(), clock=system_clock, new_id=random_id)
     await hub.start()
     for agent_id in agent_ids:
@@ -50,7 +50,7 @@ async def known(ledger: MemoryLedger, *agent_ids: str) -> None:
 
 
 async def reads(hub: Hub, agent_id: str) -> Any:
-    """The frames of a session there, behind its welcome; what comes from now on it is given live."""
+    """Join a replica's hub, and return the frames after the welcome. The session is live on return."""
     connection = LocalConnection(hub)
     connection.send(b'{"type":"hello","protocol":1,"agent_id":"%b","kind":"agent"}' % agent_id.encode())
     frames = connection.frames()
@@ -137,7 +137,7 @@ async def test_a_node_whose_log_goes_away_as_it_begins_to_lead_prepares_again(tm
 
 
 class StubLog:
-    """What a server shows of a log, set by a test."""
+    """A shared log whose server's answers the test defines."""
 
     status = LogStatus(False, "", None, None, "lab", "full")
     leader_node = "10.0.0.2:8700"

@@ -1,4 +1,6 @@
-"""The handshake: subprotocol, `hello`, `welcome`, and who may be whom. docs/protocol/identity.md and docs/protocol/errors.md."""
+"""Tests of the handshake: subprotocol, `hello`, `welcome`, and the binding of IDs. docs/protocol/identity.md and
+docs/protocol/errors.md.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ CLOSED_WITH = {"unsupported_protocol": 4400, "not_authenticated": 4401, "forbidd
 
 
 async def refused_hello(session: WireSession, hello: dict[str, Any], code: str) -> None:
-    """The hub answers with exactly one `error` and closes."""
+    """Check that the hub answers with exactly one `error` and closes the connection."""
     await session.send_frame(hello)
     expect_error(await session.next_frame(), code)
     assert await session.rest() == []
@@ -231,7 +233,7 @@ async def test_a_second_hello_is_refused_and_the_session_lives_on(node: Node) ->
     await session.settle()
 
 
-# -- who may be whom
+# -- bindings of IDs
 
 
 async def test_the_first_use_of_an_id_binds_the_token(node: Node) -> None:
@@ -268,7 +270,7 @@ async def test_a_token_is_good_for_its_own_id_and_kind_and_a_refusal_changes_not
     assert (await alice.call("network.info"))["head"] == head
     await alice.send("agent:bob", "still here")
     await bob.message("still here")
-    if agent_id == "newcomer":  # the id is free
+    if agent_id == "newcomer":  # this ID is not bound
         assert (await node.agent("newcomer")).welcome["resume"] == "new"
 
 

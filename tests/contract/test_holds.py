@@ -1,4 +1,4 @@
-"""A person takes a thread over and gives it back: docs/protocol/takeover.md."""
+"""Tests of takeovers, in which a person controls a thread for a while: docs/protocol/takeover.md."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_reply_to_what_stands_in_a_held_place_is_refused_too(node: Node,
 
 
 async def test_a_channel_and_everybody_are_taken_over_by_those_who_have_the_right(node: Node) -> None:
-    """Without a page: operators, and the channel's owner."""
+    """Without a rights file, operators and the channel's owner have the right."""
     host = await node.person("host")
     mia, zoe = [await node.invite(host, name) for name in ("mia", "zoe")]
     await mia.call("channels.create", {"name": "dev"})
@@ -125,7 +125,7 @@ async def test_a_page_gives_a_role_the_right_to_take_over() -> None:
 
 
 async def test_a_takeover_ends_by_itself_and_agents_answer_again(tmp_path: Path) -> None:
-    """Also where the node was away when its time was over."""
+    """The takeover also ends if the node was down at its end."""
     db = tmp_path / "a.db"
     async with running_node(db=db, durability="normal") as node:
         mia, bob = await node.person("mia"), await node.agent("bob", role="reactor")
@@ -161,8 +161,9 @@ RIGHTS = {
     "bob": ("forbidden", "forbidden"),
     "stranger": ("unknown_message", "unknown_message"),
 }
-"""In a channel that mia holds, what taking and giving back come to: people in it, an operator who is not, a person and
-agents who are (bob) and are not."""
+"""Results of starting and ending a takeover in a channel that mia controls. mia and zoe are people in the channel,
+host is an operator outside, outsider is a person outside, bob is an agent in it, and stranger is an agent outside.
+"""
 
 
 @pytest.mark.parametrize("who", RIGHTS)
@@ -224,7 +225,7 @@ async def test_readers_are_told_and_read_who_holds_it(node: Node) -> None:
 
 
 async def test_who_has_left_is_not_told_who_holds_the_thread_that_it_still_reads(node: Node) -> None:
-    """Else a later member would be named to it, of whom neither `readers` nor a notice tells it."""
+    """Otherwise, a former member would learn the name of a later member, which neither `readers` nor a notice shows."""
     host = await node.person("host")
     mia, zoe = await node.invite(host, "mia"), await node.invite(host, "zoe")
     await mia.call("channels.create", {"name": "dev"})

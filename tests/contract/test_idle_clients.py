@@ -1,4 +1,6 @@
-"""A client whose program asks for no messages holds a bounded number of what its participant sends from elsewhere."""
+"""Tests of a client whose program reads no messages: it holds a bounded number of its participant's messages from
+other sessions.
+"""
 
 from __future__ import annotations
 

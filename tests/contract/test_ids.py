@@ -1,4 +1,6 @@
-"""Ids that nobody gets by first use: those that pass for a role, an address, the network, a mod, or another participant."""
+"""Tests of IDs that nobody can get by first use: IDs that look like a role, an address, the network, a mod, or
+another participant.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from tests.support.wire import Frame, WireSession, expect_error, hello_frame, ma
 
 
 async def refusal(node: Node, agent_id: str) -> Frame:
-    """What a local newcomer with this id is told; it is closed with 4403."""
+    """Return the error for a local newcomer with this ID. The hub closes the connection with 4403."""
     session = await node.connect()
     await session.send_frame(hello_frame(agent_id, token=make_token()))
     error = expect_error(await session.next_frame(), "forbidden")
@@ -106,7 +108,7 @@ async def test_an_operator_gives_out_any_id_and_is_warned(node: Node) -> None:
         assert why in value["warning"]
         assert (await node.join(agent_id, kind="agent", token=token)).welcome["resume"] == "new"
         _, value = await make_operator_token(mia, agent_id)
-        assert value == {}  # it is given out by now
+        assert value == {}  # the ID is bound now
     _, value = await make_operator_token(mia, "desk")
     assert value == {}
 

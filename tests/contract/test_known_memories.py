@@ -1,5 +1,6 @@
-"""`network.memory` keeps in memory what it has read of an agent's memories. It gives what reading all of them at each call
-gives, and what it reads does not grow with their number."""
+"""Tests of the cache of `network.memory`: results equal a read of all memories, and the number of reads does not grow
+with their number.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ class Sum(NamedTuple):
 
 
 async def read_anew(reading: Reading, thread_id: str, trigger: int, visibility: Any = None) -> dict[str, Any] | None:
-    """The newest memory that may be shown, by reading all records and the heads of all messages."""
+    """Return the newest memory that may be shown. Read all records and the heads of all messages for it."""
     view = await views.open_view(reading, trigger, visibility)
     known: dict[int, Sum] = {}
     newest = None
@@ -86,7 +87,7 @@ def test_a_memory_is_what_reading_all_of_them_gives(
     note: Note,
     make_network: Callable[..., RandomNetwork],
 ) -> None:
-    """Also where little is kept in memory, and where rows are damaged later."""
+    """The runs include a small cache, and rows that are damaged later."""
     monkeypatch.setattr(head_cache.RecentHeads.__init__, "__defaults__", (max_bytes,))
     monkeypatch.setattr(memories, "MAX_GROUPS_AT_ONCE", 3)
     compared = found = none = 0
@@ -166,7 +167,7 @@ def test_what_a_memory_reads_does_not_grow_with_their_number(
         value, read = count_reads(network, operation(network.reading("desk"), **args))
         [found] = [decode_json(bytes(it)) for it in value["memories"]]
         assert (found["text"], found["messages"]) == (f"of {past}", past)
-        assert read["rows"] <= 3, read  # the trigger, its label, and the memory that is given
+        assert read["rows"] <= 3, read  # the trigger, its label, and the returned memory
         note(past=past, **read)
 
 

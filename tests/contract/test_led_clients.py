@@ -1,4 +1,4 @@
-"""A client that is named another node by the one that it knows: where it goes, and where it does not. docs/protocol.md."""
+"""Tests of clients that a node refers to another node: where they connect, and where they do not. docs/protocol.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from tests.support.wire import make_token
 
 @asynccontextmanager
 async def follower(*leaders: str) -> AsyncIterator[tuple[str, list[str]]]:
-    """What refuses each connection, and names one leader after the other; gives its URL, and the paths that were asked for."""
+    """Run a node that refuses each connection and names one leader after the other. Yield its URL and the requested
+    paths.
+    """
     asked = list[str]()
 
     def refuse(connection: ServerConnection, request: Request) -> Response:
@@ -72,8 +74,9 @@ async def test_what_is_no_address_is_not_gone_to(leader: str) -> None:
 async def deposed(
     reason: str, tls: ssl.SSLContext | None = None, port: int = 0, epoch: str = "e"
 ) -> AsyncIterator[tuple[str, list[str]]]:
-    """What welcomes whoever joins, and ends the session as a node does that leads no longer, if it has a reason; gives its
-    URL, and who joined."""
+    """Run a node that welcomes clients. With a ``reason``, it ends each session like a deposed leader. Yield its URL
+    and the IDs that joined.
+    """
     joined = list[str]()
 
     async def welcome(connection: ServerConnection) -> None:
@@ -128,7 +131,7 @@ async def test_a_node_that_was_named_is_tried_again_when_who_named_it_is_gone(tm
         async with deposed(f"Another node leads now. Roundelay-Leader: 127.0.0.1:{port}", epoch=epoch) as (url, _):
             ann = await stack.enter_async_context(NetworkClient("ann", url))
         async with asyncio.timeout(20):
-            async for event in ann.events():  # by then it has tried the one that was named, where nobody listens yet
+            async for event in ann.events():  # it has tried the named node, where nobody listens yet
                 if isinstance(event, Reconnecting) and f"No hub answers at {url}" in event.reason:
                     break
             await stack.enter_async_context(leading())
@@ -290,11 +293,11 @@ async def test_what_a_hub_refuses_is_saved_nowhere_and_what_was_saved_is_named()
         assert token_path(node.url, "ann").read_text() == f"{bound}\n"
 
 
-# --- another network
+# --- foreign networks
 
 
 async def read_reasons(client: NetworkClient, wanted: str) -> str:
-    """The first reason to come back in which this stands."""
+    """Return the first reconnect reason that contains a text."""
     async with asyncio.timeout(20):
         async for event in client.events():
             assert not isinstance(event, Reconnected)
@@ -321,7 +324,7 @@ async def test_what_was_meant_for_one_network_is_not_sent_to_another(role: Liter
         assert not ann.is_connected
         reader = await other.person("reader")
         assert (await reader.call("network.search", {"query": "lab"}))["messages"] == []
-        await stack.enter_async_context(running_node(port=port, name="lab"))  # its file is lost
+        await stack.enter_async_context(running_node(port=port, name="lab"))  # the node's file is lost
         assert (await asyncio.wait_for(sending, 20)).seq
         assert ann.url == node.url
         assert ann.welcome.network.epoch != epoch
@@ -342,7 +345,7 @@ async def test_another_network_that_does_not_know_the_token_ends_no_client() -> 
 
 
 async def test_another_network_keeps_a_client_from_no_node_of_its_own() -> None:
-    """The one that it was named is tried though another network answers first."""
+    """The client also tries the node that it was referred to, although another network answers first."""
     port = free_port()
     async with AsyncExitStack() as stack:
         other = await stack.enter_async_context(running_node(name="other"))

@@ -1,4 +1,4 @@
-"""One suite for every `Ledger`: what the hub leans on, whichever implementation is under it."""
+"""Tests that every `Ledger` must pass: the behavior that the hub depends on."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Opener = Callable[[], Ledger]
 async def opener(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Opener]:
-    """Opens the same ledger again and again."""
+    """Function that opens the same ledger again and again."""
     epochs, ids = iter(["e1", "e2", "e3"]), (it for pair in zip(map(str, range(99)), repeat("e1")) for it in pair)
     memory = MemoryLedger(epoch="e1")
 
@@ -135,7 +135,7 @@ async def test_the_inbox_is_the_union_of_spans_and_own_private_messages(ledger: 
         message(5, "ann", "channel:dev"),
         message(6, "cid", "agent:ann"),
         message(7, "bob", "mod:tasks"),  # bob's own
-        message(8, "bob", "channel:ops"),  # his, but not private
+        message(8, "bob", "channel:ops"),  # bob's own message, but not private
     ]
     await ledger.append(rows, [])
     spans = [Span("agent:bob", 0), Span("broadcast", 0), Span("channel:dev", 4, 6), Span("channel:dev", 7)]
@@ -265,7 +265,7 @@ async def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
 
 async def test_an_inbox_may_have_any_number_of_spans(ledger: Ledger) -> None:
     await ledger.append([message(seq, "ann", "channel:dev") for seq in range(1, 2001)], [])
-    spans = [Span("channel:dev", start, start + 2) for start in range(0, 2000, 2)]  # each holds one message
+    spans = [Span("channel:dev", start, start + 2) for start in range(0, 2000, 2)]  # each span holds one message
     assert seqs(await ledger.inbox(spans, "bob", 0, 2000, 3)) == [1, 3, 5]
     assert seqs(await ledger.inbox(spans, "bob", 1000, 1004, 9)) == [1001, 1003]
     assert seqs(await ledger.inbox(spans, "bob", 0, 2000, 2, newest=True)) == [1997, 1999]
@@ -322,7 +322,7 @@ async def test_heads_are_read_without_their_messages(ledger: Ledger) -> None:
 
 @pytest.fixture
 def damage(ledger: Ledger, tmp_path: Path) -> Callable[[int], None]:
-    """Flips a bit of a row that is stored."""
+    """Return a function that flips a bit of a stored row."""
 
     def flip(seq: int) -> None:
         if isinstance(ledger, MemoryLedger):
@@ -400,7 +400,7 @@ async def test_messages_are_found_by_their_words(ledger: Ledger, query: str, fou
         msgspec.structs.replace(said(5, ""), data=json.dumps({"content": data}).encode()), record,
     ]  # fmt: skip
     await ledger.append(rows[:2], [])
-    await ledger.search(read_terms(query), None, "ann", limit=9)  # what comes later is found too
+    await ledger.search(read_terms(query), None, "ann", limit=9)  # later messages are found too
     await ledger.append(rows[2:], [])
     assert seqs(await ledger.search(read_terms(query), None, "ann", limit=9)) == found
 
@@ -467,7 +467,7 @@ async def test_what_was_dropped_is_in_no_index(opener: Opener, tmp_path: Path) -
 
 
 def leave(path: Path, left: str) -> None:
-    """Let an index lie there that is not this ledger's, or no whole one."""
+    """Leave an index file that belongs to another ledger or is incomplete."""
     index = Path(f"{path}.search")
     if left == "of an older copy":  # a copy has another epoch
         Path(f"{path}.head").unlink()
@@ -533,7 +533,7 @@ async def test_a_ledger_takes_none_of_its_own_writes_for_another_programs(
     ledger: Ledger, opener: Opener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await ledger.close()
-    monkeypatch.setattr(opening, "CHECKPOINT_PAGES", 1)  # each write goes into the database at once
+    monkeypatch.setattr(opening, "CHECKPOINT_PAGES", 1)  # each write goes to the database at once
     ledger = opener()
     await ledger.open()
     await ledger.append(
@@ -588,7 +588,7 @@ async def test_no_commit_waits_for_a_checkpoint_of_more_than_about_ten_megabytes
     for seq in range(1, 61):
         row = msgspec.structs.replace(message(seq, "ann", "broadcast"), data=b"x" * 500_000)
         await ledger.append([row], [])
-        sizes.append(log.stat().st_size)  # no checkpoint has more than the log holds
+        sizes.append(log.stat().st_size)  # a checkpoint holds at most the content of the log
     in_database = db.stat().st_size
     await ledger.close()
     assert max(sizes) <= 11_000_000

@@ -1,4 +1,4 @@
-"""Every limit that `welcome` announces can be set, and is reached: by what an honest client sees of it."""
+"""Tests of every limit that `welcome` announces: it can be set, and an honest client reaches it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REACHED: dict[str, tuple[dict[str, int], Reach]] = {}
 
 
 def reaches(limit: str, value: int, **others: int) -> Callable[[Reach], Reach]:
-    """The limit that a case is about, its value, and whatever else is set for it."""
+    """Decorator of a case. It names the limit, its value and other limits of the case."""
 
     def keep(reach: Reach) -> Reach:
         assert limit not in REACHED
@@ -40,14 +40,16 @@ async def test_a_limit_is_announced_and_reached(limit: str) -> None:
 
 
 async def deaf_session(node: Node) -> WireSession:
-    """A session of `bob` that reads one frame at a time through a small buffer."""
+    """Return a session of `bob` that reads one frame at a time through a small buffer."""
     session = await node.connect(max_queue=1, receive_buffer_bytes=8 * 1024)
     await session.hello("bob", token=node.token_of("bob"))
     return session
 
 
 async def send_at_once(session: WireSession, count: int, content: str = "hello") -> list[Frame]:
-    """The answers to messages of which none waits for another's: however slow the machine, they come within one moment."""
+    """Send messages at once, and return the answers. No message waits for another one's answer, so all arrive at the
+    same time even on a slow machine.
+    """
     for number in range(count):
         await session.send_frame({"type": "send", "message_id": f"m{number}", "to": "broadcast", "content": content})
     return [await session.answer(f"m{number}") for number in range(count)]
@@ -119,7 +121,7 @@ async def a_stalled_reader_is_closed(node: Node) -> None:
         seq = (await ann.send("broadcast", "x" * 60_000))["seq"]
         assert (await other.delivery())["message"]["seq"] == seq
         await other.ack(seq)
-    await other.expect("presence", agent_id="bob", state="offline")  # it took no byte for so long
+    await other.expect("presence", agent_id="bob", state="offline")  # it has read no byte for that time
     assert await bob.closed() == 4429
     await other.settle()
 
@@ -329,7 +331,7 @@ async def the_oldest_question_is_forgotten(node: Node) -> None:
 
 @reaches("registrations_per_minute", 1)
 async def further_first_uses_are_put_off(node: Node) -> None:
-    await node.agent("ann")  # the second: the burst is a minute's worth beside the one that begins it
+    await node.agent("ann")  # the burst allows one minute's registrations plus the first one
     session = await node.connect()
     await session.send_frame(hello_frame("bob", token=node.token_of("bob")))
     assert "registrations_per_minute" in expect_error(await session.next_frame(), "rate_limited")["message"]
@@ -348,7 +350,7 @@ async def a_longer_reason_is_cut(node: Node) -> None:
 
 
 async def ask_for_twice(node: Node, *sessions: WireSession) -> None:
-    """Each asks for its history twice, all through small buffers; until one of those calls waits for its turn."""
+    """Let each session request its history twice through small buffers, until one of the calls waits for its turn."""
     mia = await node.person("mia")
     for session in sessions:
         for call_id in ("one", "two"):
@@ -359,7 +361,7 @@ async def ask_for_twice(node: Node, *sessions: WireSession) -> None:
 
 
 async def unread_session(node: Node) -> WireSession:
-    """A session of `bob` that was welcomed after a history of 200 KB, and reads little."""
+    """Return a session of `bob` that joined after a history of 200 KB, and that reads little."""
     bob, ann = await node.agent("bob"), await node.agent("ann")
     await ann.send("agent:bob", "x" * 200_000)
     await bob.ack((await bob.delivery())["message"]["seq"])

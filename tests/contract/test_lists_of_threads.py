@@ -1,4 +1,4 @@
-"""`network.list_threads` reads the ends of its threads at once, and gives what reading each thread gives."""
+"""Tests of `network.list_threads`: it reads the ends of all threads at once, and equals a read of each thread."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.random_network import EVERYBODY, RandomNetwork
 
 
 async def read_words(reading: Reading, thread_id: str) -> str:
-    """Return the words that a thread began with, by reading the thread itself."""
+    """Return the first words of a thread by reading the thread itself."""
     ledger, start = reading.hub.ledger, thread_start(thread_id)
     rows = list((await ledger.messages([start])).values()) if start is not None else []
     rows += (await ledger.thread(thread_id, limit=conversation.FIRST_LOOKED_AT, newest=False)).rows
@@ -74,7 +74,7 @@ def test_a_list_of_titled_threads_is_read_a_few_at_once(tmp_path: Path, kind: st
         network.send("tom", "agent:desk", conversation=f"c{number % 60}")
     found, read = count_reads(network, list_threads(network.reading("tom"), limit=50))
     assert len(found["threads"]) == 50
-    assert read["rows"] <= 2 * 51, read  # the first and the newest message of each
+    assert read["rows"] <= 2 * 51, read  # the first and the newest message of each thread
     assert read["calls"] <= 16, read
     note(**read)
     network.close()

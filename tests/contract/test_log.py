@@ -1,4 +1,4 @@
-"""`network.log` and `network.status`: what operators follow the network by."""
+"""Tests of `network.log` and `network.status`, with which operators follow the network."""
 
 from __future__ import annotations
 

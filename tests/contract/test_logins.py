@@ -1,4 +1,4 @@
-"""One-time logins: a code that ties a token of the client's own making to an id, once. docs/protocol/identity.md."""
+"""Tests of one-time logins: a code binds a token that the client has made to an ID, once. docs/protocol/identity.md."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def operator(node: Node) -> WireSession:
 
 
 async def make_login(host: WireSession, agent_id: str = "mia", **made: Any) -> str:
-    """A code for an id, as `roundelay web` makes one."""
+    """Create a login code for an ID, as `roundelay web` does."""
     code = make_token()
     value = await host.call("network.create_login", {"agent_id": agent_id, "login_hash": digest(code), **made})
     assert value.keys() == {"expires_at"}
@@ -41,7 +41,7 @@ def digest(secret: str) -> str:
 
 
 async def open_page(node: Node, code: str, new_token: str, agent_id: str = "mia", kind: str = "human") -> WireSession:
-    """A page that shows its code; what comes of it is the next frame."""
+    """Open a page that sends its login code. The next frame is the result."""
     page = await node.connect(origin=node.origin)
     await page.send_frame(hello_frame(agent_id, kind=kind, token=code, new_token=new_token))
     return page
@@ -175,7 +175,7 @@ async def test_a_code_is_good_for_its_own_id_and_kind_and_a_refusal_uses_nothing
 
 
 async def test_a_new_token_goes_with_a_login_alone(node: Node, operator: WireSession) -> None:
-    """Neither the owner's token nor another's is a login."""
+    """Neither the owner's token nor another participant's token is a login code."""
     await node.invite(operator, "mia")
     for token in (node.owner_token, node.token_of("mia"), make_token()):
         await refused(await open_page(node, token, make_token()), "not_authenticated")
@@ -240,7 +240,7 @@ def test_a_login_ends_at_its_time() -> None:
 
 
 async def test_logins_are_bounded_and_those_whose_time_is_over_leave_room() -> None:
-    """Of one process's clock: a network in memory, a second later by its clock alone."""
+    """The network runs in memory with a manual clock, which advances by one second."""
     now = [1_000_000]
     async with Network.open(clock=lambda: now[0]) as network:
         operator = await network.join("operator", kind="human")

@@ -1,4 +1,6 @@
-"""Whose a conversation's budget is, loops without causes, and who is told when one stops. docs/protocol/conversations.md."""
+"""Tests of conversation budgets and their shares, of loops without causes, and of the notices when one stops.
+docs/protocol/conversations.md.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ QUICK: dict[str, Any] = {"root_messages_per_s": 100_000}
 
 
 async def use_up(session: WireSession, to: str, cause: int, most: int = 300) -> tuple[int, Frame]:
-    """Answer one message again and again until the hub refuses: how many it took, and the error."""
+    """Answer one message again and again until the hub refuses. Return the number of accepted answers, and the error."""
     for count in range(most):
         answer = await session.submit(to, f"more {count}", cause=cause)
         if answer["type"] == "error":
@@ -23,7 +25,9 @@ async def use_up(session: WireSession, to: str, cause: int, most: int = 300) -> 
 
 
 async def go_round(ring: list[WireSession], names: list[str], most: int) -> tuple[int, Frame | None]:
-    """Let each agent of a ring write to the next one without a cause, in turns: how many were taken, and the first error."""
+    """Let each agent of a ring write to the next one without a cause. Return the number of accepted messages, and the
+    first error.
+    """
     for count in range(most):
         place = count % len(ring)
         to = names[(place + 1) % len(ring)]
@@ -33,7 +37,7 @@ async def go_round(ring: list[WireSession], names: list[str], most: int) -> tupl
     return most, None
 
 
-# -- whose a conversation's budget is
+# -- shares of a conversation's budget
 
 
 async def test_who_only_reads_along_cannot_use_up_a_conversation() -> None:
@@ -46,7 +50,7 @@ async def test_who_only_reads_along_cannot_use_up_a_conversation() -> None:
         assert "carol" in error["message"]
         answer = await bob.send(
             "agent:mia", "I do", cause=root
-        )  # nobody has addressed bob either: but he has used nothing
+        )  # nobody has addressed bob either, but he has used nothing
         for number in range(9):
             await mia.send("agent:bob", f"go on {number}", cause=answer["seq"])
 
@@ -58,8 +62,8 @@ async def test_those_who_only_read_along_cannot_do_it_together() -> None:
         root = (await mia.send("broadcast", "who knows?"))["seq"]
         asked = (await mia.send("agent:bob", "you?", cause=root))["seq"]
         taken = [(await use_up(each, "broadcast", root))[0] for each in crowd]
-        assert taken == [4, 4, 0, 0]  # half of 16 for all of them
-        for number in range(4):  # whom mia addressed goes on
+        assert taken == [4, 4, 0, 0]  # half of 16 for all strangers
+        for number in range(4):  # the agent that mia addressed can continue
             await bob.send("agent:mia", f"answer {number}", cause=asked)
         for number in range(2):
             await mia.send("agent:bob", f"thanks {number}", cause=root)
@@ -73,9 +77,9 @@ async def test_who_was_addressed_later_leaves_a_part_to_those_between_whom_it_be
         asked = (await bob.send("agent:carol", "help", cause=root))["seq"]
         also = (await carol.send("agent:dave", "help", cause=asked))["seq"]
         taken = [(await use_up(carol, "agent:dave", asked))[0], (await use_up(dave, "agent:carol", also))[0]]
-        assert taken == [15, 12]  # carol half of 32, both together seven eighths
+        assert taken == [15, 12]  # carol has half of 32, and both together seven eighths
         taken = [(await use_up(bob, "agent:mia", root))[0]]
-        assert taken == [2]  # and the root and the question were of that eighth
+        assert taken == [2]  # the root and the question count in that eighth
 
 
 @pytest.mark.parametrize("to", ["broadcast", "channel:dev"])
@@ -87,7 +91,7 @@ async def test_whom_a_root_requires_a_response_of_is_a_party_of_it(to: str) -> N
             await session.call("channels.join", {"name": "dev"})
         root = (await mia.send(to, "bob?", requires_response=["bob", "nobody"]))["seq"]
         assert (await use_up(carol, to, root))[0] == 2
-        assert (await use_up(bob, to, root))[0] == 5  # all the rest
+        assert (await use_up(bob, to, root))[0] == 5  # the whole rest
 
 
 async def test_a_mods_answers_count_for_whom_it_answers() -> None:
@@ -102,7 +106,7 @@ async def test_a_mods_answers_count_for_whom_it_answers() -> None:
         await mia.send("agent:bob", "go on", cause=root)
 
 
-# -- what records claim
+# -- false claims in records
 
 
 async def start(agent: WireSession, trigger: int) -> None:
@@ -152,7 +156,7 @@ async def test_a_ring_without_causes_stops_and_says_so(size: int) -> None:
         ring = [await node.agent(name) for name in names]
         taken, stopped = await go_round(ring, names, 20 * size)
         assert stopped is not None
-        assert 5 * (size - 1) <= taken <= max(6 * size, 12)  # to itself every second one counts
+        assert 5 * (size - 1) <= taken <= max(6 * size, 12)  # for messages to itself, every second one counts
         error = expect_error(stopped, "loop_stopped")
         assert "max_uncaused_answers" in error["message"]
         stopped_by = error["message"].partition(" ")[0]
@@ -180,7 +184,7 @@ async def test_agents_that_answer_each_other_alone_are_stopped_and_told_of_early
         stopped_by = error["message"].partition(" ")[0]
         assert [it["agent_id"] for it in (await mia.call("network.stopped"))["agents"]] == [stopped_by]
         await mia.call("network.resume_agent", {"agent_id": stopped_by})
-        for name in names:  # a person speaks to the others
+        for name in names:  # a person writes to each of the others
             await mia.send(f"agent:{name}", "go on")
         again, _ = await go_round(
             ring[taken % size :] + ring[: taken % size], names[taken % size :] + names[: taken % size], 10
@@ -197,7 +201,7 @@ async def test_answers_where_people_read_along_or_in_turns_to_several_are_bounde
             await who.call("channels.join", {"name": "dev"})
         for number in range(120):
             await (alice, bob)[number % 2].send("channel:dev", f"{number}")
-        for number in range(60):  # who asks names what it follows from
+        for number in range(60):  # each question names its cause
             asker = (bob, carol)[number % 2]
             told = await alice.send(f"agent:{('bob', 'carol')[number % 2]}", f"answer {number}")
             await asker.send("agent:alice", f"{number}", cause=told["seq"])
@@ -223,7 +227,7 @@ async def test_a_storm_at_a_place_of_many_stops(place: str) -> None:
             await session.call("channels.join", {"name": "dev"})
         answers = [await session.submit(place, turn) for turn in range(8) for session in storm]
         refused = [expect_error(it, "loop_stopped") for it in answers if it["type"] == "error"]
-        assert 24 - 10 - 4 <= len(refused) <= 24 - 10  # the last one hears nobody any more, and only sends
+        assert 24 - 10 - 4 <= len(refused) <= 24 - 10  # the last agent receives nothing any more, and only sends
 
 
 async def test_two_channels_make_no_way_around() -> None:
@@ -277,11 +281,11 @@ async def test_a_person_that_is_a_program_lets_nobody_go_on_for_ever() -> None:
         assert 10 <= taken <= 22
 
 
-# -- who is told
+# -- notices
 
 
 async def stop(node: Node, mia: WireSession, bob: WireSession) -> int:
-    """Let the conversation that mia begins with bob use up its budget of 3, and its root be the answer."""
+    """Let a conversation of mia with bob use up its budget of 3. Return its root."""
     root: int = (await mia.send("agent:bob", "go"))["seq"]
     for number in range(2):
         await bob.send("agent:mia", number, cause=root)
@@ -312,7 +316,7 @@ async def test_who_began_it_is_told_once_in_a_message_that_stays(tmp_path: Path)
         page = await mia.call("network.history", {"thread_id": "mod:network~mia"})
         assert len(page["messages"]) == 1
         followed = await mia.call("network.impact", {"seq": root})
-        assert [it["content"] for it in followed["messages"]] == [0, 1]  # it is no part of the conversation
+        assert [it["content"] for it in followed["messages"]] == [0, 1]  # it does not belong to the conversation
 
 
 async def test_a_conversation_that_is_let_go_on_tells_again_when_it_stops_again() -> None:

@@ -1,4 +1,6 @@
-"""What a lost connection and a lost process cost the reactions that were open: as little as can be known. docs/protocol/delivery.md."""
+"""Tests of lost connections and lost processes: open reactions lose as few attempts as the hub can prove.
+docs/protocol/delivery.md.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ FIVE = 5
 
 
 class Bot:
-    """An agent's processes, one after the other, and the reactions that they write of."""
+    """An agent's successive processes, and the reactions in their records."""
 
     def __init__(self, node: Node, alice: WireSession) -> None:
         self.node = node
@@ -20,7 +22,7 @@ class Bot:
         self.triggers: dict[str, int] = {}
 
     async def come(self, instance: str | None) -> list[str]:
-        """A process joins; gives the reactions that it is told are open."""
+        """Join as a process. Return the open reactions that its welcome lists."""
         named = {} if instance is None else {"instance": instance}
         self.session = await self.node.agent("bot", role="reactor", **named)
         return [opened["reaction"] for opened in self.session.welcome["open_reactions"]]
@@ -35,7 +37,7 @@ class Bot:
         await self.write(reaction, "started")
 
     async def write(self, reaction: str, kind: str, turn: int = 1, call: int = 0, path: str = "") -> None:
-        """Record it; a second time it is a repeat."""
+        """Write a record. A second call with the same arguments is a repeat."""
         body: dict[str, object] = {"trigger": self.triggers[reaction]} if kind == "started" else {}
         if kind in ("tool_started", "tool_result", "waiting", "model_reply"):
             body = {"turn": turn, "call": call, **({"path": path} if path else {})}
@@ -67,12 +69,12 @@ async def test_lost_connections_of_a_process_that_comes_back_are_no_attempts(bot
         assert await bot.come("one") == ["long"]
     assert await bot.attempts("long") == ("in_prompt", 1)
     await bot.drop()
-    await bot.come("two")  # that process is gone
+    await bot.come("two")  # that process is lost
     assert await bot.attempts("long") == ("in_prompt", 2)
 
 
 async def test_a_connection_lost_and_back_wipes_no_loss_of_a_process(bot: Bot) -> None:
-    """The same process again, then another one: the count goes on where it was."""
+    """The same process reconnects, and then another one joins. The count continues."""
     await bot.come("one")
     await bot.begin("long")
     for number in range(2, FIVE + 1):
@@ -97,14 +99,14 @@ async def test_a_kill_counts_for_what_was_at_work_and_not_for_what_waited(bot: B
                 "poison",
                 "asking",
                 "inside",
-            ):  # the process goes on with them; `queued` has to wait for its turn
+            ):  # the process resumes all of them; `queued` waits for its turn
                 await bot.write(reaction, "started")
         await bot.write("poison", "tool_started")
         await bot.write("poison", "tool_started", call=1)
-        await bot.write("poison", "waiting", call=1)  # beside the call that kills
+        await bot.write("poison", "waiting", call=1)  # runs in parallel with the call that kills the process
         await bot.write("asking", "tool_started")
         await bot.write("asking", "waiting")
-        await bot.write("inside", "tool_started")  # an agent that runs in this call waits in one of its own
+        await bot.write("inside", "tool_started")  # an inner agent in this call waits in its own call
         await bot.write("inside", "tool_started", turn=2, path="1.0")
         await bot.write("inside", "waiting", turn=2, path="1.0")
         await bot.drop()
@@ -112,7 +114,7 @@ async def test_a_kill_counts_for_what_was_at_work_and_not_for_what_waited(bot: B
     assert await bot.attempts("poison") == ("dead", FIVE)
     assert await bot.attempts("asking") == ("in_prompt", 1)
     assert await bot.attempts("inside") == ("in_prompt", 1)
-    assert await bot.attempts("queued") == ("in_prompt", 2)  # its model was asked when the first process was lost
+    assert await bot.attempts("queued") == ("in_prompt", 2)  # its model was called when the first process was lost
     assert await bot.letters() == [bot.triggers["poison"]]
 
 
@@ -135,7 +137,7 @@ async def test_who_dies_on_the_way_back_to_a_wait_is_at_work(bot: Bot) -> None:
     await bot.begin("asking")
     await bot.write("asking", "tool_started")
     await bot.write("asking", "waiting")
-    for life in range(FIVE + 1):  # the first one only waited
+    for life in range(FIVE + 1):  # the first process only waited
         await bot.drop()
         await bot.come(f"life {life + 1}")
         if life < FIVE:
@@ -158,12 +160,12 @@ async def test_progress_clears_the_count(bot: Bot, kind: str) -> None:
             assert await bot.attempts("long") == ("in_prompt", FIVE)
         await bot.drop()
         await bot.come(f"life {life + 1}")
-    assert (await bot.attempts("long"))[0] == "dead"  # the fifth loss in the same place
+    assert (await bot.attempts("long"))[0] == "dead"  # the fifth loss at the same point
 
 
 async def test_a_letter_is_taken_back_when_its_reaction_ends_after_all_and_each_is_told_once(bot: Bot) -> None:
     operator = await bot.node.person("mia")
-    await bot.come(None)  # a process that does not name itself: nobody knows that it lives
+    await bot.come(None)  # a process without an instance ID, so nobody knows that it is alive
     await bot.begin("long")
     for _ in range(FIVE):
         await bot.drop()
@@ -181,7 +183,7 @@ async def test_a_letter_is_taken_back_when_its_reaction_ends_after_all_and_each_
         withdrawn = await session.expect("notice", kind="dead_letter_withdrawn")
         assert withdrawn["body"] == {"seq": seq, "agent_id": "bot", "reaction": "long"}
     assert await bot.attempts("long") == ("in_prompt", FIVE)
-    await bot.write("long", "finished")  # the repeat says nothing more
+    await bot.write("long", "finished")  # the repeat has no further effect
     for session in (bot.alice, operator, bot.session):
         await session.call("network.info")
         assert {frame["kind"] for frame in session.unread if frame["type"] == "notice"} <= {"inbox"}

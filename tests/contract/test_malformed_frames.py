@@ -1,6 +1,7 @@
-"""Wrong frames after `welcome`: each gets one `error` or its close code, changes nothing, and everybody goes on.
+"""Tests of invalid frames after `welcome`: each gets one `error` or a close code, changes nothing, and nobody else is
+affected.
 
-docs/protocol/errors.md. All rows share one node, so that what one row breaks the next one finds.
+The rules are in docs/protocol/errors.md. All rows share one node, so that damage by one row is visible to the next.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ SENDABLE = {"type": "send", "message_id": "bad-empty-key", "to": "agent:bob", "c
 
 @dataclass
 class Room:
-    """The one who sends rubbish, and two who must not notice."""
+    """The sender of invalid frames, and two participants that must not be affected."""
 
     node: Node
     sender: WireSession
@@ -46,7 +47,7 @@ async def room() -> AsyncIterator[Room]:
 
 @dataclass(frozen=True)
 class Row:
-    """A frame as text, the code of its `error`, and the id that the error must hold (None: it need not hold one)."""
+    """A frame as text, the code of its `error`, and the ID in the error (None means no particular ID)."""
 
     name: str
     raw: str
@@ -55,7 +56,9 @@ class Row:
 
 
 def changed(name: str, base: dict[str, Any], code: str, fields: dict[str, Any]) -> Row:
-    """`base` with these fields replaced, added, or (ABSENT) left out. The id is expected if it was not touched."""
+    """Return `base` with some fields replaced, added, or removed (ABSENT). The error must name the ID unless the ID
+    was changed.
+    """
     frame = {key: value for key, value in (base | fields).items() if value is not ABSENT}
     id_field = next(field for field in (*_ID_FIELDS, "") if field in base or not field)
     request_id = base[id_field] if id_field and id_field not in fields else None
@@ -92,14 +95,16 @@ def signal(name: str, code: str = "invalid_frame", **fields: Any) -> Row:
 
 
 def content(name: str, raw_content: str) -> Row:
-    """A `send` whose content is this text, JSON or not. What comes before can be read: the error says which frame it is for."""
+    """Return a `send` with raw content, which may be invalid JSON. The fields before are readable, so the error names
+    the frame's ID.
+    """
     message_id = new_id("bad")
     raw = f'{{"type":"send","message_id":"{message_id}","to":"agent:bob","content":{raw_content}}}'
     return Row(f"content_{name}", raw, request_id=message_id)
 
 
 def body_first(name: str, kind: str, id_field: str, body_field: str, raw_body: str) -> Row:
-    """A frame whose id comes after what is wrong with it."""
+    """Return a frame whose ID comes after the invalid part."""
     request_id = new_id("bad")
     return Row(
         f"{name}_before_the_{id_field}",
@@ -179,7 +184,7 @@ CONTENTS = [
     content("surrogate_deep_inside", '[[{"a":["x","\\udabc"]}]]'),
     content("too_deep_lists", "[" * 65 + "]" * 65),
     content("too_deep_objects", '{"a":' * 65 + "1" + "}" * 65),
-    content("one_level_too_deep", "[" * 64 + "]" * 64),  # the frame itself is the first of 64
+    content("one_level_too_deep", "[" * 64 + "]" * 64),  # the frame itself is the first of 64 levels
     content("absurdly_deep", "[" * 100_000 + "]" * 100_000),
     content("absurdly_deep_and_never_closed", "[" * 100_000),
     content("raw_tab_in_string", '"a\tb"'),
@@ -392,9 +397,9 @@ async def test_a_wrong_frame_gets_one_error_and_changes_nothing(room: Room, row:
     error = expect_error(await room.sender.next_frame(), row.code)
     if row.request_id is not None:
         assert row.request_id in (error.get("message_id"), error.get("call_id"), error.get("record_id"))
-    await room.sender.settle()  # the session lives on
-    assert room.sender.unread == []  # and got one error, not two
-    assert await room.head() == head  # another session lives too, and nothing was stored
+    await room.sender.settle()  # the session is still open
+    assert room.sender.unread == []  # and got only one error
+    assert await room.head() == head  # another session is open too, and nothing was stored
     assert room.witness.unread == []
 
 
@@ -418,7 +423,7 @@ async def test_a_refused_message_id_is_free_again_after_each_kind_of_refusal(roo
     await room.witness.message("at last")
 
 
-# -- what ends the connection
+# -- frames that end the connection
 
 OVERSIZED = {
     "in_one_frame": [b'{"type":"bye"}' + b" " * MAX_FRAME_BYTES],
@@ -435,7 +440,7 @@ async def test_a_frame_too_large_is_closed_with_4413_and_no_error(room: Room, pa
     await session.send_raw(parts if len(parts) > 1 else parts[0])
     assert await session.rest() == []
     assert await session.closed() == 4413
-    await room.sender.settle()  # the participant's other session lives
+    await room.sender.settle()  # the participant's other session is still open
     assert await room.head() == head
 
 
@@ -462,11 +467,11 @@ async def test_invalid_utf8_is_closed_with_1007(room: Room, raw: bytes) -> None:
     assert await room.head() == head
 
 
-# -- what looks odd and is legal
+# -- unusual but valid frames
 
 
 async def echo(room: Room, raw: str | bytes | list[bytes], message_id: str) -> str:
-    """Sends one raw frame to bob, checks that it is stored, and returns the raw `deliver` that bob gets."""
+    """Send one raw frame to bob, check that it is stored, and return the raw `deliver` frame."""
     await room.sender.send_raw(raw)
     answer = await room.sender.answer(message_id)
     assert answer["type"] == "stored", answer
@@ -524,7 +529,9 @@ LONG_NUMBERS = {
 
 @pytest.mark.parametrize("number", LONG_NUMBERS.values(), ids=LONG_NUMBERS.keys())
 async def test_a_number_that_readers_refuse_is_refused_wherever_it_stands(room: Room, number: str) -> None:
-    """docs/protocol.md: at most 1,000 characters for one number; what a message, a record or a call carries is read by others."""
+    """docs/protocol.md allows at most 1,000 characters for a number, because others read the numbers in a message, a
+    record or a call.
+    """
     head = await room.head()
     frames = [
         '{"type":"send","message_id":"%s","to":"agent:bob","content":NUMBER}',
@@ -583,7 +590,7 @@ async def test_blanks_around_a_frame_are_legal(room: Room) -> None:
 async def test_a_fragmented_text_message_is_legal(room: Room) -> None:
     message_id = new_id("odd")
     raw = f'{{"type":"send","message_id":"{message_id}","to":"agent:bob","content":"häppchen €"}}'.encode()
-    await echo(room, [raw[i : i + 1] for i in range(len(raw))], message_id)  # splits characters too
+    await echo(room, [raw[i : i + 1] for i in range(len(raw))], message_id)  # also splits multi-byte characters
 
 
 async def test_a_frame_of_exactly_the_largest_size_is_legal(room: Room) -> None:

@@ -1,4 +1,4 @@
-"""What one keeps of threads for oneself, and what is unread in them: docs/protocol/read-state.md."""
+"""Tests of read states: settings of threads for one participant, and unread counts. docs/protocol/read-state.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOTHING = {"read_upto": 0, "is_pinned": False, "is_muted": False, "is_archived":
 
 
 async def threads(session: WireSession, **args: Any) -> dict[str, dict[str, Any]]:
-    """What `network.list_threads` gives, by thread."""
+    """Return the result of `network.list_threads`, by thread."""
     found = await session.call("network.list_threads", args)
     return {it["thread_id"]: it for it in found["threads"]}
 
@@ -162,7 +162,9 @@ async def test_replies_are_marked_by_who_reads_what_they_answer(node: Node) -> N
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_what_threads_tell_is_what_reading_all_of_them_gives(seed: int, tmp_path: Path) -> None:
-    """Random histories, with a restart between: against each participant's own history, message by message."""
+    """The test compares random histories, with a restart in between, with each participant's own history message by
+    message.
+    """
     chance = random.Random(seed)
     db = tmp_path / "team.db"
     names = ("mia", "zoe", "bob", "cat")

@@ -1,4 +1,6 @@
-"""`network.memory`: what an agent wrote down of a thread is given back where all that it was made of may be shown. docs/protocol.md."""
+"""Tests of `network.memory`: an agent's memory of a thread is returned only if everything that it summarizes may be
+shown. docs/protocol.md.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ async def team(node: Node) -> Team:
 
 
 async def tell(team: Team, session: WireSession, text: str) -> Frame:
-    """A person asks the helper, and the helper the worker."""
+    """Let a person ask helper, and helper ask worker. Return helper's message."""
     asked = await session.send("agent:helper", text)
     return await team.helper.send("agent:worker", f"about {text}", cause=asked["seq"])
 
@@ -47,7 +49,7 @@ async def test_a_memory_is_given_where_everything_that_it_was_made_of_may_be_sho
     assert await recall(team.worker, mias[-1]) == [("mia's, and on", 2)]
     assert await recall(team.worker, mias[-1], visibility="strict") == [("mia's, and on", 2)]
     assert await recall(team.worker, await tell(team, team.bob, "bob 3")) == [("bob's", 2)]
-    # what was said later, or is not known to be there, is in no memory
+    # A memory of later or unknown messages is never returned.
     assert await recall(team.worker, mias[0]) == [("mia's", 1)]
     await write(team.worker, "of nothing", [])
     await write(team.worker, "of what is gone", [mias[0]["seq"], 999_999])
@@ -57,7 +59,7 @@ async def test_a_memory_is_given_where_everything_that_it_was_made_of_may_be_sho
 
 
 async def test_a_memory_that_sums_up_too_much_at_once_is_none_and_a_long_chain_is_one(team: Team) -> None:
-    """A program may write into its records what it likes; what a recall costs the hub is bounded by the record."""
+    """A program may write anything into its records, but one record limits the cost of a recall."""
     trigger = await tell(team, team.mia, "mia")
     await write(team.worker, "too long", [trigger["seq"]] * 1001)
     assert await recall(team.worker, trigger) == []

@@ -1,4 +1,4 @@
-"""Screens that mods describe as data: `network.screens`, and what refuses to load."""
+"""Tests of mods' screens, which are described as data: `network.screens`, and invalid screens that fail to load."""
 
 from __future__ import annotations
 

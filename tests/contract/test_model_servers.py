@@ -1,6 +1,7 @@
-"""Every class of model works on every server that people use: ten turns with tools, streaming or not, resumed or not.
+"""Tests of every model class on every common server: ten turns with tools, with and without streaming, resumed or
+not.
 
-The servers (`tests.support.model_servers`) are strict stand-ins, each with the public source of its rules.
+The servers (`tests.support.model_servers`) are strict stand-ins. Each names the public source of its rules.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ MEANWHILE = "mia wrote meanwhile: hurry up"
 
 @dataclass
 class Arrivals:
-    """One message that arrives before turn 8, as `on_new_message: inject` gives it to the model."""
+    """One message that arrives before turn 8, and that `on_new_message: inject` gives to the model."""
 
     reaction: Reaction
     pending: list[NewMessages]
@@ -126,7 +127,7 @@ def results_of(loop: Loop) -> list[str]:
 
 
 def shown_by(events: list[Event]) -> list[str]:
-    """The texts that people saw, one for each turn."""
+    """Return the texts that people saw, one for each turn."""
     turns: dict[int, str] = {}
     for event in events:
         match event:
@@ -138,8 +139,9 @@ def shown_by(events: list[Event]) -> list[str]:
 
 
 def count_learned(kind: type[ModelServer], stream: bool) -> int:
-    """How many rules a server on loopback has to teach, beside those that its model's name tells: that of the template that
-    llama.cpp renders, and that Mistral's own API takes no `stream_options`."""
+    """Return the number of rules that a model learns from a server on loopback, in addition to those known from its
+    name. The Mistral template on llama.cpp has one, and Mistral's API refuses `stream_options`.
+    """
     return {"llama.cpp": 1, "mistral": int(stream)}.get(kind.kind, 0)
 
 
@@ -191,12 +193,12 @@ async def test_the_tokens_of_kimi_are_counted(stream: bool) -> None:
 
 @on_each_server
 async def test_each_request_begins_as_the_one_before(kind: type[ModelServer]) -> None:
-    """So that the servers' prompt caches hold: what a turn alone is told stands behind everything else."""
+    """Prompt caches of servers work only with an unchanged prefix, so the text of a turn comes last."""
     async with kind() as server, open_model(server) as model:
         await TenTurns(make_agent(model)).drive()
     told = [it["messages"] for it in server.requests]
     if count_learned(kind, stream=False):
-        told = told[2:]  # since it was learned
+        told = told[2:]  # since the rule was learned
     for before, after in pairwise(told[1:]):
         assert after[: len(before) - 1] == before[:-1]
         if before[-1]["role"] == "tool":
@@ -217,7 +219,9 @@ async def test_a_model_without_tool_calls_works_on_every_server(kind: type[Model
 @both_ways
 @on_each_server
 async def test_a_fallback_goes_on_with_what_another_model_began(kind: type[ModelServer], stream: bool) -> None:
-    """The first model thinks and is down from turn 6 on; what it thought, and its signatures, stay with it."""
+    """The first model thinks and is down from turn 6 on. Its thinking and its signatures are not sent to the second
+    one.
+    """
     async with DeepSeekServer(down_from=6) as first, kind() as second:
         model = FallbackModel(open_model(first, stream=stream), open_model(second, stream=stream))
         loop = TenTurns(make_agent(model))
@@ -244,7 +248,7 @@ THREE: list[tuple[type[ModelServer], type[ModelServer], type[ModelServer]]] = [
 async def test_a_reaction_goes_back_and_forth_between_three_servers(
     kinds: tuple[type[ModelServer], ...], stream: bool
 ) -> None:
-    """The first two are up in some turns only. Each gets back what it thought itself, also after a restart."""
+    """The first two servers are up only in some turns. Each gets back its own thinking, even after a restart."""
 
     def open_models() -> FallbackModel:
         return FallbackModel(*(open_model(it, stream=stream) for it in servers))
@@ -261,7 +265,8 @@ async def test_a_reaction_goes_back_and_forth_between_three_servers(
         assert (end.status, end.answer) == ("finished", ANSWER), [it.refused for it in servers]
         assert results_of(whole) == WANTED
         for server, kind, requests in zip(servers, kinds, told, strict=True):
-            # Nothing names an Azure server on loopback, so it teaches that the ids of vLLM's calls are too long.
+            # The model's name does not reveal Azure on loopback, so the model learns that the IDs of vLLM's calls are
+            # too long.
             assert len(server.refused) == count_learned(kind, stream) + (kind is AzureServer), server.refused
             for said in STORY:
                 is_own = said.turn in server._gave
@@ -316,7 +321,7 @@ async def test_the_last_turn_without_tools_is_taken(kind: type[ModelServer], str
 
 @pytest.mark.parametrize("kind", [ModelServer, BedrockServer], ids=lambda it: it.kind)
 async def test_ids_that_a_server_does_not_take_are_learned(kind: type[ModelServer]) -> None:
-    """A gateway that calls the model by a name of its own, after a fallback from vLLM or Kimi."""
+    """A gateway has its own name for the model, and the request continues a conversation with vLLM or Kimi."""
     made = (ToolCall("chatcmpl-tool-" + "0" * 32, "add", "{}"), ToolCall("functions.add:1", "add", "{}"))
     results = tuple(ToolMessage(it.id, "3") for it in made)
     add = ToolSpec("add", "Add.", {"type": "object", "properties": {}})
@@ -329,7 +334,7 @@ async def test_ids_that_a_server_does_not_take_are_learned(kind: type[ModelServe
 
 
 UNKNOWN = [(MistralServer, 2), (DeepSeekServer, 1), (KimiServer, 1), (GeminiServer, 0), (BedrockServer, 0)]
-"""Servers, and how many of their rules a reaction of ten turns comes upon."""
+"""Servers, and the number of their rules that a reaction of ten turns violates."""
 
 
 @both_ways
@@ -337,7 +342,7 @@ UNKNOWN = [(MistralServer, 2), (DeepSeekServer, 1), (KimiServer, 1), (GeminiServ
 async def test_the_rules_of_a_server_that_nothing_names_are_learned_once(
     kind: type[ModelServer], count: int, stream: bool
 ) -> None:
-    """A gateway that calls the model by a name of its own: each rule is refused once, and never again after a restart."""
+    """A gateway has its own name for the model. Each rule causes one refusal, and none after a restart."""
     if kind is MistralServer:
         count = 1 + stream
     async with kind() as server, open_model(server, stream=stream, name="our-model") as model:
@@ -346,7 +351,8 @@ async def test_the_rules_of_a_server_that_nothing_names_are_learned_once(
         assert end.answer == ANSWER, server.refused
         assert len(server.refused) == count, server.refused
         assert len(server.requests) == 11 + count
-        # Another process goes on after turn 9. What turn 1 thought is in no record: it was not known to be wanted.
+        # Another process continues after turn 9. No record holds the thinking of turn 1, because its requirement was
+        # not known yet.
         if isinstance(server, ThinkingServer):
             server.is_exact = False
         kept = dict(list(loop.records.kept.items())[:-4])
@@ -367,7 +373,7 @@ async def test_a_server_teaches_that_tools_are_named_in_the_last_turn_too() -> N
 
 
 async def test_a_refusal_that_no_rule_explains_is_not_repeated() -> None:
-    """Two rules that exclude each other do not lead in circles either."""
+    """Two contradictory rules do not lead to endless repeats."""
 
     class Contrary(ModelServer):
         def check(self, body: dict[str, Any]) -> None:
@@ -407,7 +413,7 @@ POLICIES: list[tuple[dict[str, Any], bool]] = [
 async def test_a_data_policy_decides_whether_the_thinking_that_a_server_wants_back_is_kept(
     policy: dict[str, Any], is_kept: bool
 ) -> None:
-    """Where it is not kept, a resumed reaction sends a blank: the real servers take one."""
+    """If the thinking is not stored, a resumed reaction sends a blank, which the real servers accept."""
     async with DeepSeekServer() as server, open_model(server) as model:
         kept = [DataPolicy(**policy)] if policy else []
         loop = TenTurns(make_agent(model, middleware=kept))

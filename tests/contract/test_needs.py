@@ -1,4 +1,4 @@
-"""What waits for somebody: docs/protocol/inbox.md."""
+"""Tests of the inbox: docs/protocol/inbox.md."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEW: dict[str, Any] = {"max_root_messages": 8, "root_messages_per_s": 100_000}
 
 
 async def inbox(session: WireSession, **args: Any) -> list[Item]:
-    """All of it, page by page."""
+    """Return all items of the inbox, page by page."""
     page = await session.call("network.inbox", args)
     found: list[Item] = page["items"]
     while page["has_more"]:
@@ -296,7 +296,7 @@ async def test_an_agent_takes_nobodys_question_away_by_calling_it_a_decision_of_
     assert await kinds(mia) == [("question", asked)]
 
 
-# -- what failed
+# -- failures
 
 
 async def fail(alice: WireSession, bob: WireSession) -> int:
@@ -346,11 +346,11 @@ async def test_a_message_that_failed_waits_for_its_sender_its_recipient_and_oper
     await hears_nothing(zoe)
 
 
-# -- what stopped
+# -- stopped conversations
 
 
 async def stop(mia: WireSession, bob: WireSession) -> int:
-    """Let a conversation stop at its limit; gives its root."""
+    """Let a conversation stop at its limit. Return its root."""
     root: int = (await mia.send("agent:bob", "go on"))["seq"]
     while (await bob.submit("agent:mia", "more", cause=root))["type"] == "stored":
         pass
@@ -445,12 +445,12 @@ async def test_a_quota_that_is_nearly_used_up_is_told_to_its_participant_and_ope
         assert await inbox(mia) == []
 
 
-# -- all of them
+# -- all questions
 
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_questions_are_those_that_reading_everything_finds_unanswered(seed: int, tmp_path: Path) -> None:
-    """Random histories, with a restart between: against the log, message by message."""
+    """The test compares random histories, with a restart in between, with the log message by message."""
     chance = random.Random(seed)
     db, tokens = tmp_path / "team.db", dict[str, str]()
     dismissed: set[tuple[str, int]] = set()

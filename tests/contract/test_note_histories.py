@@ -1,4 +1,4 @@
-"""Writes of notes are linearizable: the results of concurrent clients are those of one client after the other."""
+"""Tests that writes of notes are linearizable: some sequential order explains the results of concurrent clients."""
 
 from __future__ import annotations
 

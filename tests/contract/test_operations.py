@@ -1,4 +1,4 @@
-"""The operations that every hub has, and that each checks what its caller may see. docs/protocol/operations.md."""
+"""Tests of the operations of every hub, and of the access checks in each. docs/protocol/operations.md."""
 
 from __future__ import annotations
 
@@ -229,7 +229,9 @@ async def test_message_status_tells_what_entered_a_prompt(node: Node, alice: Wir
 async def test_readers_of_a_message_poll_whether_the_reaction_to_it_is_over(
     node: Node, alice: WireSession, body: Any, status: str
 ) -> None:
-    """Without an operator's rights, and without its records; another reaction that ended in between is not taken for it."""
+    """Readers need no operator's rights and do not see their own records. The end of another reaction in between does
+    not count.
+    """
 
     async def poll(seq: int) -> str:
         (recipient,) = (await alice.call("network.message_status", {"seq": seq}))["recipients"]
@@ -385,7 +387,7 @@ async def test_what_a_removed_participant_said_stays(
 
 
 async def test_calls_that_wait_for_a_decision_are_listed_for_who_may_read_the_request(node: Node) -> None:
-    """By what agents record; one that claims another's message as its request shows nobody anything."""
+    """The list comes from agents' records. A record that claims a message of others as its request shows nothing."""
     mia, zoe, eve = await node.person("mia"), await node.person("zoe"), await node.agent("eve", role="reactor")
     bot = await node.agent("bot", role="reactor")
     triggers = [(await mia.send("agent:bot", text))["seq"] for text in ("one", "two", "three")]
@@ -422,7 +424,7 @@ async def test_calls_that_wait_for_a_decision_are_listed_for_who_may_read_the_re
 
 
 async def test_a_call_asks_for_one_decision_whatever_else_its_records_claim(node: Node) -> None:
-    """What is looked at is bounded by the calls that wait, not by what an agent writes down."""
+    """The hub's work is bounded by the number of waiting calls, and not by the size of an agent's records."""
     mia, bot = await node.person("mia"), await node.agent("bot", role="reactor")
     trigger = (await mia.send("agent:bot", "go"))["seq"]
     asked = [(await bot.send("agent:mia", f"May I {number}?", reply_to=trigger))["seq"] for number in range(100)]

@@ -1,7 +1,8 @@
-"""Whatever an outsider asks, nothing of a conversation that it may not read is in the answer: no text, no thread, no seq, no reaction; and the
-answer is the same as for what does not exist.
+"""Tests that an answer to an outsider contains nothing of a conversation that it may not read: no text, thread, seq
+or reaction. The answer equals the one for things that do not exist.
 
-A table over all operations of the hub and its own mods x kinds of outsiders. An operation without a row fails.
+A table combines all operations of the hub and the included mods with all kinds of outsiders. An operation without a
+row fails.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 class Secret(NamedTuple):
-    """A message that some may not read, with a reaction to it, and the seqs of what was kept of that."""
+    """A hidden message with a reaction to it, and the seqs of the reaction's records."""
 
     name: str
     seq: int
@@ -36,15 +37,15 @@ class Secret(NamedTuple):
     file: str = "f-00000000000-00000000"
     """A file that the message attaches."""
     poll: int = 2**40 + 1
-    """A poll in its thread."""
+    """A poll in the message's thread."""
     task: int = 2**40 + 2
-    """A task that belongs to it."""
+    """A task in the message's conversation."""
     timer: int = 2**40 + 3
-    """A timer that was created in its conversation."""
+    """A timer in the message's conversation."""
 
 
 NOTHING = Secret("nothing", 2**40, "direct:nobody~nowhere", "nobody", "no-such-reaction")
-"""What does not exist."""
+"""A message that does not exist."""
 
 
 @dataclass
@@ -52,31 +53,31 @@ class Outsider:
     session: WireSession
     hidden: list[Secret]
     own: str
-    """A channel of its own."""
+    """The outsider's own channel."""
     task: int
-    """A task of its own."""
+    """The outsider's own task."""
     may_know: set[int] = field(default_factory=set)
-    """Seqs that a message names which it was sent."""
+    """Seqs named in messages that the outsider received."""
 
 
 @dataclass
 class Scene:
     node: Node
     public: int
-    """A message that everybody reads, and that was in the prompt of each hidden reaction."""
+    """A message that everybody can read, and that was in the prompt of each hidden reaction."""
     bait: int
-    """What the guesser's own reactions are to, under the ids of others."""
+    """A message to which the guesser reacts with the reaction IDs of others."""
     outsiders: dict[str, Outsider]
 
 
 async def attach(session: WireSession, name: str) -> dict[str, Any]:
-    """Content of a message with a file."""
+    """Return message content with a file."""
     file = await session.call("files.save", {"name": f"canary-{name}.txt", "content": f"canary-{name}"})
     return {"text": f"canary-{name}", "files": [{"file": file["file"]}]}
 
 
 async def react(session: WireSession, agent_id: str, secret: Frame, name: str, public: int, file: str = "") -> Secret:
-    """A reaction to a message, open, with what an agent keeps of it."""
+    """Start a reaction to a message, and write records. Return the message as a secret."""
     reaction, seq = f"reaction-{name}", secret["seq"]
     bodies: dict[str, dict[str, Any]] = {
         "started": {"trigger": seq, "manifest": [public, seq]},
@@ -87,7 +88,7 @@ async def react(session: WireSession, agent_id: str, secret: Frame, name: str, p
 
 
 async def plan_work(session: WireSession, secret: Secret) -> dict[str, int]:
-    """A task and a timer in the conversation of a message."""
+    """Create a task and a timer in the conversation of a message."""
     task = await session.call("tasks.create", {"title": f"canary-{secret.name}", "body": "b", "cause": secret.seq})
     timer = {"text": f"canary-{secret.name}", "in_minutes": 600, "cause": secret.seq}
     return {"task": task["task"], "timer": (await session.call("timers.create", timer))["timer"]}
@@ -107,7 +108,7 @@ async def play(node: Node) -> Scene:
     sessions = {name: await node.agent(name) for name in KINDS if name not in ("person", "service", "newcomer")}
     sessions["person"] = await node.invite(host, "person")
     sessions["service"] = await node.invite(host, "service", kind="service")
-    for number in range(40):  # no seq is as small as a count
+    for number in range(40):  # makes all seqs larger than any count
         await host.send("broadcast", f"filler {number}")
     public: int = (await host.send("broadcast", "for everybody"))["seq"]
 
@@ -156,7 +157,7 @@ async def play(node: Node) -> Scene:
     direct, asked, in_den, reply, broadcast, answer = (
         it._replace(**worked[it.name]) for it in (direct, asked, in_den, reply, broadcast, answer)
     )
-    # A task of a closed channel in a conversation that everybody reads, and a timer there.
+    # A task of a closed channel, and a timer, in a conversation that everybody can read.
     await mia.call("channels.create", {"name": "vault", "access": "closed"})
     await mia.call("tasks.create", {"title": "canary-channel", "channel": "vault", "cause": public})
     await mia.call("timers.create", {"text": "canary-direct", "in_minutes": 600, "cause": public})
@@ -184,7 +185,7 @@ async def play(node: Node) -> Scene:
         body = {"turn": 1, "agent": "guesser", "reply": {"text": None, "model": "m", "usage": {"prompt_tokens": 1}}}
         await sessions["guesser"].record(secret.reaction, "model_reply", body)
     await sessions["guesser"].record("reaction-asked", "finished", {"status": "finished"})
-    await helper.record("reaction-direct", "note", {"text": "canary-direct"})  # behind what the guesser wrote
+    await helper.record("reaction-direct", "note", {"text": "canary-direct"})  # written after the guesser's records
     await host.send("broadcast", "the end of the scene")
     return Scene(node, public, bait["seq"], outsiders)
 
@@ -196,12 +197,13 @@ def seq_and_thread(stored: Frame) -> tuple[int, str]:
 KINDS = (
     "stranger", "left", "late", "away", "newcomer", "excluded", "observer", "answered", "mia-2", "person", "service", "guesser",
 )  # fmt: skip
-"""Never there; left the channel; joined it late; was away; came to the network late; left out of a broadcast; left out, and told of its answer;
-given an answer whose cause it may not read; another agent of the sender's; a person and a service that are no operators; one that writes
-records under others' reaction ids."""
+"""Kinds of outsiders, in order: never a member; left the channel; joined it late; was offline; joined the network
+late; excluded from a broadcast; excluded, but saw its answer; received an answer to a hidden cause; another agent of
+the sender; a person and a service without operator rights; writes records under the reaction IDs of others.
+"""
 
 Make = Callable[[Secret, Outsider, int], dict[str, Any]]
-"""Arguments, of what is hidden, who asks, and the public message."""
+"""Function that returns arguments for a secret, an outsider and the seq of the public message."""
 
 POLL = {"question": "x", "choices": ["a", "b"]}
 FRESH = hashlib.sha256(b"nobody's").hexdigest()
@@ -454,7 +456,7 @@ GUESSES: dict[str, list[Make]] = {
     ],
     "files.list": [lambda it, who, public: {"thread_id": it.thread_id, "after": it.file[:4]}],
 }
-"""By operation, arguments that name what is hidden: the answer is that for `NOTHING`."""
+"""Arguments that name hidden things, by operation. The answer must equal the one for `NOTHING`."""
 
 Ask = Callable[[Secret, Outsider, int], dict[str, Any]]
 LISTS: dict[str, list[Ask]] = {
@@ -537,16 +539,18 @@ LISTS: dict[str, list[Ask]] = {
     "files.upload": [lambda it, who, public: {"upload_id": "own", "offset": 0, "data": "YQ=="}],
     "files.list": [lambda it, who, public: {}, lambda it, who, public: {"trigger": public}],
 }  # fmt: skip
-"""Arguments that show what the outsider may see."""
+"""Arguments that ask for everything that the outsider may see."""
 
 PLACES = ("broadcast", "channel:den")
-"""Threads that everybody knows of."""
+"""Threads that everybody knows."""
 COUNTS = {
     "participants", "bytes", "messages", "channels", "at", "sent_at", "next_day_at", "bytes_per_day", "messages_per_day", "score",
     "max_created_channels", "members", "hops", "omitted", "omitted_threads", "attempts", "head", "prompt_tokens", "calls", "attempt",
     "unread", "read_upto",
 }  # fmt: skip
-"""Keys whose integers name no message. `head` is the end of the ledger, which everybody is told, `read_upto` what the caller has said."""
+"""Keys whose integers are not seqs of messages. `head` is the end of the ledger, which everybody learns, and
+`read_upto` comes from the caller.
+"""
 
 
 async def test_every_operation_has_its_row() -> None:
@@ -557,7 +561,7 @@ async def test_every_operation_has_its_row() -> None:
 
 
 def find_leaks(value: Any, outsider: Outsider, key: str = "") -> Iterator[str]:
-    """What an answer says of hidden conversations."""
+    """Yield the parts of an answer that reveal hidden conversations."""
     match value:
         case dict():
             for name, inner in value.items():
@@ -584,7 +588,7 @@ def find_leaks(value: Any, outsider: Outsider, key: str = "") -> Iterator[str]:
 
 
 def shape_of(answer: Frame, asked: Secret) -> Any:
-    """An answer without what the question named."""
+    """Return an answer without the names in the question."""
     if answer["type"] == "result":
         return answer["value"]
     named = (asked.thread_id, asked.reaction, asked.agent_id, asked.file, str(asked.seq), str(asked.poll))
@@ -622,10 +626,10 @@ async def test_what_an_outsider_guesses_is_as_if_it_did_not_exist(scene: Scene, 
 
 
 def knows(op: str, args: dict[str, Any], outsider: Outsider, kind: str) -> bool:
-    """Whether the question names what the outsider has a right to: a place that it is in, its own records, itself."""
+    """Whether the question names something that the outsider may know: its channel, its own records, or itself."""
     if kind == "guesser" and op in ("network.records", "network.spent", "network.cancel"):
         return True
-    # a channel is no secret, to those who were in it less than ever
+    # The channel's existence is no secret to former and present members.
     if args.get("thread_id") == "channel:den":
         return kind in ("left", "late", "away")
     if args.get("note") == "channel:den/plan":
@@ -634,7 +638,7 @@ def knows(op: str, args: dict[str, Any], outsider: Outsider, kind: str) -> bool:
 
 
 def leaks_beyond_own(value: Any, outsider: Outsider, kind: str) -> Iterator[str]:
-    """The guesser has named reactions so itself: then it is the numbers that count."""
+    """Ignore reaction IDs for the guesser, which chose them. Only numbers count."""
     found = find_leaks(value, outsider)
     return (it for it in found if "reaction-" not in it) if kind == "guesser" else found
 
@@ -665,7 +669,7 @@ async def test_the_sums_of_records_under_a_guessed_id_name_ones_own_trigger(scen
     assert usage["reactions"] == {it.reaction: place for it in guesser.hidden}
     records = await guesser.session.call("network.records", {"reaction": "reaction-direct", "limit": 2})
     assert [it["agent_id"] for it in records["records"]] == ["guesser", "guesser"]
-    assert records["has_more"] is False  # what others wrote behind that is not told of
+    assert records["has_more"] is False  # later records of others are not reported
 
 
 async def test_who_began_reactions_that_others_may_not_read_sees_that_they_are_in_prompts(scene: Scene) -> None:

@@ -1,4 +1,6 @@
-"""The page on the hub's port: what GET gives a browser, and which browsers are let in to a session. docs/web.md."""
+"""Tests of the page on the hub's port: the files that GET returns, and the browsers that may open a session.
+docs/web.md.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ TIMEOUT_S = 20.0
 
 
 async def say(url: str, request: bytes, tls: ssl.SSLContext | None = None) -> tuple[int, bytes]:
-    """A request as it is written; its status and the bytes after its head."""
+    """Send a raw request. Return the status and the bytes after the head."""
     host, _, port = url.partition("://")[2].rstrip("/").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), ssl=tls, server_hostname=host if tls else None)
     try:
@@ -158,7 +160,7 @@ async def test_a_page_of_another_place_opens_no_session(node: Node, origin: str)
 
 
 async def test_a_page_whose_name_is_pointed_here_opens_no_session(node: Node) -> None:
-    """DNS rebinding: its owner's name is the node's address now, so that Origin and Host agree."""
+    """In DNS rebinding, the attacker's name resolves to the node's address, so that Origin and Host agree."""
     port = node.url.rstrip("/").rpartition(":")[2]
     request = HANDSHAKE.replace(
         b"Host: ", f"Origin: http://evil.example:{port}\r\nHost: evil.example:{port}\r\nX-Was: ".encode()

@@ -1,4 +1,4 @@
-"""Polls: one vote each, an end at a time, and secret votes that no operation shows."""
+"""Tests of polls: one vote per participant, an end at a set time, and secret votes that no operation shows."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_secret_poll_shows_sums_after_its_end_alone(network: Network) -> N
 
 
 async def watch_secret_vote(choice: str) -> list[Any]:
-    """Return everything that an operator is told about a secret vote, by every reading operation and every frame."""
+    """Return everything that an operator can see of a secret vote, in every read operation and every frame."""
     seen: list[Any] = []
     numbers = iter(range(10_000))
     async with Network.open(
@@ -185,7 +185,7 @@ def test_poll_ends_at_its_time_once_despite_a_kill() -> None:
 
 @pytest.mark.parametrize("secret", [True, False])
 def test_votes_that_race_with_the_end_count_once_or_not(secret: bool) -> None:
-    """Eight people vote twice at once while the poll is closed. Frames overtake each other."""
+    """Eight people vote twice at the same time while the poll is closed. The network reorders frames."""
 
     async def main(simulation: Simulation) -> None:
         people = [(await simulation.join_person(name)).client for name in "abcdefgh"]

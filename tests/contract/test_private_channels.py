@@ -1,4 +1,6 @@
-"""Channels that not everybody may join: whom they let in, what who was removed reads, and that a closed one looks to others like none."""
+"""Tests of channels with restricted access: who may join, what a removed member can read, and that a closed channel
+looks to others as if it did not exist.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ OPERATIONS = list_operations(mod() for mod in OWN_MODS.values())
 
 @pytest.fixture
 async def ann(node: Node) -> WireSession:
-    """Owns `den`, which is closed, and `club`, which takes whom it invites."""
+    """Ann's session. She owns `den`, which is closed, and `club`, which invited participants may join."""
     session = await node.agent("ann")
     await session.call("channels.create", {"name": "den", "access": "closed"})
     await session.call("channels.create", {"name": "club", "access": "invite"})
@@ -41,7 +43,7 @@ async def test_only_who_is_invited_comes_in(node: Node, ann: WireSession, name: 
     bob, eve = await node.agent("bob"), await node.agent("eve")
     await ann.call("channels.invite", {"name": name, "agent_id": "bob"})
     assert (await listed(bob))[name]["is_invited"] is True
-    await bob.call_refused("forbidden", "channels.members", {"name": name})  # an invitation shows nothing yet
+    await bob.call_refused("forbidden", "channels.members", {"name": name})  # an invitation gives no access yet
     await bob.refused("forbidden", f"channel:{name}")
     await bob.call("channels.join", {"name": name})
     await ann.send(f"channel:{name}", "welcome")
@@ -97,12 +99,12 @@ async def test_who_was_removed_hears_nothing_more_and_needs_another_invitation(
         assert "and more" not in answer.raw
     await ann.send("agent:bob", "marker")
     assert await bob.contents_until("marker") == []
-    again = await node.agent("bob")  # resume follows the same rule
+    again = await node.agent("bob")  # a resumed session follows the same rule
     assert await again.contents_until("marker") == ["while bob is in"]
     await ann.call("channels.invite", {"name": "room", "agent_id": "bob"})
     await bob.call("channels.join", {"name": "room"})
     history = await bob.call("network.history", {"thread_id": "channel:room"})
-    assert contents(history["messages"]) == ["while bob is in", "and more"]  # its past is for members
+    assert contents(history["messages"]) == ["while bob is in", "and more"]  # only members may read the past
 
 
 async def test_an_invitation_is_taken_back_by_the_same_word(node: Node, ann: WireSession) -> None:
@@ -123,7 +125,7 @@ async def test_who_leaves_needs_another_invitation_unless_it_owns_the_channel(no
     for session in (bob, ann):
         await session.call("channels.leave", {"name": "club"})
     await bob.call_refused("forbidden", "channels.join", {"name": "club"})
-    await ann.call("channels.invite", {"name": "club", "agent_id": "bob"})  # from outside too
+    await ann.call("channels.invite", {"name": "club", "agent_id": "bob"})  # an owner can invite from outside too
     await ann.call("channels.join", {"name": "club"})
 
 
@@ -145,7 +147,8 @@ async def test_the_owner_gives_a_channel_away_and_an_operator_acts_where_there_i
     await eve.call("channels.join", {"name": "den"})
     await mia.call("channels.set_owner", {"name": "den", "agent_id": "eve"})
     await eve.call("channels.remove", {"name": "den", "agent_id": "ann"})
-    await mia.call("channels.remove", {"name": "den", "agent_id": "eve"})  # an owner too: then there is none
+    # removes the owner, and the channel has none then
+    await mia.call("channels.remove", {"name": "den", "agent_id": "eve"})
     await eve.call_refused("unknown_recipient", "channels.join", {"name": "den"})
     await mia.call("channels.join", {"name": "den"})
     assert (await mia.call("channels.members", {"name": "den"}))["members"] == ["mia"]
@@ -158,7 +161,7 @@ async def test_who_created_a_channel_that_has_lost_its_owner_runs_nothing_of_it(
     await ann.call("channels.set_owner", {"name": "club", "agent_id": "bob"})
     await bob.call("channels.remove", {"name": "club", "agent_id": "ann"})
     await mia.call("channels.remove", {"name": "club", "agent_id": "bob"})
-    for session in (ann, bob):  # nor who owned it
+    for session in (ann, bob):  # nor is the owner's name shown
         await session.call_refused("forbidden", "channels.set_history", {"name": "club", "history": "members"})
     assert ((await listed(mia))["club"]["history"], "owner" in (await listed(mia))["club"]) == ("since_join", False)
 
@@ -190,11 +193,11 @@ async def test_an_open_channel_is_closed_and_keeps_its_members(node: Node, ann: 
     await ann.message("among us")
 
 
-# --- a closed channel looks like none
+# --- a closed channel looks as if it did not exist
 
 
 def takes_channel(operation: Operation) -> bool:
-    """Whether an argument names a channel, by itself or by its thread."""
+    """Whether an argument names a channel, directly or by its thread."""
     fields = {field.name for field in msgspec.structs.fields(operation.args_type)}
     return bool(fields & {"thread_id", "channel"}) or (operation.op.startswith("channels.") and "name" in fields)
 
@@ -227,7 +230,9 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "files.list": {},
     "tasks.create": {"title": "x"},
 }
-"""What an operation that names a channel needs beside it. `channels.create` is looked at by itself: a name is taken only once."""
+"""Further arguments of operations that name a channel. A separate test covers `channels.create`, because a name can
+be used only once.
+"""
 WHO = ("never", "left", "removed", "uninvited")
 Outsiders = dict[str, WireSession]
 
@@ -269,7 +274,7 @@ async def test_a_closed_channel_answers_like_one_that_does_not_exist(outsiders: 
         for name in ("cellar", "nil"):
             is_thread = not op.startswith("channels.")
             if has_been_in and op in ("network.history", "network.mark", "network.search"):
-                continue  # what it was there for, it may read
+                continue  # it may read messages from its own time
             place = {"thread_id": f"channel:{name}"} if is_thread else {"name": name}
             if op == "tasks.create":
                 place = {"channel": name}
@@ -325,7 +330,7 @@ async def test_who_cannot_create_a_channel_is_not_told_which_closed_ones_there_a
         assert refused[0][0] == ("budget_exhausted" if guest == "spent" else "forbidden")
 
 
-# --- ledgers from before
+# --- old ledgers
 
 
 async def test_a_channel_from_before_is_open_and_has_no_owner(tmp_path: Path) -> None:
@@ -342,13 +347,14 @@ async def test_a_channel_from_before_is_open_and_has_no_owner(tmp_path: Path) ->
         assert (dev["access"], "owner" in dev) == ("open", False)
         await bob.call("channels.join", {"name": "dev"})
         await ann.call_refused("forbidden", "channels.remove", {"name": "dev", "agent_id": "bob"})
-        await ann.call("channels.set_history", {"name": "dev", "history": "members"})  # as who made it could before
+        # allowed as before to the creator
+        await ann.call("channels.set_history", {"name": "dev", "history": "members"})
         await mia.call("channels.set_owner", {"name": "dev", "agent_id": "ann"})
         await ann.call("channels.remove", {"name": "dev", "agent_id": "bob"})
 
 
 async def forget_owner(db: Path) -> None:
-    """Write the channel as it was kept before there was access."""
+    """Rewrite the channel's row in the format before `access` existed."""
     with closing(sqlite3.connect(db)) as connection:
         old = '{"name":"dev","created_seq":2,"created_by":"ann","topic":"","history":"since_join"}'
         crc = checksum(("channel", "dev", old))

@@ -1,5 +1,6 @@
-"""`network.search` for a trigger decides by heads which rows it reads. It gives what looking at every row gives, and what
-it reads does not grow with the agent's past."""
+"""Tests of `network.search` for a trigger: message heads decide which rows are read. Results equal a check of every
+row, and the number of reads does not grow with the agent's past.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ async def search_anew(
     limit: int = 20,
     visibility: Any = None,
 ) -> dict[str, Any]:
-    """What a search is, by looking at the rows of all messages with the words."""
+    """Search by reading the rows of all messages with these words."""
     asked = read_query(query, list_words)
     view = await views.open_view(reading, trigger, visibility)
     before = min(before or trigger + 1, trigger + 1)
@@ -88,7 +89,7 @@ def test_a_search_is_what_looking_at_every_row_gives(
     note: Note,
     make_network: Callable[..., RandomNetwork],
 ) -> None:
-    monkeypatch.setattr(searching, "SCANNED", 20)  # most of the past is older than what is in memory
+    monkeypatch.setattr(searching, "SCANNED", 20)  # most of the past is no longer in memory
     monkeypatch.setattr(searching, "ROWS_AT_ONCE", 2)
     compared = found = pages = 0
     for seed in range(3 if kind == "memory" else 1):
@@ -108,7 +109,7 @@ def test_a_search_is_what_looking_at_every_row_gives(
                 assert seqs_of(value) == seqs_of(expected), (reading.origin.agent_id, args)
                 compared += 1
                 found += len(value["messages"])
-                if value["has_more"]:  # its pages together are all that there is
+                if value["has_more"]:  # all pages together hold all results
                     whole = network.stepped.run(search_anew(reading, **{**args, "limit": 500}))
                     seqs = seqs_of(value)
                     while value["has_more"]:
@@ -138,7 +139,8 @@ def test_what_a_search_reads_does_not_grow_with_the_agents_past(
             network.send(people[made % 20], "agent:desk", conversation=f"c{made % 500}")
         for person, shown in (("person3", 20 if past > 400 else 6), ("newcomer", 2 if past == 1000 else 1)):
             trigger = network.send(person, "agent:desk")["seq"]
-            network.stepped.run(views.window(network.reading("desk"), trigger=trigger))  # as each reaction asks
+            # each reaction requests its window first
+            network.stepped.run(views.window(network.reading("desk"), trigger=trigger))
             search = searching.search(network.reading("desk"), query="said", trigger=trigger)
             value, read = count_reads(network, search)
             assert len(value["messages"]) == shown

@@ -1,4 +1,6 @@
-"""The proxies of docs/operations.md, "Behind a proxy": the blocks as they stand there, run by the real programs before a real node."""
+"""Tests of the proxy configurations in docs/operations.md, "Behind a proxy". The real programs run them in front of a
+real node.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +47,13 @@ http {{
 
 @dataclass
 class Front:
-    """A proxy that runs: the port on which it listens, and the certificate by which its visitors know it."""
+    """A running proxy: its port and its certificate."""
 
     port: int
     certificate: Path
 
     async def open(self, *, address: str = "127.0.0.1", headers: Mapping[str, str] | None = None) -> WireSession:
-        """A WebSocket through it, from one of the loopback's addresses."""
+        """Open a WebSocket through the proxy, from a given loopback address."""
         context = ssl.create_default_context(cafile=str(self.certificate))
         sock = sockets.create_connection(("127.0.0.1", self.port), source_address=(address, 0))
         return WireSession(
@@ -62,7 +64,7 @@ class Front:
         )  # fmt: skip
 
     async def get(self, path: str) -> bytes:
-        """The status line of a plain request."""
+        """Return the status line of a plain request."""
         context = ssl.create_default_context(cafile=str(self.certificate))
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=context, server_hostname=NAME)
         writer.write(f"GET {path} HTTP/1.1\r\nHost: {NAME}\r\nConnection: close\r\n\r\n".encode())
@@ -72,7 +74,7 @@ class Front:
 
 
 def documented(language: str, changes: Mapping[str, str]) -> str:
-    """The page's one block in a language, each of these texts in it changed."""
+    """Return the only code block of the page in this language, with some texts replaced."""
     (block,) = re.findall(rf"^```{language}\n(.*?)^```$", read_pages("operations"), re.DOTALL | re.MULTILINE)
     for old, new in changes.items():
         assert block.count(old) == 1, old
@@ -88,7 +90,7 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def started(command: list[str], port: int, folder: Path) -> AsyncIterator[None]:
-    """The program, from when it takes connections until it is ended."""
+    """Run a program. On entry, it accepts connections."""
     environment = {
         "HOME": str(folder),
         "XDG_DATA_HOME": str(folder),
@@ -106,7 +108,7 @@ async def started(command: list[str], port: int, folder: Path) -> AsyncIterator[
                     break
                 except OSError:
                     assert process.returncode is None, output.read_text()
-                    await asyncio.sleep(0.01)  # it does not say when it listens
+                    await asyncio.sleep(0.01)  # the program does not report when it listens
         writer.close()
         yield
     finally:
@@ -196,7 +198,7 @@ async def test_the_documented_proxy_is_noticed_where_nobody_told_the_node_of_it(
 
 @pytest.mark.parametrize("proxy", PROXIES)
 async def test_visitors_of_the_documented_proxy_count_for_their_own_addresses(proxy: str, tmp_path: Path) -> None:
-    """Whatever they claim: many of one address push each other out, and nobody of another one."""
+    """Connections of one address replace only each other, even if their headers claim other addresses."""
     places = 4
     limits = {"max_unauthenticated": places, "hello_timeout_ms": 60_000}
     async with running_node(behind_proxy=True, limits=limits) as node, PROXIES[proxy](node, tmp_path) as front:
@@ -212,7 +214,7 @@ async def test_visitors_of_the_documented_proxy_count_for_their_own_addresses(pr
 
 
 async def test_a_quiet_connection_outlives_the_timeouts_of_the_documented_nginx(tmp_path: Path) -> None:
-    """Since the hub pings: one of a hub that does not is cut meanwhile."""
+    """The hub's pings keep the connection alive. nginx closes a connection to a hub that does not ping."""
     short = {"proxy_read_timeout 75s": "proxy_read_timeout 1s", "proxy_send_timeout 75s": "proxy_send_timeout 1s"}
     (tmp_path / "mute").mkdir()
     async with (

@@ -1,4 +1,4 @@
-"""Conversations say when they are quiet: unhandled messages, reactions, questions and items of mods keep them open."""
+"""Tests of quiet conversations: unhandled messages, reactions, questions and items of mods keep a conversation open."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ async def test_dead_letter_closes_and_its_return_opens_again(network: Network) -
     await quiet(ann, root)
     await ann.call("network.retry_dead_letter", {"seq": root, "agent_id": "bob"})
     assert await kinds(ann, root) == [("delivery", "bob")]
-    # The ack cursor is above the message already. Another acknowledgement must not close it.
+    # The ack cursor is already above the message. Another ack must not close it.
     other = (await ann.send_text("bob", "more")).seq
     assert {await next_message(bob), await next_message(bob)} == {root, other}
     await bob.ack(other, only=True)
@@ -197,7 +197,7 @@ async def test_wait_of_an_agent_leaves_out_its_own_reaction_and_those_that_wait_
     place = {"turn": 1, "call": 0}
     await lead.record(f"r{root}", "tool_started", place, record_id="call")
     await lead.record(f"r{root}", "waiting", {**place, "questions": {"bob": asked}, "until": 0}, record_id="wait")
-    # Neither bob's own reaction nor that of the lead, which waits for bob, counts for bob.
+    # Neither bob's own reaction nor the lead's, which waits for bob, counts for bob.
     assert (await bob.open_items(asked, others=True)).is_quiet
     assert not (await lead.open_items(root, others=True)).is_quiet
     assert [(item.agent_id, item.waits_for) for item in (await ann.open_items(root)).items] == [

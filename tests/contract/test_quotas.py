@@ -1,4 +1,6 @@
-"""What one participant may store, create and open is bounded; nobody else feels it, and what is refused leaves nothing behind."""
+"""Tests of the quotas of one participant for messages, bytes and channels: others are not affected, and a refused
+frame leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ THREE = {"messages_per_day": 3}
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A manual clock."""
 
     def __init__(self) -> None:
         self.now = NOON_MS
@@ -30,7 +32,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The time of the nodes of a test."""
+    """Use a manual clock for the nodes of a test."""
     clock = Clock()
     monkeypatch.setattr("roundelay.app.system_clock", clock)
     return clock
@@ -42,7 +44,7 @@ async def store(session: WireSession, count: int, to: str = "broadcast") -> None
 
 
 def refused_for(frame: Frame, limit: str) -> Frame:
-    """Checks that a frame says which limit was reached, when it opens, and which key of the file moves it."""
+    """Check that an error names the limit, the time when it resets, and the key in the node's file."""
     expect_error(frame, "budget_exhausted")
     assert limit in frame["message"], frame
     assert f"quotas.ann.{limit} in the node's file" in frame["message"], frame
@@ -67,8 +69,8 @@ async def test_beyond_its_messages_nothing_of_a_participant_is_stored_until_the_
         assert refusal["retry_after_ms"] == HALF_DAY_MS
         assert "12 h 0 min" in refusal["message"]
         assert "3 messages of the 3" in refusal["message"]
-        await store(bob, 3)  # the others have their own
-        await ann.call("channels.create", {"name": "den"})  # what is no message counts for bytes alone
+        await store(bob, 3)  # the others have their own quota
+        await ann.call("channels.create", {"name": "den"})  # only its bytes count, because it is not a message
         await ann.call_refused("budget_exhausted", "channels.post", {"name": "den", "text": "one too many"})
         clock.now += HALF_DAY_MS - 1
         refused_for(await ann.submit("agent:bob", "too early", message_id="m4"), "messages_per_day")
@@ -161,7 +163,7 @@ async def test_calls_count_and_their_repeats_are_answered(clock: Clock) -> None:
         ann, mia = await node.agent("ann"), await node.person("mia")
         value = await ann.call("channels.create", {"name": "dev"}, call_id="c1")
         created = (await use_of(ann))["bytes"]
-        assert created > 2 * 256  # the channel, its member, and the result that is kept
+        assert created > 2 * 256  # the channel, its member, and the stored result
         await ann.call("channels.post", {"name": "dev", "text": "x" * 2000})
         assert (await use_of(ann))["bytes"] > created + 2000
         assert (await use_of(ann))["messages"] == 1
@@ -182,7 +184,7 @@ async def test_an_operator_manages_the_network_beyond_its_own_quota(clock: Clock
         await mia.call("network.remove", {"agent_id": "ann"})
 
 
-# --- a participant's own
+# --- quotas of one participant
 
 
 async def test_a_participants_own_quota_goes_before_that_of_all(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
@@ -221,19 +223,19 @@ async def test_a_reaction_beyond_the_quota_ends_and_its_readers_are_told(clock: 
         await ann.record("r1", "model_reply", {"text": "x" * 2500})
         refused_for(await ann.submit_record("r1", "finished", {"reason": "x" * 20_000}), "bytes_per_day")
         await ann.record("r1", "finished", {"status": "stopped", "reason": "x" * 2500})
-        for session in (mia, eve):  # who reads the thread, and operators
+        for session in (mia, eve):  # a reader of the thread and an operator
             notice = await session.expect("notice", kind="budget_exhausted")
             assert notice["thread_id"] == "direct:ann~mia"
             assert (notice["body"]["seq"], notice["body"]["reaction"]) == (seq, "r1")
             assert "bytes_per_day" in notice["body"]["reason"]
         assert (await ann.call("network.open_reactions"))["reactions"] == []
-        refused_for(await ann.submit_record("r1", "finished", {}), "bytes_per_day")  # it is over
+        refused_for(await ann.submit_record("r1", "finished", {}), "bytes_per_day")  # the reaction has ended
         second = (await mia.send("agent:ann", "and another"))["seq"]
         refused_for(await ann.submit_record("r2", "started", {"trigger": second}), "bytes_per_day")
         notice = await mia.expect("notice", kind="budget_exhausted")
         assert (notice["body"]["seq"], notice["body"]["reaction"]) == (second, "r2")
         [status] = (await mia.call("network.message_status", {"seq": second}))["recipients"]
-        assert status["state"] == "delivered"  # not handled: `started` would have acked it
+        assert status["state"] == "delivered"  # not handled, because only a stored `started` acks its trigger
 
 
 async def test_who_begins_again_and_again_beyond_its_quota_floods_nobody_with_notices(clock: Clock) -> None:
@@ -255,7 +257,8 @@ async def test_one_message_has_so_many_open_reactions_and_no_more() -> None:
         seqs = [(await mia.send("broadcast", text))["seq"] for text in ("one", "two")]
         for reaction in ("r1", "r2"):
             await ann.record(reaction, "started", {"trigger": seqs[0]})
-        await ann.record("r1", "started", {"trigger": seqs[0], "again": True})  # it is open: no further one
+        # the reaction is already open, so it does not count again
+        await ann.record("r1", "started", {"trigger": seqs[0], "again": True})
         refusal = expect_error(
             await ann.submit_record("r3", "started", {"trigger": seqs[0]}, record_id="third"), "forbidden"
         )
@@ -289,7 +292,7 @@ async def test_channels_beyond_the_bound_are_refused_and_none_is_taken_away(tmp_
 
 async def test_more_first_uses_a_minute_are_put_off_and_who_is_known_comes_in(clock: Clock) -> None:
     async with running_node(limits={"registrations_per_minute": 2}) as node:
-        for name in ("a0", "a1", "a2"):  # a burst of a minute's worth, and one that begins it
+        for name in ("a0", "a1", "a2"):  # the burst allows one minute's registrations plus the first one
             await node.agent(name)
         late = await node.connect()
         await late.send_frame(hello_frame("late", token=node.token_of("late")))
@@ -297,7 +300,7 @@ async def test_more_first_uses_a_minute_are_put_off_and_who_is_known_comes_in(cl
         assert "registrations_per_minute" in refusal["message"]
         assert 0 < refusal["retry_after_ms"] <= 30_001
         assert await late.closed() == 4503
-        mia = await node.person("mia")  # with the owner's token, as many as there are
+        mia = await node.person("mia")  # the owner's token has no limit
         agents = (await mia.call("network.list_agents"))["agents"]
         assert [it["agent_id"] for it in agents] == ["a0", "a1", "a2", "mia"]
         await node.agent("a1")
@@ -316,7 +319,7 @@ async def test_what_failed_waits_up_to_a_bound(clock: Clock) -> None:
         await bob.nack(seqs[2], retry_after_ms=86_400_000)
         refusal = expect_error(await bob.expect("error"), "rate_limited")
         assert "max_put_off" in refusal["message"]
-        await bob.ack(seqs[2], only=True)  # it is this session's yet
+        await bob.ack(seqs[2], only=True)  # the message still belongs to this session
         await bob.settle()
         states = [(await ann.call("network.message_status", {"seq": seq}))["recipients"][0]["state"] for seq in seqs]
         assert states[2] == "handled"

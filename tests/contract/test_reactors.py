@@ -1,4 +1,6 @@
-"""The one session that reacts for an agent, its fence, and the records of its turns. docs/protocol/delivery.md."""
+"""Tests of the reactor, the one session that reacts for an agent: its fencing token, and the records of its turns.
+docs/protocol/delivery.md.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ async def reactor(node: Node) -> WireSession:
 
 
 async def begin(reactor: WireSession, sender: WireSession, reaction: str, content: str = "do it") -> tuple[int, int]:
-    """A trigger and the record that begins its reaction: their seqs."""
+    """Start a reaction. Return the seqs of the trigger and of the first record."""
     trigger = (await sender.send("agent:bot", content))["seq"]
     await reactor.message(content)
     return trigger, (await reactor.record(reaction, "started", {"trigger": trigger}))["seq"]
 
 
-# -- the fence
+# -- fencing tokens
 
 
 async def test_a_newer_reactor_supersedes_the_older(node: Node, reactor: WireSession) -> None:
@@ -54,7 +56,7 @@ async def test_what_a_superseded_session_still_sends_has_no_effect(
     node: Node, alice: WireSession, reactor: WireSession
 ) -> None:
     trigger = (await alice.send("agent:bot", "do it"))["seq"]
-    reactor.socket.transport.pause_reading()  # it has not heard of its end yet
+    reactor.socket.transport.pause_reading()  # the session has not noticed its end yet
     newer = await node.agent("bot", role="reactor")
     await reactor.send_frame({"type": "send", "message_id": "late", "to": "agent:alice", "content": "too late"})
     await reactor.send_frame({"type": "ack", "seq": trigger})
@@ -92,13 +94,13 @@ async def test_a_reactor_whose_welcome_was_lost_is_welcome_with_the_fence_that_i
 ) -> None:
     await reactor.drop()
     fence, newest = reactor.welcome["fence"], reactor.welcome["fence"]
-    for _ in range(3):  # it never hears of the higher fences
+    for _ in range(3):  # it never learns the higher tokens
         again = await node.agent("bot", role="reactor", fence=fence)
         assert again.welcome["fence"] > newest
         newest = again.welcome["fence"]
         if newest < fence + 3:
             await again.bye()
-    # the newest is held now: whoever shows an older one is an older reactor
+    # The newest token is in use now. A session with an older token is an older reactor.
     for outdated in (fence, 0):
         late = await node.connect()
         await late.send_frame(hello_frame("bot", token=node.token_of("bot"), role="reactor", fence=outdated))

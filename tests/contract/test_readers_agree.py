@@ -1,5 +1,6 @@
-"""Whatever became of a channel's history and of its members: lists, histories, windows and searches agree on who may read what.
-docs/protocol/messages.md."""
+"""Tests that lists, histories, windows and searches agree on the readers of a message, whatever happened to a
+channel's history and members. docs/protocol/messages.md.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def check(network: RandomNetwork, agent_id: str, counts: Counter[str]) -> None:
         if may_read(network.hub.state, agent_id, head):
             expected[head.thread_id].append(head.seq)
     listed, before = [], {}
-    while True:  # in pages of a few
+    while True:  # reads small pages
         page = network.call(agent_id, "network.list_threads", limit=3, **before)["value"]
         listed += page["threads"]
         if not page["has_more"]:

@@ -1,4 +1,6 @@
-"""Reads that a ledger answers from memory equal reads of its file, through edits, deletions, retention and failed commits."""
+"""Tests that reads from the ledger's memory equal reads from its file, through edits, deletions, retention and failed
+commits.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,7 @@ def test_reads_from_memory_equal_reads_from_the_file(tmp_path: Path, seed: int) 
         for _ in range(8):
             read = choose_read(network)
             from_memory, newest = run(read()), file._newest
-            file._newest = NewestRows(file._damage)  # it knows nothing
+            file._newest = NewestRows(file._damage)  # a memtable without any rows
             from_file = run(read())
             file._newest = newest
             assert from_memory == from_file

@@ -1,4 +1,6 @@
-"""Whoever asks for its messages is given what a session is delivered, and what it acknowledges is handled for good."""
+"""Tests of `network.receive`: it returns the messages that a session would get, and acknowledged messages never
+return.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from tests.support.wire import WireSession, contents
 
 
 async def receive_all(session: WireSession, **args: Any) -> list[dict[str, Any]]:
-    """All pages above a place, one after the other."""
+    """Return the messages of all pages after a seq."""
     found: list[dict[str, Any]] = []
     after = args.pop("after", 0)
     while True:
@@ -151,7 +153,7 @@ async def test_a_session_that_wants_no_deliveries_gets_none_and_asks_for_what_fa
     await bob.message("try")
     await bob.nack(seq, retry_after_ms=1)
     await bob.drop()
-    while not (page := await silent.call("network.receive"))["messages"]:  # it is not due yet
+    while not (page := await silent.call("network.receive"))["messages"]:  # the message is not due yet
         pass
     assert contents(page["messages"]) == ["try"]
     assert await silent.call("network.acknowledge", {"seqs": [seq]}) == {"acknowledged": 1}
@@ -182,7 +184,8 @@ async def test_what_whoever_asks_says_has_failed_comes_again_and_at_the_fifth_fa
         first, second = [(await mia.send("agent:bob", text))["seq"] for text in ("poison", "good")]
         value = await bob.call("network.nack", {"seq": first, "reason": "no", "retry_after_ms": 60_000})
         assert value == {"attempts": 1, "is_dead": False}
-        assert [it["seq"] for it in (await bob.call("network.receive"))["messages"]] == [second]  # it is not due
+        # the other message is not due
+        assert [it["seq"] for it in (await bob.call("network.receive"))["messages"]] == [second]
         await node.kill9()
         await node.restart()
         mia, bob = await node.person("mia"), await node.agent("bob", deliver=False)
@@ -195,7 +198,7 @@ async def test_what_whoever_asks_says_has_failed_comes_again_and_at_the_fifth_fa
         assert (letter["seq"], letter["reason"], letter["attempts"]) == (first, "still no", 5)
         assert await bob.call("network.nack", {"seq": first, "reason": "x"}) == {"attempts": 0, "is_dead": False}
         await bob.call("network.retry_dead_letter", {"seq": first})
-        while len(page := (await bob.call("network.receive"))["messages"]) < 2:  # due a moment from now
+        while len(page := (await bob.call("network.receive"))["messages"]) < 2:  # due in a moment
             pass
         assert [it["seq"] for it in page] == [first, second]
         assert await bob.call("network.acknowledge", {"seqs": [first]}) == {"acknowledged": 1}

@@ -1,4 +1,6 @@
-"""Another attempt at a message: which session gets it, what an ack leaves open, what outlives a session. docs/protocol/delivery.md."""
+"""Tests of further attempts at a message: the session that gets it, messages that an ack leaves open, and state that
+outlives a session. docs/protocol/delivery.md.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ async def bob(node: Node) -> WireSession:
 
 
 async def send_hard(alice: WireSession, *sessions: WireSession) -> int:
-    """The seq of a message that these sessions have been given."""
+    """Send a message, wait until these sessions have received it, and return its seq."""
     stored = await alice.send("agent:bob", "hard")
     for session in sessions:
         await session.message("hard")
@@ -41,14 +43,14 @@ async def expect_attempt(session: WireSession, seq: int, attempt: int) -> None:
 
 @pytest.fixture
 def hub() -> Iterator[SteppedHub]:
-    """A hub whose time the test moves: what comes when is a fact, however slow the machine."""
+    """A stepped hub with a simulated clock, so that the order of events does not depend on the machine."""
     stepped = SteppedHub({"root_messages_per_s": 100_000})
     yield stepped
     stepped.close()
 
 
 class Visitor:
-    """A session of that hub."""
+    """A session of the stepped hub."""
 
     def __init__(self, hub: SteppedHub, agent_id: str, **hello: object) -> None:
         self.hub = hub
@@ -65,7 +67,7 @@ class Visitor:
         return int(self.connection.take_frames()[-1]["seq"])
 
     def given(self) -> list[tuple[str, int]]:
-        """What was delivered since the last time, each with its attempt."""
+        """Return the deliveries since the last call, each with its attempt."""
         frames = [frame for frame in self.connection.take_frames() if frame["type"] == "deliver"]
         return [(frame["message"]["content"], frame["attempt"]) for frame in frames]
 
@@ -95,13 +97,13 @@ def test_another_attempt_is_passed_on_when_the_session_that_has_it_is_lost(hub: 
     hard = alice.send("hard")
     assert bob.given() == [("hard", 1)]
     bob.say(type="nack", seq=hard, reason="failed", retry_after_ms=600)
-    other = Visitor(hub, "bob")  # its pages leave it out, so it is the one that gets it
+    other = Visitor(hub, "bob")  # its pages skip the message, so it gets the next attempt
     assert other.given() == []
     hub.loop.step(0.7)
     assert (other.given(), bob.given()) == ([("hard", 2)], [])
     later = alice.send("later")
     assert bob.given() == [("later", 1)]
-    bob.say(type="ack", seq=later)  # not that one: it is elsewhere
+    bob.say(type="ack", seq=later)  # this ack does not cover the message, because another session has it
     other.drop()
     assert bob.given() == [("hard", 2)]
 
@@ -111,7 +113,7 @@ def test_an_ack_that_meets_another_attempt_on_its_way_does_not_cover_it(hub: Ste
     hard, later = alice.send("hard"), alice.send("later")
     bob.say(type="nack", seq=hard, reason="failed", retry_after_ms=1000)
     hub.loop.step(1.1)
-    bob.say(type="ack", seq=later)  # said before he read what came again
+    bob.say(type="ack", seq=later)  # sent before he read the next attempt
     assert bob.given() == [("hard", 1), ("later", 1), ("hard", 2)]
     bob.drop()
     again = Visitor(hub, "bob")
@@ -148,7 +150,7 @@ def test_without_retry_after_ms_the_next_attempt_comes_after_a_second_doubled_ea
 
 
 def count_attempts(visitor: Visitor, seq: int) -> tuple[str, int]:
-    """What `network.message_status` says of a message's one recipient."""
+    """Return the state and the attempts of a message's only recipient."""
     visitor.say(type="call", call_id="status", op="network.message_status", args={"seq": seq})
     [status] = visitor.connection.take_frames()[-1]["value"]["recipients"]
     return status["state"], status["attempts"]
@@ -246,7 +248,7 @@ async def test_a_nack_of_what_another_session_has_handled_changes_nothing(
     await bob.nack(seq)
     harder = await send_hard(alice, bob, other)
     await bob.nack(harder)
-    await expect_attempt(bob, harder, 2)  # and not that one before it
+    await expect_attempt(bob, harder, 2)  # without the message before it
     status = await alice.call("network.message_status", {"seq": seq})
     assert [recipient["state"] for recipient in status["recipients"]] == ["handled"]
 
@@ -269,7 +271,9 @@ async def test_a_dead_letter_is_not_delivered_again_after_kill_9(tmp_path: Path)
 
 
 async def test_what_was_handled_on_another_attempt_is_acknowledged_whatever_else_is() -> None:
-    """By this package's client: the hub lets no acknowledgement of a later message cover an attempt that it may have met on its way."""
+    """The test uses the project's own client. The hub lets no ack of a later message cover an attempt that may have
+    crossed with it.
+    """
     async with Network.open() as network, AsyncExitStack() as stack:
         ann = await network.join("ann")
         async with await network.join("bob") as bob:
@@ -281,7 +285,7 @@ async def test_what_was_handled_on_another_attempt_is_acknowledged_whatever_else
             await failed.nack("busy", retry_after_ms=20)
             again = await anext(deliveries)
             assert (again.message.text, again.attempt) == ("m1", 2)
-            for delivery in (again, *others):  # in one tick: they go out together
+            for delivery in (again, *others):  # all acks go out together
                 await delivery.ack()
             await bob.call("network.info")
         bob = await stack.enter_async_context(await network.join("bob"))

@@ -1,4 +1,6 @@
-"""From where an id is bound by first use, and what a connection through a proxy counts as. docs/operations.md, "Tokens" and "Behind a proxy"."""
+"""Tests of first-use binding of IDs by source address, and of connections through a proxy. docs/operations.md,
+"Tokens" and "Behind a proxy".
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ FORWARDED = {"X-Forwarded-For": "10.0.0.1"}
 
 
 async def refused(session: WireSession, agent_id: str = "alice") -> Frame:
-    """What a newcomer with a token of its own is told; it is closed with 4401."""
+    """Return the error for a newcomer with its own token. The hub closes the connection with 4401."""
     await session.send_frame(hello_frame(agent_id, token=make_token()))
     error = expect_error(await session.next_frame(), "not_authenticated")
     assert await session.closed() == 4401
@@ -30,7 +32,7 @@ async def refused(session: WireSession, agent_id: str = "alice") -> Frame:
 
 
 async def open_from(url: str, address: str, headers: Mapping[str, str]) -> WireSession:
-    """A connection from one of the loopback's addresses."""
+    """Open a connection from a given loopback address."""
     parts = urlsplit(url)
     sock = sockets.create_connection((parts.hostname, parts.port), source_address=(address, 0))
     return WireSession(
@@ -79,7 +81,9 @@ async def test_what_tells_of_a_proxy_makes_a_connection_not_local(node: Node, he
     ],
 )  # fmt: skip
 async def test_a_request_for_another_host_is_not_local(node: Node, host: str, is_local: bool) -> None:
-    """A proxy that adds no header may pass on the name that its visitor asked for; so does a browser that was told a false address."""
+    """A proxy that adds no header may forward the requested host name. A browser with a false DNS answer also sends
+    another name.
+    """
     parts = urlsplit(node.url)
     socket = await connect(
         f"ws://{host}/", host=parts.hostname, port=parts.port, subprotocols=[Subprotocol("roundelay.v1")], proxy=None
@@ -93,15 +97,15 @@ async def test_a_request_for_another_host_is_not_local(node: Node, host: str, is
 
 
 async def test_behind_a_proxy_nothing_is_local() -> None:
-    """Not even what looks like it: a proxy on this machine may add no header at all."""
+    """A proxy on this machine may add no header at all, so a connection that looks local is not trusted."""
     async with running_node(behind_proxy=True) as node:
         assert "behind_proxy" in (await refused(await node.connect()))["message"]
         await refused(await node.connect(headers=FORWARDED))
-        await node.person("mia")  # a token is a token
+        await node.person("mia")  # a token is valid from anywhere
 
 
 async def test_behind_a_proxy_one_address_takes_the_places_of_no_other() -> None:
-    """All that a client says before the last hop is its own invention."""
+    """A client can invent every address before the last hop."""
     async with running_node(behind_proxy=True, limits=PATIENT) as node:
         quiet = await node.connect(headers={"X-Forwarded-For": "10.9.9.9, 10.0.0.1"})
         loud = [

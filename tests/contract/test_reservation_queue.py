@@ -1,4 +1,6 @@
-"""Reserving several paths at once, with a fair queue: first come, first served, without starvation and deadlock."""
+"""Tests of reservations of several paths at once with a fair queue: first come, first served, without starvation and
+deadlock.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ async def test_nobody_passes_or_prolongs_paths_that_somebody_waits_for() -> None
             assert (refused["reserved"], refused["taken"][-1]["agent_id"]) == ([], "bob")
         [held] = (await eve.call("reservations.list", {}))["reservations"]
         assert held["until"] == first["reserved"][0]["until"]
-        assert (await reserve_all(bob, "b.py", "a.py"))["position"] == 1  # a repeat keeps its place
+        assert (await reserve_all(bob, "b.py", "a.py"))["position"] == 1  # a repeat keeps its position
         await ann.call("reservations.release", {})
         assert await holders(ann) == {"a.py": "bob", "b.py": "bob"}
         await bob.call("reservations.release", {})
@@ -120,7 +122,7 @@ async def test_random_requests_never_overlap_and_all_come_to_their_turn(seed: in
                     assert one == other or path != second
             waiting = [it["agent_id"] for it in listed.get("waiting", [])]
             assert len(waiting) == len(set(waiting))
-        # Each release serves somebody: at the end nobody waits.
+        # Each release serves a waiting request, so nobody waits at the end.
         for _ in range(20):
             for client in clients.values():
                 if client.agent_id not in waiting:

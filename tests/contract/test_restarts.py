@@ -1,4 +1,6 @@
-"""What outlives the hub, killed as a real process or stopped, and started again on its database. docs/protocol/delivery.md."""
+"""Tests of a hub that is killed or stopped and restarted on its database: the state that must survive.
+docs/protocol/delivery.md.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ async def test_nothing_acknowledged_is_lost_by_kill_9(tmp_path: Path) -> None:
         alice, bob = await node.agent("alice"), await node.agent("bob", resume={"epoch": epoch, "cursor": start})
         assert alice.welcome["network"]["epoch"] == epoch  # durability full: nothing was lost
         assert bob.welcome["resume"] == "full"
-        await alice.send("channel:dev", "unanswered", message_id="last")  # settled by repeating it
+        # repeated after the restart to learn its result
+        await alice.send("channel:dev", "unanswered", message_id="last")
         for n, first in enumerate(stored):
             assert await alice.send("channel:dev", n, message_id=f"m{n}") == first | {"duplicate": True}
         await alice.send("channel:dev", "marker")
@@ -96,7 +99,7 @@ async def test_a_killed_process_keeps_the_epoch_unless_its_ledger_was_in_memory(
         await node.kill9()
         await node.restart()
         again = await node.agent("alice", resume={"epoch": epoch, "cursor": cursor})
-        is_kept = durability == "normal"  # the kernel has what a killed process wrote
+        is_kept = durability == "normal"  # the kernel keeps the writes of a killed process
         assert (again.welcome["network"]["epoch"] == epoch) is is_kept
         assert again.welcome["resume"] == ("full" if is_kept else "limited")
         assert is_kept or isinstance(again.welcome["missing_before"], int)

@@ -1,4 +1,4 @@
-"""What `retain` lets go and what it never does: on both ledgers, with a clock of the test's own."""
+"""Tests of `retain`: the rows that it deletes, and those that it must keep, on both ledgers with a manual clock."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TIMEOUT_S = 20.0
 
 @pytest.fixture(params=["memory", "sqlite"])
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
-    """Opens the same ledger again and again."""
+    """Function that opens the same ledger again and again."""
     if request.param == "memory":
         ledger = MemoryLedger(epoch="e1")
         return lambda: ledger
@@ -42,7 +42,7 @@ def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
 
 
 class Team:
-    """A hub over a ledger, and clients of it. `day` is what its clock says."""
+    """A hub over a ledger, and its clients. `day` sets its clock."""
 
     def __init__(self, ledger: Ledger, retain: Retain, day: float, limits: Limits, mods: Sequence[Mod] = ()) -> None:
         self.day = day
@@ -87,7 +87,7 @@ async def team(
 
 
 async def take(client: NetworkClient, count: int) -> list[str]:
-    """The texts of the next deliveries, each acknowledged."""
+    """Return the texts of the next deliveries, and acknowledge each."""
     texts: list[str] = []
     async with asyncio.timeout(TIMEOUT_S):
         async for delivery in client.deliveries():
@@ -95,7 +95,7 @@ async def take(client: NetworkClient, count: int) -> list[str]:
                 texts.append(message.text)
             if len(texts) == count:
                 break
-        await client.call("network.info")  # which the hub answers after it has taken in the acknowledgements
+        await client.call("network.info")  # the hub answers after it has processed the acks
     return texts
 
 
@@ -103,7 +103,7 @@ async def texts_of(client: NetworkClient, thread_id: str) -> list[str]:
     return [message.text for message in (await client.history(thread_id, limit=500)).messages]
 
 
-# -- what goes
+# -- deleted rows
 
 
 async def test_old_messages_go_and_new_ones_stay(opener: Opener) -> None:
@@ -146,7 +146,7 @@ async def test_records_go_apart_from_messages(
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Upkeep without the minutes between; and what it waits for at a clock that leaps."""
+    """Run maintenance without the usual pauses, and with a short wait after a jump of the clock."""
     monkeypatch.setattr(retention, "PERIOD_S", 0.001)
     monkeypatch.setattr(retention, "DOUBT_S", 0.2)
 
@@ -253,7 +253,7 @@ async def test_a_question_goes_with_its_message(opener: Opener) -> None:
         assert list(it.hub.state.questions_of("mia")) == [new.seq]
 
 
-# -- what stays
+# -- rows that are kept
 
 
 async def test_what_an_open_reactions_prompt_holds_stays(opener: Opener) -> None:
@@ -333,7 +333,7 @@ async def test_a_budget_holds_as_long_as_its_conversation_does(opener: Opener) -
             await ann.broadcast("gone", cause=last.seq - 2)
 
 
-# -- who came too late is told
+# -- notices of deleted messages
 
 
 async def test_who_has_everything_up_to_the_cut_misses_nothing(opener: Opener) -> None:
@@ -359,11 +359,11 @@ async def test_who_takes_nothing_holds_what_it_is_owed_for_a_while_only(opener: 
         connection.send(b'{"type":"hello","protocol":1,"agent_id":"bob","kind":"agent"}')
         frames = connection.frames()
         assert b'"welcome"' in await anext(frames)
-        for number in range(3):  # the first fills its window, the others wait
+        for number in range(3):  # the first message fills its window, and the others wait
             await ann.send_text("bob", f"old {number}")
         assert b"old 0" in await anext(frames)
         it.day += 2
-        assert await it.trim(patient) == 3  # two registrations, and the message that it was given
+        assert await it.trim(patient) == 3  # two registrations, and the message that it received
         held = await texts_of(ann, "direct:ann~bob")
         it.day += 29 / (24 * 60)
         assert await it.trim(patient) == 0
@@ -391,7 +391,8 @@ async def test_at_a_node_that_follows_who_is_owed_what_the_leader_dropped_is_tol
         assert b"old 0" in await anext(frames)
         assert await take(cid, 1) == ["read"]
         first = (await ann.broadcast("new")).seq
-        done = await it.ledger.trim(Trim(messages_before=it.clock() + DAY_MS, pinned=first))  # elsewhere it was decided
+        # the decision was made by another node
+        done = await it.ledger.trim(Trim(messages_before=it.clock() + DAY_MS, pinned=first))
         retention.drop_before(it.hub.registry, done.first_seq)
         with pytest.raises(Closed) as end:
             async with asyncio.timeout(TIMEOUT_S):
@@ -432,12 +433,12 @@ async def test_who_joins_while_the_log_is_cut_is_told(opener: Opener) -> None:
         await is_planned.wait()
         bob = NetworkClient("bob", transport=LocalTransport(it.hub))
         joining = asyncio.create_task(bob.connect())
-        for _ in range(20):  # as far as it gets by itself
+        for _ in range(20):  # it can only finish what needs no ack
             await asyncio.sleep(0)
         may_go.set()
         await trimming
         welcome = await joining
-        if welcome.resume == "full":  # the join was first: then bob gets what was cut after it
+        if welcome.resume == "full":  # the join came first, so bob gets a notice of the deletion
             assert (await anext(aiter(bob.deliveries()))).message.text == "old"
         else:
             assert (welcome.resume, welcome.missing_before) == ("limited", it.first_seq)
@@ -472,7 +473,7 @@ async def test_nothing_is_cut_while_the_ledger_is_reopened(opener: Opener) -> No
         await is_opening.wait()
         it.day += 2
         trimming = asyncio.create_task(it.trim())
-        for _ in range(20):  # as far as it gets by itself
+        for _ in range(20):  # it can only finish what needs no ack
             await asyncio.sleep(0)
         may_open.set()
         await trimming
@@ -492,7 +493,7 @@ async def test_what_was_dropped_is_not_tried_again(opener: Opener) -> None:
             assert bob.welcome.resume == "limited"
             await ann.send_text("bob", "new")
             assert await take(bob, 1) == ["new"]
-            await it.ledger.messages([])  # the hub's look for what is due was before this one
+            await it.ledger.messages([])  # waits for the hub's earlier read of due messages
     async with team(opener()) as it:
         assert list(it.hub.state.items("attempt")) == []
 
@@ -504,7 +505,7 @@ async def test_a_repeat_is_recognised_as_long_as_the_message_is_kept(opener: Ope
     async with team(opener()) as it, it.joined("ann") as ann, it.joined("bob") as bob:
         await ann.broadcast("one", message_id="trimmed")
         await bob.broadcast("seen")
-        assert (await take(ann, 1), await take(bob, 1)) == (["seen"], ["one"])  # nothing old is owed to either
+        assert (await take(ann, 1), await take(bob, 1)) == (["seen"], ["one"])  # nobody is owed old messages
         it.day += 2
         kept = await ann.broadcast("two", message_id="kept")
         await it.trim()
@@ -525,7 +526,7 @@ async def test_seqs_and_stamps_are_not_used_again_after_everything_went(opener: 
         it.day += 2
         await it.trim(Retain(days=1, record_days=1))
         assert await it.ledger.rows(0, 10) == []
-    async with team(opener(), day=999) as it, it.joined("ann") as ann:  # the clock went back meanwhile
+    async with team(opener(), day=999) as it, it.joined("ann") as ann:  # the clock went back in between
         assert (it.hub.state.head, it.hub.epoch) == (head, epoch)
         assert (await ann.broadcast("new")).seq == head + 1
         [message] = (await ann.history("broadcast")).messages
@@ -591,7 +592,7 @@ async def test_a_little_too_much_costs_a_little(tmp_path: Path) -> None:
 async def test_a_bound_that_cannot_be_kept_ends(tmp_path: Path) -> None:
     async with team(SQLiteLedger(tmp_path / "team.db", new_epoch=random_id)) as it:
         await fill(it, 100)
-        await it.trim(Retain(bytes=1024))  # less than an empty database takes
+        await it.trim(Retain(bytes=1024))  # smaller than an empty database
         assert await it.ledger.rows(0, 10) == []
 
 
@@ -685,7 +686,7 @@ async def test_edits_reactions_and_pins_go_with_their_messages(opener: Opener, m
             [f"text {number}", "edited"] for number in (2, 3)
         ]
         assert shown[4:] == [{"reactions": {str(seq): {"+1": ["ann"]} for seq in seqs[2:]}}, {"pins": []}]
-        for seq in seqs[2:]:  # the pins of deleted messages take no room
+        for seq in seqs[2:]:  # pins of deleted messages do not count
             await ann.call("messages.pin", {"seq": seq})
         in_memory = await read_revisions(ann, seqs)
     async with team(opener(), day=it.day, mods=[MessageChanges()]) as it, it.joined("ann") as ann:

@@ -1,4 +1,4 @@
-"""Edits and deletions: the text of a deleted message is in no answer, file or index; repeats of its send stay repeats."""
+"""Tests of edits and deletions: no answer, file or index contains a deleted text, and a repeated send stays a repeat."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ async def test_deleted_text_is_in_no_file_and_no_backup(tmp_path: Path) -> None:
     async with Network.open(path, mods=MODS) as network:
         ann = await network.join("ann")
         await ann.broadcast("Something else")
-        seq = (await ann.broadcast(f"The {SECRET} " * 2000)).seq  # pages of its own, which are freed
+        seq = (await ann.broadcast(f"The {SECRET} " * 2000)).seq  # large enough for its own pages, which are freed
         await ann.broadcast("And more")
         assert await search(ann, SECRET) == [seq]
         await call(ann, "edit", seq=seq, text=f"Another {SECRET}")
@@ -114,7 +114,7 @@ async def test_deleted_text_is_in_no_file_and_no_backup(tmp_path: Path) -> None:
         assert not contains(tmp_path / "copy.db", words)
         assert await search(ann, SECRET) == []
         assert not contains(Path(f"{path}.search"), words)
-    assert not contains(path, words)  # closing has copied the write-ahead log, and deleted it
+    assert not contains(path, words)  # closing has copied and deleted the write-ahead log
     assert not contains(Path(f"{path}-wal"), words)
     with sqlite3.connect(path) as db:
         assert check(db) == []
@@ -181,7 +181,7 @@ async def test_who_left_a_channel_deletes_and_edits_not(network: Network) -> Non
 
 
 class Guard(Mod):
-    """Refuses a word."""
+    """Mod that refuses a word."""
 
     id = "guard"
 

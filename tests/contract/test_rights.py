@@ -1,7 +1,8 @@
-"""A page of rights as the wire shows it: every operation and frame x roles x relations to a channel, each with its row; what is delivered and read.
+"""Tests of a rights file on the wire: every operation and frame with every role and every relation to a channel. They
+also check deliveries and reads.
 
-The conversation is held on a node without a page; then the same ledger has one. So each role has each relation, those included that it could not
-get into by itself.
+The conversation takes place on a node without a rights file. Then a node with one opens the same ledger. So each role
+has each relation, even those that it could not reach under its rights.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ ROLES: dict[str, set[str]] = {
     "idle": set(EVERYTHING) - {"call"},
     "none": set(),
 }
-"""What each role may; `none` is who has no role at all."""
+"""Rights of each role. `none` means participants without a role."""
 PAGE: dict[str, Any] = {
     name: {"ids": [f"{name}-*"], **{verb: EVERYTHING[verb] for verb in verbs}} for name, verbs in ROLES.items() if verbs
 } | {"boss": {"ids": ["boss", "fake-boss"], "administer": True}}
 RELATIONS = ("in", "left", "late", "removed", "excluded", "never")
-"""To the channel `room`, which is closed, and for `excluded` to a broadcast."""
+"""Relations to the closed channel `room`. The relation `excluded` refers to a broadcast."""
 INSIDE = ("in", "late")
 WHO = [(role, relation) for role in ROLES for relation in RELATIONS]
 
@@ -51,7 +52,7 @@ class Scene(NamedTuple):
     ann: WireSession
     sessions: dict[tuple[str, str], WireSession]
     given: dict[tuple[str, str], list[str]]
-    """What each was delivered when it came back."""
+    """Contents that each session received after the restart."""
     during: int
 
 
@@ -96,7 +97,9 @@ async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene
 
 
 def may_read(role: str, relation: str) -> list[str]:
-    """What of the channel somebody is delivered, and may read: docs/protocol.md and the page together."""
+    """Return the channel's contents that a participant receives and may read, by docs/protocol.md and the rights
+    file.
+    """
     before = relation in ("in", "left", "removed")
     return [
         *(["canary-before"] if before and "read" in ROLES[role] else []),
@@ -107,7 +110,9 @@ def may_read(role: str, relation: str) -> list[str]:
 # --- the table
 
 Expected = Callable[[str, str], str]
-"""Of a role and a relation: ``ok`` or the code of the refusal. That the role may call the operation at all is asked before."""
+"""Function from role and relation to the expected result: ``ok`` or an error code. The test checks the right to call
+the operation first.
+"""
 
 
 def always(answer: str) -> Expected:
@@ -115,7 +120,7 @@ def always(answer: str) -> Expected:
 
 
 def for_members(inside: str = "ok", verb: str = "") -> Expected:
-    """What is a member's to do; to others there is no such channel."""
+    """Operations for members only. To others, the channel does not exist."""
 
     def expect(role: str, relation: str) -> str:
         if verb and verb not in ROLES[role]:
@@ -135,7 +140,7 @@ def for_readers(reader: str = "ok", verb: str = "") -> Expected:
 
 
 def for_who_is_in(reader: str, verb: str = "") -> Expected:
-    """What is done in the thread by who would be given its next message."""
+    """Operations in a thread for those who would receive its next message."""
 
     def expect(role: str, relation: str) -> str:
         if relation not in INSIDE or "read" not in ROLES[role]:
@@ -146,7 +151,7 @@ def for_who_is_in(reader: str, verb: str = "") -> Expected:
 
 
 def for_who_reads(reader: str) -> Expected:
-    """What is done to a message by who may write in its thread."""
+    """Operations on a message for those who may write in its thread."""
     return for_readers(reader, "write")
 
 
@@ -159,7 +164,7 @@ def for_who_was_in(role: str, relation: str) -> str:
 
 
 def for_who_sees_the_task(reader: str) -> Expected:
-    """What is done to a task of the channel, which its creator holds. To others there is no such task."""
+    """Operations on a task of the channel that its creator holds. To others, the task does not exist."""
 
     def expect(role: str, relation: str) -> str:
         return reader if relation in INSIDE and "read" in ROLES[role] else "invalid_arguments"
@@ -168,7 +173,7 @@ def for_who_sees_the_task(reader: str) -> Expected:
 
 
 def for_reminders(role: str, relation: str) -> str:
-    """A timer for somebody else, in a conversation."""
+    """A timer for another participant in a conversation."""
     return for_readers()(role, relation) if "send" in ROLES[role] else "forbidden"
 
 
@@ -306,7 +311,7 @@ OPERATIONS: dict[str, tuple[Expected, Callable[[int], dict[str, Any]]]] = {
     "files.read": (always("invalid_arguments"), lambda seq: {"file": NO_FILE}),
     "files.download": (always("invalid_arguments"), lambda seq: {"file": NO_FILE}),
     "files.list": (always("ok"), lambda seq: {}),
-    "channels.leave": (for_members(), lambda seq: {"name": "room"}),  # the last: it changes who is in
+    "channels.leave": (for_members(), lambda seq: {"name": "room"}),  # must be last, because it changes the membership
 }  # fmt: skip
 Ask = Callable[[int], dict[str, Any]]
 FRAMES: dict[str, list[tuple[Expected, Ask]]] = {
@@ -326,11 +331,11 @@ FRAMES: dict[str, list[tuple[Expected, Ask]]] = {
     "nack": [(always("invalid_arguments"), lambda seq: {"seq": 2**40, "reason": "x"})],
     "ack": [(always("ok"), lambda seq: {"seq": 1})],
     "call": [],  # OPERATIONS
-    "batch": [],  # its frames have their rows here
-    "hello": [],  # who may join is no right of this page
+    "batch": [],  # its frames have their own rows
+    "hello": [],  # the rights file does not limit who may join
     "bye": [],
 }
-"""What each frame comes to. A signal to a thread has tests of its own below."""
+"""Expected results by frame. Separate tests below cover signals to a thread."""
 
 
 async def test_every_operation_frame_and_verb_has_its_row() -> None:
@@ -340,7 +345,7 @@ async def test_every_operation_frame_and_verb_has_its_row() -> None:
 
 
 def is_by_the_page(op: str, role: str, expected: str, answer: Frame) -> bool:
-    """Whether a refusal that the page is the reason of says so: who, what, and the rule to change."""
+    """Whether a refusal by the rights file names the participant and the rule to change."""
     has_role = bool(ROLES[role])
     wanted = f"rights.{role}." if has_role else "it has no role in the node's `rights`"
     return f"{role}-" in answer["message"] and wanted in answer["message"]
@@ -385,7 +390,7 @@ async def test_what_somebody_may_is_what_its_row_says(scene: Scene, role: str, r
 
 
 async def say(session: WireSession, kind: str, fields: dict[str, Any]) -> Frame:
-    """Send a frame; gives its answer, or that of the next wrong frame where there is none."""
+    """Send a frame. Return its answer, or that of a following invalid frame if it has none."""
     if kind == "send":
         return await session.submit(fields["to"], "x")
     if kind == "record":
@@ -402,7 +407,7 @@ async def say(session: WireSession, kind: str, fields: dict[str, Any]) -> Frame:
     return answer
 
 
-# --- by itself
+# --- separate cases
 
 
 async def test_who_is_written_to_goes_by_its_id_its_kind_or_its_role() -> None:
@@ -475,7 +480,7 @@ async def test_signals_reach_nobody_to_whom_a_message_could_not_go() -> None:
         sent = await ann.send("agent:bob", "private")
         said = await ann.send("channel:dev", "in dev")
         typing = {"type": "signal", "kind": "typing"}
-        # from bob, who may not write to ann
+        # bob may not write to ann
         await bob.send_frame({**typing, "body": 1, "thread_id": sent["thread_id"], "trigger": sent["seq"]})
         await bob.send_frame({**typing, "body": 2, "to": "agent:ann"})
         assert "bob may not send to agent:ann" in (await bob.expect("error"))["message"]
@@ -485,7 +490,7 @@ async def test_signals_reach_nobody_to_whom_a_message_could_not_go() -> None:
         assert (await bob.expect("signal"))["body"] == 4
         await ann.send("channel:dev", "the end")
         await bob.contents_until("the end")
-        # eve is in, and may not read
+        # eve is a member, but may not read
         await eve.call("network.info")
         assert [frame["type"] for frame in eve.unread] == []
 

@@ -1,4 +1,6 @@
-"""Searches find other forms of a word, and choose by person and time: by the hub, and in recordings by the page's twin."""
+"""Tests of search filters: other forms of a word, people and time, in the hub and in the page's own search of
+recordings.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`send`, `stored`, `deliver`: addresses, threads, replies, order, idempotence. docs/protocol/messages.md."""
+"""Tests of `send`, `stored` and `deliver`: addresses, threads, replies, order, idempotence.
+docs/protocol/messages.md.
+"""
 
 from __future__ import annotations
 
@@ -167,7 +169,7 @@ async def test_who_leaves_itself_out_of_a_broadcast_gets_it_in_its_other_session
     other = await node.agent("alice")
     await alice.send("broadcast", "mine", exclude_agent_ids=["alice"])
     await bob.message("mine")
-    await other.message("mine")  # as on its return
+    await other.message("mine")  # in the same way as after a reconnect
 
 
 async def test_a_chain_of_replies_does_not_carry_on_all_the_names_that_it_left_out(
@@ -379,7 +381,8 @@ async def test_another_body_under_the_same_id_is_a_conflict(
     frame = {"to": "agent:bob", "content": "same", "text_representation": "text", "message_id": "m1"} | change
     error = expect_error(await alice.submit(**frame), "id_conflict")
     assert error["message_id"] == "m1"
-    await alice.send("agent:bob", "same", message_id="m1", text_representation="text")  # the first still stands
+    # the first message remains the valid one
+    await alice.send("agent:bob", "same", message_id="m1", text_representation="text")
 
 
 async def test_a_conflict_in_one_burst_is_seen_too(alice: WireSession, bob: WireSession) -> None:

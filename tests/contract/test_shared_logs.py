@@ -1,4 +1,4 @@
-"""The contract of every engine of the shared log, `SharedLog`. docs/cluster.md."""
+"""Tests that every engine of the shared log must pass (`SharedLog`). docs/cluster.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.postgres import postgres_server
 
 
 class Logs:
-    """One log, opened as often as a test asks for it."""
+    """One log that a test can open several times."""
 
     def __init__(self, url: str, stack: AsyncExitStack) -> None:
         self.url = url
@@ -169,7 +169,7 @@ async def test_who_follows_an_idle_log_goes_on_where_it_was_after_its_server_was
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jetstream, "HEARTBEAT_S", 0.2)
-    monkeypatch.setattr(jetstream, "FOLLOW_S", 60.0)  # long, so that the client of NATS creates its consumer again
+    monkeypatch.setattr(jetstream, "FOLLOW_S", 60.0)  # long, so that the NATS client itself creates its consumer again
     async with nats_server(tmp_path / "nats") as server:
         log = make_shared_log(server.url("lab"))
         await log.open()
@@ -177,7 +177,7 @@ async def test_who_follows_an_idle_log_goes_on_where_it_was_after_its_server_was
             await log.append(str(number).encode(), number)
         records = log.follow(3)
         coming = asyncio.ensure_future(anext(records))
-        await asyncio.sleep(0.1)  # its request was sent; no event says when
+        await asyncio.sleep(0.1)  # the request was sent, but no event reports it
         await server.kill9()
         await server.start()
         other = make_shared_log(server.url("lab"))
@@ -185,7 +185,7 @@ async def test_who_follows_an_idle_log_goes_on_where_it_was_after_its_server_was
         async with asyncio.timeout(30):
             while not await is_followed(server):  # noqa: ASYNC110 (the server tells nobody)
                 await asyncio.sleep(0.05)
-            await asyncio.sleep(1.0)  # what a consumer from the beginning would bring is here by then
+            await asyncio.sleep(1.0)  # a consumer from the beginning would have delivered within this time
             assert await other.append(b"next", 3) == 4
             assert await coming == (4, b"next", False)
         await asyncio.gather(log.close(), other.close())

@@ -1,6 +1,7 @@
-"""Once it is answered that a token is revoked, or a participant removed, nothing of its sessions is stored: what waited included.
+"""Tests of revoked tokens and removed participants: after the answer, nothing of their sessions is stored, including
+frames that waited.
 
-docs/protocol/identity.md.
+The rule is in docs/protocol/identity.md.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ async def all_rows(operator: WireSession) -> list[dict[str, Any]]:
 
 
 async def flood(session: WireSession, taken: asyncio.Event) -> None:
-    """Send as fast as the connection takes it, until the hub has closed it."""
+    """Send as fast as the connection allows, until the hub has closed it."""
     with suppress(ConnectionClosed):
         for number in range(200_000):
             frames = [
@@ -80,7 +81,7 @@ def hub() -> Iterator[SteppedHub]:
 
 
 class Visitor:
-    """A session of that hub; what it says is taken in, and stored only when the hub steps."""
+    """A session of the stepped hub. The hub stores its frames only when it steps."""
 
     def __init__(self, hub: SteppedHub, agent_id: str, kind: str = "agent", **hello: object) -> None:
         self.hub = hub
@@ -108,7 +109,7 @@ def sent(visitor: Visitor, text: str) -> int:
 
 
 def shut_out(hub: SteppedHub, operator: Visitor, op: str) -> None:
-    """Ask for it, without a step: what is said next waits in the same batch."""
+    """Send the request without a step, so that later frames wait in the same batch."""
     if op == "network.revoke_token":
         digest = hashlib.sha256(b"eves").hexdigest()
         operator.call("network.create_token", "made", agent_id="eve", kind="agent", token_hash=digest)

@@ -1,4 +1,6 @@
-"""A server that accepts and says nothing, or that stops reading, hangs no client and fills none: fake hubs, and what a client does about them."""
+"""Tests of clients with a server that accepts connections but never answers, or that stops reading: a client neither
+hangs nor grows.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ WELCOME = {
 
 @asynccontextmanager
 async def mute_server() -> AsyncIterator[int]:
-    """It takes every connection and never says a word. Gives its port."""
+    """Run a server that accepts every connection and sends nothing. Yield its port."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
 
@@ -130,11 +132,11 @@ def test_a_wrong_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
             client_of("ws://127.0.0.1:1/")
 
 
-# -- what a client keeps
+# -- memory of a client
 
 
 class CountingHub:
-    """It answers only when it is told to. A signal tells it that everything before was sent."""
+    """A hub that answers only on request. A signal shows that all earlier frames were sent."""
 
     def __init__(self) -> None:
         self.sends: list[str] = []
@@ -179,7 +181,7 @@ async def test_what_is_sent_and_not_answered_is_bounded_and_the_rest_follows_in_
     hub = CountingHub()
     async with fake_hub(hub) as url, client_of(url) as ann, asyncio.timeout(TIMEOUT_S):
         sending = [asyncio.create_task(ann.send("agent:bob", "x" * 1000, message_id=f"m{it}")) for it in range(10)]
-        await asyncio.sleep(0)  # each has begun
+        await asyncio.sleep(0)  # lets each task start
         sending[5].cancel()
         await ann.signal("typing", "mark", to="broadcast")
         await hub.marked.wait()
@@ -196,14 +198,14 @@ async def test_what_waits_for_room_ends_with_the_client(monkeypatch: pytest.Monk
     async with fake_hub(hub) as url, asyncio.timeout(TIMEOUT_S):
         async with client_of(url) as ann:
             sending = [asyncio.create_task(ann.send("agent:bob", it)) for it in range(3)]
-            await asyncio.sleep(0)  # each has begun
+            await asyncio.sleep(0)  # lets each task start
         done = await asyncio.gather(*sending, return_exceptions=True)
     assert Counter(type(it) for it in done) == {ConnectError: 3}
     assert len(hub.sends) <= 1
 
 
 async def test_signals_to_a_hub_that_does_not_read_are_dropped() -> None:
-    """What was kept shows when it reads on: of 64 MB no more than what was on the way, and then signals pass again."""
+    """When the hub reads again, at most the signals in transit arrive of 64 MB, and new signals pass again."""
     may_read, kept, last = asyncio.Event(), 0, asyncio.Event()
 
     async def stall(hub: ServerConnection) -> None:

@@ -1,4 +1,4 @@
-"""What models used, as the hub adds it up from records: by root, reaction, agent and day; and who may read it."""
+"""Tests of model usage, which the hub sums from records: by root, reaction, agent and day, and with access rights."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_the_end_of_a_reaction_adds_what_no_reply_told() -> None:
         await ann.record("r1", "finished", {"status": "finished", "usage": tokens(150, 12)})
         spent = await mia.call("network.spent", {"seq": root})
         assert spent["of_root"] == {"m1": used(1, 100, 10), "": used(0, 50, 2)}
-        await reply(ann, "r1", 2, tokens(9, 9))  # of a reaction that has ended
+        await reply(ann, "r1", 2, tokens(9, 9))  # the reaction has ended
         assert (await mia.call("network.spent", {"seq": root}))["of_root"] == spent["of_root"]
 
 
@@ -94,7 +94,8 @@ async def test_a_body_of_another_shape_counts_nothing_and_is_kept() -> None:
         await begin(ann, "r1", root)
         for place, body in enumerate(({"reply": 3}, {"reply": {"usage": {"prompt_tokens": -5}}}, {}, {"reply": {}})):
             await ann.record("r1", "model_reply", body, record_id=f"odd{place}")
-        assert (await ann.call("network.spent", {"seq": root}))["of_root"] == {"": used(1, 0, 0)}  # the last is a call
+        # the last record is a call
+        assert (await ann.call("network.spent", {"seq": root}))["of_root"] == {"": used(1, 0, 0)}
         kinds = [it["kind"] for it in (await ann.call("network.records", {"reaction": "r1"}))["records"]]
         assert kinds == ["started", *["model_reply"] * 4]
 
@@ -133,7 +134,7 @@ async def test_usage_lists_the_calls_of_an_agent_page_by_page_without_texts() ->
         assert "secret" not in str(found)
         await bob.call_refused("forbidden", "network.usage", {"agent_id": "ann"})
         assert (await bob.call("network.usage"))["calls"] == []
-        first = await mia.call("network.usage")  # an operator: all of them, one after the other
+        first = await mia.call("network.usage")  # an operator sees all calls, page by page
         assert (first["agent_id"], len(first["calls"]), first["next_agent"]) == ("ann", 6, "bob")
         then = await mia.call("network.usage", {"agent_id": first["next_agent"]})
         assert (then["calls"], then["next_agent"]) == ([], None)
@@ -165,7 +166,7 @@ async def test_resuming_a_root_is_counted_for_its_token_budget() -> None:
 
 
 async def test_costs_are_answered_by_the_prices_that_the_node_knows() -> None:
-    """As `roundelay cost` knows them, without any right: what others used is not asked here."""
+    """Prices equal those of `roundelay cost`. The call needs no right, because it shows no usage of others."""
     pytest.importorskip("genai_prices")
     async with running_node() as node:
         bob = await node.agent("bob")
@@ -194,7 +195,7 @@ async def test_costs_are_answered_by_the_prices_that_the_node_knows() -> None:
 
 
 async def test_a_node_without_a_price_table_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "genai_prices", None)  # as where it is not installed
+    monkeypatch.setitem(sys.modules, "genai_prices", None)  # as if the package were not installed
     async with running_node() as node:
         bob = await node.agent("bob")
         uses = [{"model": "gpt-4o-mini", "prompt_tokens": 1000}, {"model": "rules", "prompt_tokens": 5}]

@@ -1,4 +1,4 @@
-"""The mod `tasks`: atomic claims that end like leases, dependencies, review, and who may see what."""
+"""Tests of the mod `tasks`: atomic claims with leases, dependencies, reviews, and visibility."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ async def test_tasks_are_limited_per_creator_and_holder(network: Network, monkey
     await create(lead)
 
 
-# --- leases, in virtual time
+# --- leases, in simulated time
 
 
 def test_claim_ends_when_its_holder_was_offline_longer_than_the_lease() -> None:
@@ -232,9 +232,9 @@ def test_claim_ends_when_its_holder_was_offline_longer_than_the_lease() -> None:
         lead, ann = [(await simulation.join_person(name)).client for name in ("lead", "ann")]
         task = await create(lead, assignee="ann")
         await ann.call("tasks.claim", {"task": task, "minutes": 10})
-        await asyncio.sleep(1500)  # the lease is renewed as long as ann is online
+        await asyncio.sleep(1500)  # the lease is renewed while ann is online
         await simulation.disconnect("ann")
-        await asyncio.sleep(700)  # a lost connection comes back
+        await asyncio.sleep(700)  # the connection is restored in time
         assert await state_of(lead, task) == "claimed"
         await simulation.leave("ann")
         await asyncio.sleep(500)
@@ -351,7 +351,7 @@ def test_task_opens_again_when_its_message_was_refused_five_times() -> None:
         lead, bob = (await simulation.join_person("lead")).client, await simulation.network.join("bob")
         asked = await lead.send_text("bob", "Please help.")
         await lead.call("tasks.create", {"title": "T", "assignee": "bob", "cause": asked.seq})
-        for _ in range(6):  # the request once, and the message of the task five times
+        for _ in range(6):  # the request once, and the task's message five times
             with suppress(RuntimeError):
                 async with bob.receive() as message:
                     if message.sender_id == "tasks":
@@ -469,7 +469,7 @@ async def test_own_result_of_a_creator_is_done_without_its_reviewer(team: dict[s
 async def test_creator_accepts_what_a_reviewer_removed_long_ago_did_not(
     monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    monkeypatch.delattr(tasks_module.Tasks, "removed")  # as the mod was
+    monkeypatch.delattr(tasks_module.Tasks, "removed")  # the mod of an earlier version
     async with Network.open(mods=MODS) as network:
         root = await network.join("root", kind="human")
         clients = {name: await network.join(name) for name in ("lead", "ann", "bob")}

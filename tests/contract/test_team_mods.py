@@ -1,4 +1,6 @@
-"""The mods for teams that share files: reservations end by the hub's stamps, and an answer is told of once."""
+"""Tests of the mods for teams that share files: reservations end by the hub's stamps, and an answer is announced
+once.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ async def test_however_a_path_is_spelled_it_is_the_same_one(spelling: str) -> No
         assert [it["agent_id"] for it in (await bob.call("reservations.reserve", {"paths": ["src/a"]}))["taken"]] == [
             "ann"
         ]
-        assert (await bob.call("reservations.reserve", {"paths": ["."]}))["reserved"] == []  # all of the project
+        assert (await bob.call("reservations.reserve", {"paths": ["."]}))["reserved"] == []  # the whole project
         for outside in ("/etc/passwd", "../a", "src/../../a", "~/a", "C:\\a", "s*/../a"):
             with pytest.raises(InvalidArguments, match="project"):
                 await bob.call("reservations.reserve", {"paths": [outside]})
@@ -91,7 +93,7 @@ async def test_an_answer_is_told_of_once_whatever_is_killed(tmp_path: Path) -> N
         seq = (await ann.send("agent:bob", "Ready?"))["seq"]
         await ann.call("notify_when.answered", {"seq": seq, "agent_id": "bob"})
         with pytest.raises(Exception, match="unknown_message"):
-            await eve.call("notify_when.answered", {"seq": seq})  # she may not read it
+            await eve.call("notify_when.answered", {"seq": seq})  # she may not read the message
         await ann.call("reservations.reserve", {"paths": ["x"]})
         await node.kill9()
         await node.restart()
@@ -148,17 +150,17 @@ async def test_what_is_asked_to_be_told_has_bounds_ends_and_is_taken_back_as_a_w
                 await ann.call(f"notify_when.{op}", {"seq": seqs[0], "agent_id": "nobody"})
             with pytest.raises(InvalidArguments):
                 await ann.call(f"notify_when.{op}", {"seq": seqs[0], "agent_id": "x" * 65})
-        for seq in [*seqs[:50], seqs[0]]:  # the same thing again is no second one
+        for seq in [*seqs[:50], seqs[0]]:  # a repeated request does not count twice
             await ann.call("notify_when.finished", {"seq": seq, "agent_id": "bob"})
         with pytest.raises(InvalidArguments, match="cancel"):
             await ann.call("notify_when.answered", {"seq": seqs[50]})
-        await bob.call("notify_when.answered", {"seq": seqs[0]})  # another one's own
+        await bob.call("notify_when.answered", {"seq": seqs[0]})  # bob's own request
         assert (await ann.call("notify_when.cancel", {"seq": seqs[0]}))["is_cancelled"]
         assert not (await ann.call("notify_when.cancel", {"seq": seqs[0]}))["is_cancelled"]
         await ann.call("notify_when.answered", {"seq": seqs[50], "agent_id": "bob"})
         state = network.hub.state
         kept = [key for key, _ in state.items("mod") if key.startswith("notify_when/")]
-        assert len(kept) == 52  # 49 ends, two answers, and the list of them
+        assert len(kept) == 52  # 49 ends, two answers, and their list
         now[0] += 8 * 86_400_000
         await ann.call("notify_when.answered", {"seq": seqs[0]})
         kept = [key for key, _ in state.items("mod") if key.startswith("notify_when/")]
@@ -170,7 +172,7 @@ async def test_what_is_asked_to_be_told_has_bounds_ends_and_is_taken_back_as_a_w
 
 
 class Careless(Mod):
-    """Fails at the end of each reaction, after it has written something."""
+    """Mod that fails at the end of each reaction, after a write."""
 
     id = "careless"
 
@@ -181,7 +183,7 @@ class Careless(Mod):
 
 
 class Unwilling(Mod):
-    """Fails when a participant is removed."""
+    """Mod that fails when a participant is removed."""
 
     id = "unwilling"
 

@@ -1,4 +1,6 @@
-"""The mod `timers`: each due time fires once, in time zones with daylight saving, and missed ones are run late or skipped."""
+"""Tests of the mod `timers`: each due time fires once, time zones with daylight saving work, and missed times run
+late or are skipped.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def test_daily_timer_comes_once_a_day_through_both_clock_changes(name: str) -> N
         assert set(per_day.values()) == {1}
         assert len(per_day) == 364
         on_time = [time for time in times if (time.hour, time.minute) == (hour, minute)]
-        # In spring the time may not exist. It is then run right after the change.
+        # In spring, the time may not exist. The timer then fires right after the change.
         assert len(times) - len(on_time) <= (hour == 2)
         assert all(time.hour in (hour, hour + 1) for time in times)
 
@@ -66,7 +68,7 @@ def test_skipped_time_comes_after_the_change_and_a_double_one_once(name: str, sp
     minute = 15 if name.endswith("Howe") else 30
     assert gap.timestamp() in {time.timestamp() for time in list_times(f"{minute} 2 * * *", zone, 364)}
     found = list_times(f"{double.minute} {double.hour} * * *", zone, 364)
-    # By timestamp: a time that comes twice never equals a time of another zone.
+    # Compare timestamps: a local time that occurs twice never equals a time of another zone.
     assert [time.timestamp() for time in found if time.date() == double.date()] == [double.timestamp()]
 
 
@@ -254,7 +256,7 @@ def test_routine_ends_when_its_recipient_was_removed() -> None:
 @pytest.mark.parametrize("was_removed_before", [False, True])
 def test_timers_of_a_removed_participant_are_removed(monkeypatch: pytest.MonkeyPatch, was_removed_before: bool) -> None:
     if was_removed_before:
-        monkeypatch.delattr(timers_module.TimersMod, "removed")  # as the mod was
+        monkeypatch.delattr(timers_module.TimersMod, "removed")  # a clock that was set back catches up at half speed
 
     async def main(simulation: Simulation) -> None:
         ann = (await simulation.join_person("ann")).client

@@ -1,4 +1,4 @@
-"""What threads are called: one rule of the hub's, with the page's twin of it, for everybody as far as they may read."""
+"""Tests of thread titles: the hub's rule, which the page implements too, shows nobody words that they may not read."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_request_for_approval_is_named_by_its_tool(network: Network) -> 
 
 
 async def test_words_that_one_may_not_read_are_in_no_title(network: Network) -> None:
-    mia, late = await network.join("mia"), await network.join("late")  # agents: no operators
+    mia, late = await network.join("mia"), await network.join("late")  # agents, and therefore no operators
     await mia.call("channels.create", {"name": "wood"})
     root = await mia.post("wood", "The secret")
     await late.call("channels.join", {"name": "wood"})

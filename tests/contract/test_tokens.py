@@ -1,4 +1,4 @@
-"""Tokens that an operator makes, and people who are no operators. docs/protocol/identity.md."""
+"""Tests of tokens that an operator creates, and of people who are not operators. docs/protocol/identity.md."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_a_revoked_token_is_forbidden_and_its_sessions_are_closed_with_440
     assert await alice.closed() == 4403
     await refused_hello(node, hello_frame("alice", token=node.token_of("alice")), "forbidden", 4403)
     await refused_hello(node, hello_frame("alice", token=make_token()), "not_authenticated", 4401)
-    await operator.send("agent:alice", "while you were locked out")  # revoked is not removed
+    await operator.send("agent:alice", "while you were locked out")  # a revoked participant is not removed
     back = await node.invite(operator, "alice", kind="agent")
     await back.message("while you were locked out")
 

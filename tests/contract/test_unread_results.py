@@ -1,5 +1,6 @@
-"""P9: results that nobody reads. What a session asks for and does not take is bounded, for it, for its participant, for the hub; whoever reads
-gets every answer, and others are served meanwhile."""
+"""Tests of promise P9, results that nobody reads: unread results are bounded per session, per participant and per
+hub. A session that reads gets every answer, and others are served meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ Figures = Callable[[], Awaitable[dict[str, float]]]
 
 @pytest.fixture
 async def node() -> AsyncIterator[Node]:
-    """A node whose limits are met soon, with a thread of `ann` and `bob` that fills a result."""
+    """Run a node with low limits, and with a thread of `ann` and `bob` that fills a result."""
     async with running_node(limits={**LIMITS, "root_messages_per_s": 100_000}) as running:
         await fill_thread(running, 3, 100_000)
         yield running
@@ -39,7 +40,7 @@ async def node() -> AsyncIterator[Node]:
 
 @pytest.fixture
 async def figures(node: Node) -> Figures:
-    """The hub's figures, asked for by an operator over the wire."""
+    """Function that returns the hub's figures, as an operator gets them over the wire."""
     operator = await node.person("operator")
 
     async def ask() -> dict[str, float]:
@@ -58,7 +59,7 @@ async def fill_thread(node: Node, messages: int, size: int) -> None:
 
 
 async def deaf_session(node: Node, agent_id: str = "bob") -> WireSession:
-    """A session that takes a frame only when it is asked to, through a small buffer."""
+    """Return a session that reads a frame only on request, through a small buffer."""
     session = await node.connect(max_queue=1, receive_buffer_bytes=8 * KB)
     await session.hello(agent_id, token=node.token_of(agent_id))
     return session
@@ -78,7 +79,9 @@ async def read_histories(session: WireSession, count: int = ASKED) -> None:
 
 
 async def until(figures: Figures, is_so: Callable[[dict[str, float]], bool], most: int) -> dict[str, float]:
-    """The figures once something is so; what is held stays within a bound at each look. The asking itself counts too."""
+    """Return the hub's figures once the condition is true. The held results must stay within the bound at each poll.
+    The poll's own results count too.
+    """
     async with asyncio.timeout(20):
         while True:
             found = await figures()
@@ -92,9 +95,9 @@ async def test_what_a_session_does_not_read_is_bounded_and_comes_when_it_reads(n
     deaf = await deaf_session(node)
     await ask_histories(deaf)
     await deaf.send_frame({"type": "send", "message_id": "m", "to": "broadcast", "content": "sends go on"})
-    assert (await ann.delivery())["message"]["content"] == "sends go on"  # so the hub has taken in all the calls
+    assert (await ann.delivery())["message"]["content"] == "sends go on"  # the hub has therefore received all the calls
     await until(figures, lambda it: it["reads_waiting"] == ASKED - 3, SESSION_BYTES)
-    assert (await ann.call("network.history", {"thread_id": THREAD}))["has_more"]  # another is served meanwhile
+    assert (await ann.call("network.history", {"thread_id": THREAD}))["has_more"]  # other sessions are served meanwhile
     await read_histories(deaf)
     await until(figures, lambda it: it["result_bytes"] <= 2 * RESULT_BYTES, SESSION_BYTES)
 
@@ -138,7 +141,7 @@ async def test_who_holds_most_goes_when_everybody_waits(
                 await deaf[-1].send_frame(call)
     ann = await node.agent("ann")
     await ask_histories(ann, 1)
-    await read_histories(ann, 1)  # in bounded time, though none of the others reads
+    await read_histories(ann, 1)  # answered in bounded time although the others do not read
     await until(figures, lambda it: it["result_bytes"] <= HUB_BYTES, HUB_BYTES)
     ended = {asyncio.create_task(session.closed()) for session in deaf}
     done, others = await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED)
@@ -151,7 +154,7 @@ async def test_who_holds_most_goes_when_everybody_waits(
 async def test_a_call_that_waits_for_news_holds_no_room(node: Node, figures: Figures) -> None:
     operator = await node.person("mia")
     head = (await operator.call("network.info"))["head"]
-    for number in range(8):  # more than its session has room for
+    for number in range(8):  # more than its session may hold
         args = {"after": head, "wait_ms": 20_000}
         await operator.send_frame({"type": "call", "call_id": f"w{number}", "op": "network.log", "args": args})
     assert (await operator.call("network.info"))["head"] == head
@@ -171,7 +174,7 @@ async def test_the_memory_of_a_node_stays_bounded_and_comes_back(tmp_path: Path)
             await ask_histories(session)
         operator = await node.person("operator")
         peak = 0
-        for _ in range(500):  # looks at what is held meanwhile; each answer is the event of the next
+        for _ in range(500):  # polls the held bytes; each answer triggers the next poll
             await operator.call("network.info")
             peak = max(peak, resident_bytes(node.pid))
         assert peak < quiet + 256 * MB

@@ -1,6 +1,7 @@
-"""Whose words may enter whose prompt: `network.window` under each rule. docs/protocol.md and DESIGN's safety rules.
+"""Tests of visibility, the rules that select the messages of a prompt: `network.window` under each rule.
+docs/protocol.md and the safety rules in DESIGN.
 
-mia and bob are people who talk to the same agents; `canary` words must never reach a prompt made for the other one.
+The people mia and bob talk to the same agents. A `canary` word must never reach a prompt for the other person.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ async def team(node: Node) -> Team:
 
 
 async def window(session: WireSession, trigger: Frame, **args: Any) -> dict[str, list[Any]]:
-    """What the agent may see for this trigger: the contents of each thread."""
+    """Return the contents of each thread that an agent may see for this trigger."""
     value = await session.call("network.window", {"trigger": trigger["seq"], **args})
     assert set(value) - {"omitted_threads"} == {"threads", "as_of"}
     assert value["as_of"] == trigger["seq"]
@@ -57,7 +58,7 @@ def words(seen: dict[str, list[Any]]) -> set[Any]:
     return {content for thread in seen.values() for content in thread}
 
 
-# -- people, the default. Whom a message is for, by random networks: tests/unit/test_visibility_rules.py
+# -- the default rule, people; tests/unit/test_visibility_rules.py covers random networks
 
 
 async def test_agents_that_work_on_one_request_share_it(team: Team) -> None:
@@ -126,7 +127,7 @@ async def test_work_on_a_public_question_is_for_everybody_it_was_public_to(team:
     carl = await team.node.person("carl")
     for_carl = await carl.send("agent:helper", "carl asks")
     seen = words(await window(team.helper, for_carl))
-    assert not seen & {"a question to all", "work on the public question"}  # he came too late to read them
+    assert not seen & {"a question to all", "work on the public question"}  # he registered too late to read them
 
 
 async def test_what_came_after_the_trigger_is_not_seen(team: Team) -> None:
@@ -170,7 +171,7 @@ async def test_per_thread_and_threads_narrow_a_window(team: Team) -> None:
     trigger = await team.mia.send("agent:helper", "mia asks again")
     assert set(await window(team.helper, trigger)) == {"broadcast", "channel:dev", "direct:helper~mia"}
     named = set(await window(team.helper, trigger, threads=["broadcast"]))
-    assert named - {"direct:helper~mia"} == {"broadcast"}  # the trigger's own thread may always come
+    assert named - {"direct:helper~mia"} == {"broadcast"}  # the trigger's own thread is always allowed
     assert set(await window(team.helper, trigger, threads=["direct:helper~mia"])) == {"direct:helper~mia"}
     assert list(await window(team.helper, trigger, threads=1)) == ["direct:helper~mia"]
 
@@ -189,10 +190,10 @@ async def test_a_window_counts_the_threads_that_it_leaves_out_and_none_that_may_
     assert await omitted(trigger) is None
     assert await omitted(trigger, threads=3) is None
     assert await omitted(trigger, threads=2) == 1
-    assert await omitted(trigger, threads=1) == 2  # the broadcast, and the work for mia; nothing of bob's
+    assert await omitted(trigger, threads=1) == 2  # the broadcast and the work for mia, but nothing of bob
     assert await omitted(trigger, threads=1, visibility="current") is None
     assert await omitted(trigger, threads=["broadcast"]) is None
-    assert await omitted(first, threads=1) == 1  # what came later is not counted
+    assert await omitted(first, threads=1) == 1  # later messages do not count
 
 
 async def test_naming_a_thread_widens_nothing(team: Team) -> None:
@@ -228,7 +229,7 @@ async def test_wrong_arguments_are_invalid(node: Node, args: dict[str, Any]) -> 
 
 
 async def scene(team: Team) -> Frame:
-    """Words of every kind, and at last a trigger by mia."""
+    """Send messages of every kind. Return a trigger by mia."""
     request = await team.mia.send("agent:helper", "mia's own")
     await team.bob.send("agent:helper", "bob's canary")
     await team.bob.send("broadcast", "said to all")
@@ -274,7 +275,7 @@ async def test_strict_admits_what_every_reader_of_the_triggers_thread_reads() ->
         in_channel = await team.mia.send("channel:dev", "helper?")
         seen = words(await window(team.helper, in_channel))
         assert "in the channel" in seen
-        assert "mia's own" not in seen  # bob reads the channel and not this
+        assert "mia's own" not in seen  # bob can read the channel, but not this message
         direct = await team.bob.send("agent:helper", "bob asks")
         assert "in the channel" in words(await window(team.helper, direct))
 
@@ -313,7 +314,7 @@ async def test_threads_are_listed_for_those_alone_who_may_read_them(node: Node) 
 
 @pytest.mark.parametrize("visibility", ["people", "strict", "current"])
 async def test_what_two_agents_say_for_one_person_stays_out_of_their_work_for_another(visibility: Any) -> None:
-    """Only agents read their thread, so that a rule by its readers alone admits all of it."""
+    """Only agents read their common thread, so a rule that checks only its readers would admit all of it."""
     async with running_node(visibility=visibility) as node:
         team = await gather_team(node)
         for_mia = await team.mia.send("agent:helper", "mia asks")
@@ -348,7 +349,7 @@ async def test_work_for_somebody_who_was_removed_is_for_nobody_else(team: Team, 
     assert "bob's canary" not in words(await window(team.helper, answer))
 
 
-# -- what has come since
+# -- later messages
 
 
 async def read_on(session: WireSession, trigger: Frame, until: Frame, thread_id: str) -> list[Any]:
@@ -365,7 +366,7 @@ async def test_what_came_since_is_read_by_those_for_whom_the_trigger_is(team: Te
     assert await read_on(team.helper, trigger, {"seq": 1}, "broadcast") == ["bob asks"]  # type: ignore[arg-type]
 
 
-# -- the channels of which a reaction hears
+# -- channels that a reaction may see
 
 
 @pytest.mark.parametrize("visibility", ["people", "all"])
@@ -398,13 +399,13 @@ async def test_of_those_who_may_not_know_the_first_by_id_is_named_in_every_proce
     assert refused["message"].startswith("amy is not a member of the channel 'dev'")
 
 
-# -- conversations that no person began
+# -- conversations that no person started
 
 
 @pytest.mark.parametrize("visibility", ["people", "strict"])
 @pytest.mark.parametrize("kind", ["agent", "service", "human"])
 async def test_an_agent_sees_its_own_thread_whoever_began(visibility: Any, kind: str) -> None:
-    """planner -> alice -> ben, three times: what alice asked ben before was for the planner too."""
+    """The chain is planner -> alice -> ben, three times. Alice's earlier questions to ben also served the planner."""
     async with running_node(visibility=visibility) as node:
         planner = await node.join(
             "planner", kind=kind, token=node.token_of("planner") if kind == "agent" else node.owner_token
@@ -422,7 +423,7 @@ async def test_an_agent_sees_its_own_thread_whoever_began(visibility: Any, kind:
 
 
 async def test_programs_share_no_more_than_the_threads_they_began_in(team: Team) -> None:
-    """Another planner's work, a person's work, and talk of the two alone stay out of a planner's prompt."""
+    """A planner's prompt must not show another planner's work, a person's work, or talk of the two agents alone."""
     node = team.node
     planner, other = await node.agent("planner"), await node.agent("other")
     for began, word in ((other, "other's canary"), (team.mia, "mia's canary"), (planner, "planner's own")):
@@ -436,7 +437,7 @@ async def test_programs_share_no_more_than_the_threads_they_began_in(team: Team)
         "other's canary",
         "mia's canary",
         "planner's own",
-    }  # their own thread
+    }  # the thread of the two agents
     for_mia = await team.helper.send(
         "agent:worker", "more for mia", cause=(await team.mia.send("agent:helper", "mia asks"))["seq"]
     )

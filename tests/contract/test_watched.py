@@ -1,4 +1,6 @@
-"""Whether anybody receives signals: `welcome.is_watched`, and the notice `watched`. docs/protocol/notices.md."""
+"""Tests of `welcome.is_watched` and the notice `watched`, which report whether anybody receives signals.
+docs/protocol/notices.md.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,10 @@ async def test_a_reactor_learns_when_somebody_begins_to_watch_and_nobody_does_an
         for person in (mia, zoe):
             await person.call("network.watch", {"signals": True})
         assert (await bob.expect("notice", kind="watched"))["body"] == {"is_watched": True}
-        assert "is_watched" not in (await node.agent("ann", role="reactor")).welcome  # true is left out
+        # the field is omitted if it is true
+        assert "is_watched" not in (await node.agent("ann", role="reactor")).welcome
         await mia.bye()
-        await zoe.call("network.watch", {"presence": True})  # keeps its signals
+        await zoe.call("network.watch", {"presence": True})  # this call keeps her signals
         await bob.settle()
         assert not [it for it in bob.unread if it["type"] == "notice"]
         await zoe.call("network.watch", {"signals": False})

@@ -1,5 +1,6 @@
-"""`network.window` decides by heads in memory (`operations.recent`). It gives what reading every message anew gives, and its
-reads do not grow with an agent's past."""
+"""Tests of `network.window`, which selects messages by heads in memory (`operations.recent`). Results equal a new
+read of every message, and the number of reads does not grow with an agent's past.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def make_network() -> Iterator[Callable[..., RandomNetwork]]:
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A short past reaches every bound."""
+    """Lower the page sizes, so that a short past reaches every limit."""
     monkeypatch.setattr(views, "PAGE", PAGE)
     monkeypatch.setattr(views, "SCANNED", PAGES * PAGE)
     monkeypatch.setattr(views, "THREADS_AT_ONCE", 3)
@@ -56,7 +57,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 async def read_anew(
     reading: Reading, *, trigger: int, threads: Any = None, per_thread: int | None = None, visibility: Any = None
 ) -> dict[str, Any]:
-    """What a window is, by reading the rows of every message that it looks at."""
+    """Compute a window by reading the rows of every message."""
     view = await views.open_view(reading, trigger, visibility)
     named = threads if isinstance(threads, list) else None
     most = threads if isinstance(threads, int) else 100 if named is not None else 20
@@ -117,7 +118,7 @@ async def _choose(reading: Reading, view: views.View, named: list[str] | None) -
 
 
 def ask(rng: Random, head: int, threads: list[str]) -> dict[str, Any]:
-    """Random arguments, most for a message of a moment ago, as agents ask."""
+    """Return random arguments. Most refer to a recent message, as those of agents do."""
     args: dict[str, Any] = {
         "trigger": rng.randint(max(1, head - 6), head) if rng.random() < 0.8 else rng.randint(1, head)
     }
@@ -160,7 +161,7 @@ def test_a_window_is_what_reading_every_message_anew_gives(
     note: Note,
     make_network: Callable[..., RandomNetwork],
 ) -> None:
-    """Over a random past, while it grows; also where little is kept in memory, and at a hub that only reads."""
+    """The past is random and grows. The runs include a small cache, and a hub that only reads."""
     monkeypatch.setattr(head_cache.RecentHeads.__init__, "__defaults__", (max_bytes,))
     counts: Counter[str] = Counter()
     for seed in range(2):
@@ -177,7 +178,7 @@ def test_a_window_is_what_reading_every_message_anew_gives(
             rows = network.stepped.ledger._ledger
             for seq in rng.sample(range(20, network.hub.state.head), 12):
                 rows.damage(seq)
-            network.hub.registry.counts["recoveries"] += 1  # as after a start: what is in memory was read before
+            network.hub.registry.counts["recoveries"] += 1  # as after a restart: the data in memory was read before
         else:
             network.stepped.run(compare_at_a_reader(network, counts, rng))
         for _ in range(30):
@@ -204,7 +205,7 @@ async def compare_at_a_reader(network: RandomNetwork, counts: Counter[str], rng:
 
 
 def react(network: RandomNetwork, person: str, conversation: str, **args: Any) -> Counter[str]:
-    """Somebody writes to the agent, which asks for its window: what is read for that."""
+    """Send a message to the agent, and return the number of reads for its window."""
     sent = network.send(person, "agent:desk", conversation=conversation)
     return count_reads(network, views.window(network.reading("desk"), trigger=sent["seq"], **args))[1]
 
@@ -219,7 +220,7 @@ def test_what_a_reaction_reads_does_not_grow_with_the_agents_past(
     note: Note,
     make_network: Callable[..., RandomNetwork],
 ) -> None:
-    monkeypatch.undo()  # the real bounds
+    monkeypatch.undo()  # restores the real limits
     network = make_network(Random(1), tmp_path / "ledger.db" if kind == "sqlite" else None)
     people = ["tom"] if is_of_one_person else ["mia", *(f"person{number}" for number in range(20))]
     for person in people[1:]:
@@ -230,7 +231,7 @@ def test_what_a_reaction_reads_does_not_grow_with_the_agents_past(
         while made < past:
             made += 1
             network.send(people[made % len(people)], "agent:desk", conversation=f"c{made}")
-        react(network, "tom", f"before{past}")  # what was read is in memory from here on
+        react(network, "tom", f"before{past}")  # fills the memory
         read[past] = react(network, "tom", f"now{past}")
     most = read[100]
     assert read[1000]["heads"] == most["heads"] == read[1]["heads"], read
@@ -248,11 +249,11 @@ def test_under_current_no_other_thread_is_read(
     for number in range(300):
         network.send("tom", "agent:desk", conversation=f"c{number}")
     read = react(network, "tom", "new", visibility="current")
-    assert (read["rows"], read["heads"]) == (2, 1), read  # the trigger's head, and its row
+    assert (read["rows"], read["heads"]) == (2, 1), read  # the trigger's head and its row
 
 
 def read_window(network: RandomNetwork, trigger: int, **args: Any) -> dict[str, list[int]]:
-    """The seqs of a window of the agent, by thread."""
+    """Return the seqs in a window of the agent, by thread."""
     found = network.stepped.run(views.window(network.reading("desk"), trigger=trigger, **args))
     decoded = msgspec.json.decode(msgspec.json.encode(found))
     return {it["thread_id"]: [message["seq"] for message in it["messages"]] for it in decoded["threads"]}
@@ -301,6 +302,6 @@ async def test_a_window_says_whether_anybody_else_is_there() -> None:
         seq = (await tom.send_text("desk", "Hello")).seq
         assert (await desk.window(seq)).is_alone
         await network.join("mia", kind="human")
-        assert (await desk.window(seq)).is_alone  # a replay of this message reads the same
+        assert (await desk.window(seq)).is_alone  # a replay of this message reads the same window
         later = (await tom.send_text("desk", "Hello again")).seq
         assert not (await desk.window(later)).is_alone

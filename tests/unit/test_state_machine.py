@@ -59,7 +59,7 @@ class Message:
     """The session that sent the message, which does not receive it."""
     recipients: frozenset[str]
     witnesses: frozenset[str]
-    """Readers of the first message of the reply chain. They may read all its replies."""
+    """Readers of the first message of the reply chain, who may also read all replies."""
     excluded: frozenset[str]
 
 
@@ -139,7 +139,7 @@ class Inbox:
     """Time of the next attempt of each refused seq, in milliseconds."""
     dead: set[int] = field(default_factory=set)
     lives: dict[int, int] = field(default_factory=dict)
-    """How often each dead letter was restored. Each time, it has five new attempts."""
+    """Number of times that each dead letter was restored. Each time, it has five new attempts."""
 
     def number(self, seq: int, attempt: int) -> int:
         """Return a number for an attempt that keeps growing when a dead letter is restored."""
@@ -177,7 +177,7 @@ class Delivery(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Start with three participants, of whom two are in a channel."""
+        """Start with three participants. Two of them are in a channel."""
         for agent in AGENTS[:3]:
             self.arrive(agent, resumes=False, cursor=0)
         self.settle()
@@ -932,7 +932,7 @@ class Delivery(RuleBasedStateMachine):
 
 
 class DeliveryOverAFile(Delivery):
-    """The same state machine over SQLite."""
+    """The delivery state machine with an SQLite ledger."""
 
     counts: ClassVar[dict[str, int]] = {}
 

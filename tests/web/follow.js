@@ -1,7 +1,6 @@
 /**
- * A page without a page, driven line by line: it follows a network by the page's own modules, and compares its state with
- * what the hub answers when everything is asked anew. Each line of its input is a command, each line of its output an
- * answer {done, ...} or {failed}.
+ * Follow a network with the page's own modules but without a page, and compare the page's state with a full refetch.
+ * Each line of the input is a command, and each line of the output is an answer {done, ...} or {failed}.
  */
 import { createInterface } from "node:readline";
 import { Connection } from "../../web/page/core/connection.js";
@@ -21,7 +20,7 @@ let url;
 let connection;
 let fetching;
 
-/** The sockets of this run: what ends one by force is the test. It goes where the hub is now. */
+/** Socket of this run. It connects to the hub's current address, and the test can drop it. */
 class Socket extends WebSocket {
   constructor(_, protocol) {
     super(url, protocol);
@@ -37,7 +36,7 @@ function take(event) {
   waiting.push(event);
 }
 
-/** As in the store: what has come is applied together. */
+/** Apply all pending events together, as the page's store does. */
 function newest() {
   if (waiting.length) {
     const events = waiting.splice(0);
@@ -54,7 +53,7 @@ function dispatch(event) {
   newest();
 }
 
-/** Wait until a fact holds of the state. */
+/** Wait until a condition on the state is true. */
 function until(fact, what, ms = WAIT_MS) {
   return new Promise((resolve, reject) => {
     const late = setTimeout(() => end(reject, new Error(`${what} did not come: ${describe()}`)), ms);
@@ -72,7 +71,7 @@ function until(fact, what, ms = WAIT_MS) {
 
 const describe = () => JSON.stringify({ stale: state.stale, reading: state.reading, connection: state.connection, error: state.error });
 
-// --- what the hub says when all is asked anew, as `project` has it
+// --- a full refetch from the hub, in the form of `project`
 
 async function refetch(floors) {
   const call = (op, args) => connection.call(op, args);
@@ -113,7 +112,7 @@ async function readAll(read, field, cursor) {
   return found;
 }
 
-/** The first places where two JSON values differ. */
+/** Return the first paths at which two JSON values differ. */
 function differences(live, fresh, path = "") {
   if (JSON.stringify(live) === JSON.stringify(fresh)) return [];
   const isBoth = [live, fresh].every((it) => typeof it === "object" && it !== null);
@@ -124,7 +123,7 @@ function differences(live, fresh, path = "") {
 
 async function compare() {
   let found = [];
-  // what is told of in no order with deliveries (presence, the inbox) may still be on its way: then something comes
+  // Presence and the inbox arrive in no order with deliveries. On a difference, wait for events that are still on their way.
   for (const end = Date.now() + WAIT_MS; ; ) {
     await until(isSettled, "quiet");
     const rows = Object.values(newest().threads).filter((it) => it.loaded && !it.loaded.error && it.messages);
@@ -142,7 +141,7 @@ async function compare() {
   return { threads: Object.keys(state.threads).length, messages: Object.values(state.threads).reduce((sum, it) => sum + (it.loaded?.seqs.length ?? 0), 0) };
 }
 
-/** What is frozen already is so all through. */
+/** Freeze a value deeply. A frozen value is skipped, because its content is frozen too. */
 function freeze(value) {
   if (typeof value !== "object" || value === null || Object.isFrozen(value)) return value;
   Object.freeze(value);
@@ -173,7 +172,7 @@ const commands = {
     if (!value.error) dispatch({ type: "result", call: { op, args }, value });
     return { value };
   },
-  /** End the connection as a network does that fails: no close frame is waited for. */
+  /** Drop the connection as a failing network does, without a close frame. */
   drop() {
     counts.drops += 1;
     for (const socket of sockets) {
@@ -186,7 +185,7 @@ const commands = {
   sent: () => until((it) => Object.values(it.outbox).every((entry) => entry.state === "refused"), "an empty outbox"),
   reached: ({ seq }) => until((it) => it.head >= seq && (!it.me.is_operator || it.log_at >= seq), `#${seq}`),
   compare,
-  /** Until nobody is at work. As on the page time passes: an agent that works is asked for again. */
+  /** Wait until no agent works. Time passes as on the page, which polls working agents. */
   async idle() {
     const passing = setInterval(() => dispatch({ type: "tick" }), 20);
     try {
@@ -207,7 +206,7 @@ const commands = {
   wait: ({ connection: wanted }) => until((it) => it.connection === wanted, wanted),
   look: ({ path }) => ({ value: path.reduce((at, key) => at?.[key], newest()) }),
   counts: () => ({ counts }),
-  /** Go through what came once more: each state is frozen, so that nothing is written to one that was given out. */
+  /** Apply all events again to frozen states, to prove that no published state is modified. */
   async replay() {
     await until(isSettled, "quiet");
     const last = recorded.reduce((before, event) => freeze(apply(before, event)), freeze(createState()));

@@ -1,4 +1,4 @@
-/** The client with a node: what docs/protocol.md tells, from joining to leaving. */
+/** Tests of the client with a node: the rules of docs/protocol.md, from joining to leaving. */
 import assert from "node:assert/strict";
 import { mkdtempSync, readdirSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
@@ -73,7 +73,7 @@ test("many messages keep their order, and what was not acknowledged comes again"
   const taken = await take(to, 200, { isAcked: false });
   assert.deepEqual(taken.map((it) => (it.message.content as { n: number }).n), Array.from({ length: 200 }, (_, n) => n));
   assert.deepEqual(taken.map((it) => it.message.seq), (await Promise.all(sent)).map((it) => it.seq));
-  for (const [n, delivery] of taken.entries()) if (n !== 1 && n !== 150) delivery.ack(); // two stay open; order does not matter
+  for (const [n, delivery] of taken.entries()) if (n !== 1 && n !== 150) delivery.ack(); // two stay open, and the order does not matter
   assert.equal(to.cursor.cursor, taken[0]!.message.seq);
   await to.close();
   const again = await joinAgent(ben, token);
@@ -112,7 +112,7 @@ test("operations are called once under their id, and refused as errors with a co
   await assert.rejects(client.call("no.such", {}), (error) => error instanceof RoundelayError && error.code === "unknown_operation");
   assert.deepEqual((await client.call("channels.list", {})).channels.find((it) => it.name === name)?.topic, "tea");
   const many = await Promise.all(Array.from({ length: 200 }, () => client.call("network.info")));
-  assert.equal(many.length, 200); // more than the hub takes at a time wait for their turn
+  assert.equal(many.length, 200); // calls beyond the hub's limit wait for their turn
   await client.close();
 });
 
@@ -147,7 +147,7 @@ test("signals, presence and notices are told as events", async () => {
   await Promise.all([from.close(), elsewhere.close()]);
 });
 
-/** Another session of somebody, with another token. */
+/** Open another session of a participant, with another token. */
 async function joinPersonAgain(_: unknown, agentId: string) {
   return await connect({ url: URL, agentId, token: await makeTokenOf(agentId) });
 }
@@ -164,7 +164,7 @@ test("a newer reactor ends the older one for good", async () => {
   await assert.rejects(older.call("network.info"), Superseded);
   await assert.rejects(older.deliveries().next(), Superseded);
   assert.ok(older.failure instanceof Superseded);
-  // a process that was overtaken while it was away hears so as well
+  // A process that was superseded while it was offline is notified too.
   await assert.rejects(joinAgent(name, token, { role: "reactor", fence: older.welcome.fence! }), Superseded);
   await newer.close();
 });
@@ -206,7 +206,7 @@ test("what no hub takes is refused, and everything else goes on", async () => {
   await assert.rejects(from.send("nobody", "x"), (error) => error instanceof RoundelayError && error.code === "invalid_frame");
   const content = { n: 1 };
   const sent = from.send(`agent:${ben}`, content);
-  content.n = 2; // what was said stays as it was
+  content.n = 2; // the sent message does not change
   const { seq } = await sent;
   const [got] = await take(to, 1);
   assert.deepEqual([got!.message.seq, got!.message.content], [seq, { n: 1 }]);

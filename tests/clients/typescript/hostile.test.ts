@@ -1,4 +1,4 @@
-/** Whatever answers at a hub's address, the program goes on, and hears what is wrong. */
+/** Tests of hostile servers at a hub's address: the program continues, and learns what is wrong. */
 import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { createServer, type Socket } from "node:net";
@@ -26,7 +26,7 @@ function encode(text: string, opcode = 1): Buffer {
   return Buffer.concat([head.subarray(0, body.length < 126 ? 2 : body.length < 2 ** 16 ? 4 : 10), body]);
 }
 
-/** A WebSocket server that says what it is told to, to each connection; gives its address. */
+/** Run a WebSocket server that sends the test's frames to each connection. Return its address. */
 async function serve(t: test.TestContext, tell: (say: (text: string, opcode?: number) => void, socket: Socket, count: number) => void) {
   let count = 0;
   const sockets = new Set<Socket>();
@@ -148,7 +148,7 @@ test("of several addresses the one that serves is found at once, also when that 
   const serving = async (number: number) =>
     await serve(t, (say, socket) => {
       came.push(number);
-      if (came.filter((it) => it === number).length > 1) return void socket.destroy(); // it serves once
+      if (came.filter((it) => it === number).length > 1) return void socket.destroy(); // each server accepts one connection
       say(JSON.stringify(WELCOME));
       leave = () => socket.destroy();
     });
@@ -172,7 +172,7 @@ test("the one that leads is found at one that follows, where the socket shows wh
   t.after(() => following.close());
   const url = `ws://127.0.0.1:${(following.address() as { port: number }).port}/`;
   const connecting = joinAgent(newName("ann"), makeToken(), { url, connectTimeoutMs: process.env.WS_MODULE ? 10_000 : 300 });
-  if (!process.env.WS_MODULE) return await assert.rejects(connecting, { code: "closed" }); // node's own does not
+  if (!process.env.WS_MODULE) return await assert.rejects(connecting, { code: "closed" }); // node's own WebSocket does not
   const client = await connecting;
   assert.ok((await client.send(`agent:${client.agentId}`, "here")).seq);
   await client.close();
@@ -207,7 +207,7 @@ test("a hub that puts everybody off is asked again when it said, and a revoked t
   await assert.rejects(connect({ url: refusing, agentId: "ann", token: "t" }), Forbidden);
 });
 
-/** What a close of the hub means, by docs/protocol.md: whether it is for good, and as what it is told then. */
+/** Meaning of the hub's close codes by docs/protocol.md: whether the close is final, and the code of the client's error. */
 const CLOSES: [number, string | null][] = [
   [4400, "invalid_frame"], [4401, "not_authenticated"], [4403, "forbidden"], [4409, "superseded"],
   [1000, null], [1001, null], [1011, null], [1012, null], [4408, null], [4413, null], [4429, null], [4503, null],
@@ -238,7 +238,7 @@ for (const [code, told] of CLOSES) {
   }
 }
 
-/** A socket that notes whether its end was waited for. */
+/** Socket that records whether the client waited for its end. */
 function noted() {
   const ended: string[] = [];
   class Noted extends WebSocketHere {

@@ -1,4 +1,4 @@
-/** The session that reacts for an agent: tells what it is delivered, acknowledges the one before, and goes on through whatever its hub goes through. */
+/** Reactor of an agent. It prints each delivery, acknowledges the one before, and reconnects after every failure of its hub. */
 import { connect, type Delivery } from "roundelay-client";
 
 const { NODE_URL, TOKEN, AGENT } = process.env as Record<string, string>;

@@ -1,4 +1,4 @@
-/** Tells what it is delivered, and acknowledges each once that is told; ends at the word that it is told to wait for. */
+/** Prints each delivery and then acknowledges it. Ends when a given word arrives. */
 import { createInterface } from "node:readline";
 import { connect } from "roundelay-client";
 
@@ -6,7 +6,7 @@ const { NODE_URL, TOKEN, AGENT } = process.env as Record<string, string>;
 const tell = (value: object) => void process.stdout.write(`${JSON.stringify(value)}\n`);
 
 const client = await connect({ url: NODE_URL!, agentId: AGENT!, token: TOKEN!, kind: "agent" });
-createInterface({ input: process.stdin }).on("line", () => client.wake()).on("close", () => process.exit(1)); // its test has ended
+createInterface({ input: process.stdin }).on("line", () => client.wake()).on("close", () => process.exit(1)); // the test has ended
 client.on("state", ({ state }) => tell({ state }));
 client.on("notice", ({ kind, body }) => tell({ notice: { kind, body } }));
 tell({ began: client.welcome.cursor });

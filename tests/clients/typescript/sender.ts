@@ -1,4 +1,4 @@
-/** Says numbers to somebody, one after the other, and tells what became of each; what is said and not stored is kept in files. */
+/** Sends numbers to a participant one after the other, and prints the result of each. Unstored messages are kept in files. */
 import { createInterface } from "node:readline";
 import { connect } from "roundelay-client";
 import { fileStore } from "roundelay-client/node";
@@ -13,7 +13,7 @@ const left = outbox.length;
 const client = await connect({ url: NODE_URL!, agentId: AGENT!, token: TOKEN!, outbox, ...(KIND === "human" && { kind: KIND }) });
 createInterface({ input: process.stdin })
   .on("line", (line) => ("wake" in JSON.parse(line) ? client.wake() : (isOver = true)))
-  .on("close", () => process.exit(1)); // its test has ended
+  .on("close", () => process.exit(1)); // the test has ended
 const waiting = new Set<Promise<void>>();
 let drained = () => {};
 let known = 0;

@@ -1,28 +1,28 @@
-/** What the tests share: people and agents of a node whose owner's token is known. */
+/** Helpers of the tests: people and agents of a node. The tests know the token of its owner. */
 import { createHash } from "node:crypto";
 import { connect, makeToken, type Client, type ConnectOptions, type Delivery } from "roundelay-client";
 
 export const URL = process.env.NODE_URL ?? "";
 const OWNER = process.env.OWNER_TOKEN ?? "";
-/** The WebSocket of this run: node's own, or that of another package. */
+/** WebSocket class of this run: node's own, or that of a package. */
 export const Socket: typeof WebSocket = process.env.WS_MODULE ? (await import(process.env.WS_MODULE)).WebSocket : WebSocket;
 let made = 0;
 
-/** An id that no other test has. */
+/** Return an ID that no other test uses. */
 export const newName = (name: string) => `${name}-${++made}-${process.pid}`;
 
 export const hash = (token: string) => createHash("sha256").update(token).digest("hex");
 
 export type Asked = Partial<ConnectOptions>;
 
-/** An agent, whose first use of its id ties its token to it. */
+/** Connect an agent. The first use of its ID binds its token. */
 export const joinAgent = (agentId: string, token: string, options: Asked = {}) =>
   connect({ url: URL, agentId, token, kind: "agent", WebSocket: Socket, ...options });
 
-/** The owner, as an operator. */
+/** Connect the owner, who is an operator. */
 export const joinOwner = (options: Asked = {}) => connect({ url: URL, agentId: newName("owner"), token: OWNER, kind: "human", WebSocket: Socket, ...options });
 
-/** A token that an operator has made. */
+/** Create a token as an operator. */
 export async function makeTokenOf(agentId: string, kind: "human" | "service" = "human"): Promise<string> {
   await using owner = await joinOwner();
   const token = makeToken();
@@ -34,7 +34,7 @@ export async function joinPerson(agentId: string, options: Asked = {}): Promise<
   return await connect({ url: URL, agentId, token: await makeTokenOf(agentId), WebSocket: Socket, ...options });
 }
 
-/** The next so many deliveries, acknowledged or not. */
+/** Return the next `count` deliveries, and acknowledge them on request. */
 export async function take(client: Client, count: number, { isAcked = true } = {}): Promise<Delivery[]> {
   const taken: Delivery[] = [];
   if (count === 0) return taken;
@@ -46,7 +46,7 @@ export async function take(client: Client, count: number, { isAcked = true } = {
   return taken;
 }
 
-/** The next event of this name for which the test holds. */
+/** Return the next event of this name that satisfies the predicate. */
 export const once = <Name extends Parameters<Client["on"]>[0]>(client: Client, name: Name, isIt: (event: any) => boolean = () => true) =>
   new Promise<any>((resolve) => {
     const stop = client.on(name, (event) => {
@@ -56,7 +56,7 @@ export const once = <Name extends Parameters<Client["on"]>[0]>(client: Client, n
     });
   });
 
-/** Sockets whose ends are the test's. */
+/** Sockets that the test can end. */
 export class Sockets {
   readonly open = new Set<WebSocket>();
   readonly urls: string[] = [];

@@ -1,23 +1,23 @@
-/** What a program of TypeScript is told when it is written: this file is checked, and not run. */
+/** Errors that TypeScript reports for wrong uses of the client. This file is type-checked but not run. */
 import { connect, UnknownRecipient, type WireMessage } from "roundelay-client";
 
 export async function isChecked(): Promise<number[]> {
-  // @ts-expect-error there is no client without an address
+  // @ts-expect-error the address is required
   await connect({ agentId: "ann" });
   const client = await connect({ url: "ws://127.0.0.1:8700/", agentId: "ann", token: "t" });
   const { recipients } = await client.call("network.message_status", { seq: 5 });
   const attempts: number[] = recipients.map((it) => it.attempts);
-  // @ts-expect-error its argument is required
+  // @ts-expect-error the argument is required
   await client.call("network.message_status");
-  // @ts-expect-error it has no such argument
+  // @ts-expect-error the operation has no such argument
   await client.call("network.history", { thread_id: "broadcast", since: 4 });
-  // @ts-expect-error its state is none of these words
+  // @ts-expect-error the state has other values
   if (recipients[0]?.state === "seen") attempts.push(1);
   await client.call("mymod.count", { anything: [1] });
-  // @ts-expect-error a kind of signal that there is not
+  // @ts-expect-error unknown kind of signal
   client.signal("shouting", {}, { to: "agent:bob" });
   client.on("notice", ({ kind, body }) => void [kind === "behind", body]);
-  // @ts-expect-error an event that there is not
+  // @ts-expect-error unknown event
   client.on("message", () => {});
   try {
     await client.send("agent:bob", { any: ["json"] }, { conversation: "plans", signal: AbortSignal.timeout(1000) });
@@ -26,7 +26,7 @@ export async function isChecked(): Promise<number[]> {
   }
   for await (const delivery of client.deliveries()) {
     const message: WireMessage = delivery.message;
-    // @ts-expect-error what was delivered is not changed
+    // @ts-expect-error a delivery is read-only
     delivery.message = message;
     delivery.ack();
   }

@@ -1,4 +1,4 @@
-// The official client of npm against a gateway: prints what it was given, as one line of JSON.
+// Run OpenAI's npm client against a gateway, and print what it received as one line of JSON.
 const [modules, baseURL, apiKey] = process.argv.slice(2);
 const { default: OpenAI, APIError } = await import(`${modules}/openai/index.mjs`);
 const client = new OpenAI({ baseURL, apiKey });
@@ -32,6 +32,6 @@ const long = await client.chat.completions.create({
   model: "bob", messages: [{ role: "user", content: "go on for ever" }], stream: true,
 });
 for await (const chunk of long) {
-  if (chunk.object) break;  // which closes it
+  if (chunk.object) break;  // leaving the loop closes the stream
 }
 console.log(JSON.stringify(told));

@@ -1,4 +1,4 @@
-/** The connection's decisions, with a hub that is written line by line: no socket, no clock. */
+/** Tests of the connection's decisions. The hub is a script of frames, without a socket and a clock. */
 import assert from "node:assert/strict";
 import test from "node:test";
 import { Connection } from "../../../web/page/core/connection.js";
@@ -16,7 +16,7 @@ const deliver = (seq, attempt = 1) => ({
   },
 });
 
-/** Timers that go off when the test says how much time has passed. */
+/** Timers that fire when the test advances the time. */
 class Time {
   constructor() {
     this.at = 1000;
@@ -42,7 +42,7 @@ class Time {
   }
 }
 
-/** What localStorage does. */
+/** A stand-in for localStorage. */
 class Storage {
   constructor() {
     this.kept = new Map();
@@ -81,7 +81,7 @@ function begin(options = {}) {
       this.readyState = 3;
       this.onclose({ code, reason });
     }
-    /** What the package ws does at a 503. */
+    /** Fails as the package ws does at a 503. */
     on(name, run) {
       assert.equal(name, "unexpected-response");
       this.refuse = (leader) => {
@@ -313,7 +313,7 @@ test("what was meant for one network is not sent to another one that is among th
   time.pass(2_000);
   join(OTHER);
   assert.equal(sockets.at(-1).url, a);
-  const back = join({ ...WELCOME, fence: 4, network: { name: "n", epoch: "e2" } }); // its file was lost
+  const back = join({ ...WELCOME, fence: 4, network: { name: "n", epoch: "e2" } }); // the node's file was lost
   assert.deepEqual(back.list("hello").map((it) => it.fence), [3]);
   assert.deepEqual(back.list("send").map((it) => it.content), ["for n"]);
   assert.equal(back.list("call").length, 1);

@@ -1,4 +1,4 @@
-/** What is fetched of what is known to be out of date, and how much at once. */
+/** Tests of the page's requests for outdated data: which data it fetches, and how many requests run at once. */
 import assert from "node:assert/strict";
 import test from "node:test";
 import { Fetching } from "../../../web/page/core/fetching.js";
@@ -8,7 +8,7 @@ const THREAD = "direct:bob~mia";
 const WELCOME = { type: "welcome", agent_id: "mia", kind: "human", network: { name: "n", epoch: "e" }, limits: {}, head: 0, resume: "full" };
 const ofMia = (seq) => ({ seq, message_id: `m${seq}`, kind: "direct", sender_id: "mia", sender_kind: "human", to: "agent:bob", thread_id: THREAD, root: seq, hops: 0, sent_at: 1, content: "" });
 
-/** A page at a hub that holds these messages of mia's; `asked`: what was asked of each; `busy`: how many status calls were under way at once. */
+/** A page at a hub with these messages of mia. `asked` lists the requests for each, `busy` the number of concurrent status calls. */
 function openPage(messages, recipients = () => [{ agent_id: "bob", state: "handled" }]) {
   const page = { state: createState(), asked: [], busy: 0, most: 0 };
   const answers = {

@@ -1,4 +1,4 @@
-/** What a state keeps, and what it lets go. */
+/** Tests of the page's state: the data that it keeps, and the data that it drops. */
 import assert from "node:assert/strict";
 import test from "node:test";
 import { applyAll, createState, isAwaited } from "../../../web/page/core/state.js";
@@ -59,10 +59,10 @@ test("a request that the inbox lists no more is awaited by nobody, whichever sig
   const inbox = (items, has_more = false) => ({ type: "result", call: { op: "network.inbox", args: {} }, value: { items, has_more } });
   const item = { kind: "approval", seq: 1 };
   const heard = applyAll(createState(), [WELCOME, { type: "deliver", attempt: 1, at: 1, message: request }, { type: "fetching", what: "inbox" }]);
-  assert.ok(isAwaited(applyAll(heard, [inbox([])]), request, true)); // its agent has still to record that it waits
+  assert.ok(isAwaited(applyAll(heard, [inbox([])]), request, true)); // its agent has not yet recorded the wait
   const listed = applyAll(heard, [inbox([item])]);
   assert.ok(isAwaited(listed, request, true));
-  assert.ok(isAwaited(applyAll(listed, [inbox([{ kind: "approval", seq: 9 }], true)]), request, true)); // there may be more of them below
+  assert.ok(isAwaited(applyAll(listed, [inbox([{ kind: "approval", seq: 9 }], true)]), request, true)); // the next page may list it
   assert.ok(!isAwaited(applyAll(listed, [inbox([])]), request, true));
 });
 
@@ -73,7 +73,7 @@ test("who only looks on knows by what an agent is at whether its request is awai
   const isStill = (told) => isAwaited(applyAll(heard, [agents(told)]), request, false);
   const work = (activity) => ({ activity, open_reactions: 1, work: [{ reaction: "r1", thread_id: "direct:bob~mia", activity }] });
   assert.deepEqual(["works", "waits", "interrupted", "held", "stopping"].map((it) => isStill(work(it))), [true, true, true, true, false]);
-  assert.ok(isStill({})); // it is not told
+  assert.ok(isStill({})); // unknown
   assert.ok(isStill({ activity: "waits", open_reactions: 17, work: [] }));
   assert.ok(!isStill({ activity: "idle" }));
 });
