@@ -48,12 +48,16 @@ class TaskClaim(Struct, frozen=True, omit_defaults=True):
 
 
 class TaskResult(Struct, frozen=True, omit_defaults=True):
-    """Outcome of a task that has ended or waits for review: its author, a text, and named messages, notes and files."""
+    """Outcome of a task that has ended or waits for review: its author, a text, and named messages, notes and files.
+
+    ``place`` is the first of the messages. Prompts name it to those who may read it.
+    """
 
     by: str = ""
     text: str = ""
     messages: tuple[int, ...] = ()
     references: tuple[str, ...] = ()
+    place: MessageHead | None = None
 
 
 class SharedTask(Struct, omit_defaults=True):
@@ -471,10 +475,13 @@ def list_standing(reading: Reading, trigger: MessageHead, listeners: Collection[
         # Ignore operator rights here: a prompt must not reveal tasks that only operators may see.
         if not all(may_see(reading.hub.state, agent_id, task) for agent_id in (me, *listeners)):
             continue
+        place = task.result.place
+        is_readable = place and all(may_read(reading.hub.state, agent_id, place) for agent_id in (me, *listeners))
+        where = f" in #{place.seq}" if place and is_readable else ""
         name = f"Task {task.id} ({task.title[:MAX_SHOWN_TITLE]})"
         by = task.holder or task.result.by
         if state != "claimed":
-            lines.append(f"{name} is {state} by {'you' if by == me else by}.")
+            lines.append(f"{name} is {state} by {'you' if by == me else by}{where}.")
         elif by != me:
             lines.append(f"{by} works on {name}.")
     return lines

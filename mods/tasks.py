@@ -218,8 +218,7 @@ class Tasks(Mod):
     ) -> dict[str, Any]:
         """Complete a task that you hold, with its result. As its reviewer: accept the result."""
         found, me = find_task(change, task, cause), change.origin.agent_id
-        for seq in messages:
-            change.head(seq)
+        heads = [change.head(seq) for seq in messages]
         # Earlier versions of the mod did not replace a removed reviewer.
         reviewer = found.reviewer if change.state.present(found.reviewer) is not None else found.creator
         if (found.state == "done" and me in (found.result.by, found.reviewer)) or (
@@ -233,7 +232,7 @@ class Tasks(Mod):
             return describe_task(change, found)
         found = find_held_task(change, task, cause)
         log_change(change, found)
-        found.result = TaskResult(me, result, messages, references)
+        found.result = TaskResult(me, result, messages, references, heads[0] if heads else None)
         found.reviewer = reviewer if found.reviewer else ""
         if found.reviewer not in ("", me) and change.state.present(found.reviewer) is not None:
             drop_claim(change, found)

@@ -458,11 +458,11 @@ def _seq_fields(args_type: type[Struct]) -> tuple[str, ...]:
 
 
 def list_named_seqs(args: Struct) -> list[int]:
-    """Return the seqs in an operation's arguments, from fields of type `Seq` and from lists of `Seq`."""
+    """Return the seqs in an operation's arguments, from fields of type `Seq` and from lists and tuples of `Seq`."""
     seqs: list[int] = []
     for name in _seq_fields(type(args)):
         value = getattr(args, name)
-        seqs += value if isinstance(value, list) else [value] if isinstance(value, int) else []
+        seqs += value if isinstance(value, list | tuple) else [value] if isinstance(value, int) else []
     return seqs
 
 

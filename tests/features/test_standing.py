@@ -71,7 +71,7 @@ def test_prompt_ends_with_what_the_agent_owes_and_waits_for() -> None:
 
 
 def test_prompt_names_tasks_of_its_conversation_that_its_people_may_see() -> None:
-    async def main(simulation: Simulation) -> list[str]:
+    async def main(simulation: Simulation) -> tuple[int, list[str]]:
         await simulation.start_agent(make)
         mia, tom = [(await simulation.join_person(name)) for name in ("mia", "tom")]
         first = await mia.client.send_text("desk", "ask tom")
@@ -81,23 +81,30 @@ def test_prompt_names_tasks_of_its_conversation_that_its_people_may_see() -> Non
             (mia.client, "Shared <b>", first.seq, "complete"),
             (tom.client, "Secret", asked, "complete"),  # in a thread that mia does not read
             (mia.client, "Draft", first.seq, "claim"),
+            (mia.client, "Cited", first.seq, "complete"),
             (mia.client, "Elsewhere", (await mia.client.send_text("tom", "hello")).seq, "complete"),
             (mia.client, "Open", first.seq, ""),
         ):
             task = (await client.call("tasks.create", {"title": title, "cause": cause}))["task"]
-            if op:
+            if title == "Cited":  # tom names a message that mia does not read
+                await mia.client.call("tasks.update", {"task": task, "assignee": "tom"})
+                await tom.client.call("tasks.complete", {"task": task, "messages": [asked]})
+            elif op == "complete":
+                await client.call("tasks.complete", {"task": task, "messages": [cause]})
+            elif op:
                 await client.call(f"tasks.{op}", {"task": task})
         await mia.client.send_text("desk", "and this", cause=first.seq, conversation="second")
         last = (await mia.client.call("tasks.create", {"title": "Late", "cause": first.seq}))["task"]
         await mia.client.call("tasks.complete", {"task": last})
         await simulation.idle()
-        return prompts_of(simulation, "and this")
+        return first.seq, prompts_of(simulation, "and this")
 
-    [prompt] = simulate(main, mods=["channels", "tasks"], limits=Limits(max_root_messages=1000))
+    first, [prompt] = simulate(main, mods=["channels", "tasks"], limits=Limits(max_root_messages=1000))
     end = prompt.partition("<standing>\n")[2]
     assert [line for line in end.splitlines() if "ask" in line and "owe" not in line] == [
+        "Task 4 (Cited) is done by tom.",
         "mia works on Task 3 (Draft).",
-        "Task 1 (Shared &lt;b&gt;) is done by mia.",
+        f"Task 1 (Shared &lt;b&gt;) is done by mia in #{first}.",
     ]
 
 

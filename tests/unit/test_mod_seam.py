@@ -17,8 +17,9 @@ from roundelay.app import Network
 from roundelay.network.client import AnyMessage, NetworkClient
 from roundelay.network.clock import system_clock
 from roundelay.network.config import Limits, Quota
+from roundelay.network.core.mod import load_mods
 from roundelay.network.core.rows import Row
-from roundelay.network.errors import BudgetExhausted, IdConflict, LoopStopped, UnknownMessage
+from roundelay.network.errors import BudgetExhausted, IdConflict, LoopStopped, ModError, UnknownMessage
 from roundelay.network.frames import Seq
 from roundelay.network.mod import AfterContext, Change, Mod, operation
 
@@ -312,3 +313,28 @@ async def test_hubs_after_the_first_declare_no_types_of_their_own_and_leave_none
 
     first = await count_types()
     assert {await count_types() for _ in range(3)} == {first}
+
+
+async def test_installed_package_provides_the_documented_mod_by_its_entry_point(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mod is the one with a screen in docs/mods.md, which has at most 60 lines."""
+    page = (Path(__file__).parents[2] / "docs/mods.md").read_text(encoding="utf-8")
+    program = page.partition("## A screen")[2].partition("```python\n")[2].partition("```")[0]
+    assert len(program.splitlines()) <= 60
+    (tmp_path / "wishes_package.py").write_text(program)
+    info = tmp_path / "wishes_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wishes-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[roundelay.mods]\nwishes = wishes_package:Wishes\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    async with Network.open(mods=["channels", "wishes"]) as network:
+        ann = await network.join("ann")
+        await ann.call("wishes.add", {"text": "tea"})
+        await ann.call("wishes.grant", {"wish": 1})
+        [wish] = (await ann.call("wishes.list"))["wishes"]
+        screens = (await ann.call("network.screens"))["screens"]
+    assert (wish["text"], wish["state"], wish["by"]) == ("tea", "granted", "ann")
+    assert [it["title"] for it in screens if it["op"].startswith("wishes.")] == ["Wishes"]
+    with pytest.raises(ModError, match=r"No mod is called 'wish'; installed are .*wishes"):
+        load_mods(["wish"], {})
